@@ -89,6 +89,9 @@ void print_result(Console& console, const data::InspectResult& result) {
   if (info.tokens) {
     rows.push_back({"vocabulary", page::with_thousands(static_cast<double>(info.num_classes))});
     rows.push_back({"tokens a sample", std::to_string(info.sequence_length)});
+  } else if (!info.images()) {
+    rows.push_back({"inputs", fmt::format("{}", fmt::join(spec::to_texts(info.inputs), ", "))});
+    rows.push_back({"classes", std::to_string(info.num_classes)});
   } else {
     rows.push_back({"shape", fmt::format("{} x {} x {}", info.channels,
                                          range_text(result.min_height, result.max_height),

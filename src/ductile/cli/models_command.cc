@@ -7,6 +7,21 @@
 #include "ductile/spec/models.h"
 
 namespace ductile::cli {
+namespace {
+
+const char* name_of(spec::ModelInput input) {
+  switch (input) {
+    case spec::ModelInput::images:
+      return "images";
+    case spec::ModelInput::tokens:
+      return "tokens";
+    case spec::ModelInput::several:
+      return "several";
+  }
+  return "";
+}
+
+}  // namespace
 
 ExitCode models(const ModelsCommand& command, Context& context) {
   if (command.json) {
@@ -14,7 +29,7 @@ ExitCode models(const ModelsCommand& command, Context& context) {
     for (const spec::ModelHelp& model : spec::models()) {
       all.push_back({{"name", model.name},
                      {"help", model.help},
-                     {"input", model.input == spec::ModelInput::images ? "images" : "tokens"},
+                     {"input", name_of(model.input)},
                      {"parameters", model.num_parameters},
                      {"reference", model.reference}});
     }

@@ -48,7 +48,7 @@ bool flips(const spec::AugmentOptions& options, uint64_t seed, uint64_t epoch, u
 spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options,
                                      const DatasetInfo& train) {
   spec::AugmentOptions o = options;
-  if (train.tokens) return o;
+  if (!train.images()) return o;
   fill_per_channel(o.mean, train.mean, train.channels, "mean");
   fill_per_channel(o.std, train.std, train.channels, "std");
   for (const double s : o.std) {

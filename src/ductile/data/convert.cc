@@ -179,6 +179,13 @@ ConvertResult convert(const spec::DataOptions& data, Split split, const ConvertO
   if (dataset->info().tokens) {
     fail(ErrorCode::invalid_argument, "{}: tokens need no conversion", data.path);
   }
+  if (!dataset->info().images()) {
+    fail(
+        ErrorCode::invalid_argument,
+        "data.format = \"{}\": samples of several inputs are drawn and not stored; only images are "
+        "converted",
+        data.format);
+  }
   const fs::path folder = options.out;
   std::error_code error;
   fs::create_directories(folder, error);

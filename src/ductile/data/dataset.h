@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ductile/spec/job.h"
+#include "ductile/spec/sample_inputs.h"
 
 // Indexed collections of samples, in any of the file formats.
 //
@@ -20,6 +21,7 @@
 //   tar       the layout of folder inside tar files, or WebDataset shards with .cls members
 //   records   our packed file of encoded or raw samples (records.h)
 //   tokens    a flat file of u16 or u32 token numbers
+//   synthetic several inputs for each sample, drawn in memory; needs no path (synthetic.cc)
 namespace ductile::data {
 
 enum class Split { train, test };
@@ -33,14 +35,20 @@ struct DatasetInfo {
   int64_t channels = 0, height = 0, width = 0;  // height and width 0: sizes vary
   int64_t sequence_length = 0;                  // tokens per sample
   std::vector<double> mean, std;                // a channel, of values in [0, 1]
+  // Of samples with several inputs, which are neither images nor tokens.
+  std::vector<spec::SampleInput> inputs = {};
+
+  bool images() const { return !tokens && inputs.empty(); }
 };
 
-enum class Encoding : uint8_t { pixels, jpeg, png, tokens16, tokens32 };
+enum class Encoding : uint8_t { pixels, jpeg, png, tokens16, tokens32, inputs };
 
 // The stored form of one sample.
 //   pixels    height x width x channels bytes, row-major, channels interleaved
 //   jpeg, png the whole file
 //   tokens16/32  sequence_length + 1 little-endian numbers
+//   inputs    the inputs one after another as they are in memory, float or int64_t, then the label
+//             as int64_t
 struct Sample {
   Encoding encoding = Encoding::pixels;
   std::span<const std::byte> bytes;

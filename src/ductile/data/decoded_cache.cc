@@ -10,7 +10,7 @@ constexpr int64_t kProbe = 64;
 }  // namespace
 
 std::unique_ptr<DecodedCache> DecodedCache::make(const Dataset& dataset, int64_t limit_bytes) {
-  if (dataset.info().tokens || limit_bytes <= 0) return nullptr;
+  if (!dataset.info().images() || limit_bytes <= 0) return nullptr;
   if (dataset.in_memory()) return nullptr;
   const double bytes =
       probe_sizes(dataset, kProbe).mean_bytes * static_cast<double>(dataset.info().size);

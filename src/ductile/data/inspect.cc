@@ -16,7 +16,8 @@
 namespace ductile::data {
 namespace {
 
-constexpr std::array<std::string_view, 5> kEncodingNames = {"pixels", "jpeg", "png", "u16", "u32"};
+constexpr std::array<std::string_view, 6> kEncodingNames = {"pixels", "jpeg", "png",
+                                                            "u16",    "u32",  "inputs"};
 constexpr int64_t kMaxChannels = 4;
 
 // What one thread has seen; sums are integers, so that the total does not depend on who saw what.
@@ -42,7 +43,7 @@ class Reader {
       const Sample sample = dataset_.read(index, scratch_);
       ++tally.encodings[static_cast<size_t>(sample.encoding)];
       if (!dataset_.info().tokens) {
-        add(decode(sample));
+        if (dataset_.info().images()) add(decode(sample));
         ++tally.class_counts[static_cast<size_t>(dataset_.label(index))];
       }
       tally.bytes += static_cast<int64_t>(sample.bytes.size());
@@ -195,6 +196,10 @@ nlohmann::json to_json(const InspectResult& r) {
   out["classes"] = json::array();
   for (size_t c = 0; c < r.class_counts.size(); ++c) {
     out["classes"].push_back({{"name", r.info.class_names[c]}, {"count", r.class_counts[c]}});
+  }
+  if (!r.info.images()) {
+    out["inputs"] = spec::to_texts(r.info.inputs);
+    return out;
   }
   out["shape"] = {{"channels", r.info.channels},
                   {"min_height", r.min_height},

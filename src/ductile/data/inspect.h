@@ -28,7 +28,8 @@ struct InspectResult {
 InspectResult inspect(const spec::DataOptions& options, Split split);
 
 // {"format", "split", "samples", "classes": [{"name", "count"}], "shape": {...}, "mean", "std",
-//  "bytes", "encodings", "bad": [{"where", "what"}], "bad_count"}
+//  "bytes", "encodings", "bad": [{"where", "what"}], "bad_count"}; of several inputs "inputs" in
+//  place of shape, mean and std.
 nlohmann::json to_json(const InspectResult& result);
 
 }  // namespace ductile::data

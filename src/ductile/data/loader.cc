@@ -105,7 +105,7 @@ class Loader::Impl {
         augmenter_(resolve_augment(augment, info_), info_, task.training, task.seed),
         cache_(DecodedCache::make(*dataset_, options.cache_mb << 20)) {
     check_parts(task);
-    sample_values_ = info_.tokens ? info_.sequence_length : num_elements(augmenter_.output_shape());
+    sample_values_ = num_elements(sample_shape());
     batch_size_ = task.batch_size;
     step_ = step_at(task.start, task.batch_size);
     part_ = task.first_part;
@@ -204,6 +204,7 @@ class Loader::Impl {
   }
 
   Shape sample_shape() const {
+    if (!info_.inputs.empty()) return {info_.inputs.front().length};
     return info_.tokens ? Shape{info_.sequence_length} : augmenter_.output_shape();
   }
 
@@ -306,9 +307,15 @@ class Loader::Impl {
   void prepare(Slot& slot, int64_t count) const {
     Batch& b = slot.batch;
     b.num_samples = count;
-    b.channels_last = task_.channels_last && !info_.tokens;
-    b.dtype = info_.tokens ? DType::i64 : DType::f32;
-    slot.input.need(count * sample_values_ * static_cast<int64_t>(size_of(b.dtype)));
+    b.channels_last = task_.channels_last && info_.images();
+    const bool numbers = info_.inputs.empty() ? info_.tokens : info_.inputs.front().is_numbers();
+    b.dtype = numbers ? DType::i64 : DType::f32;
+    if (info_.inputs.empty()) {
+      slot.input.need(count * sample_values_ * static_cast<int64_t>(size_of(b.dtype)));
+    } else {
+      slot.input.need(place_inputs(count, nullptr, b.inputs));
+      place_inputs(count, slot.input.data(), b.inputs);
+    }
     b.input = slot.input.data();
     const auto n = static_cast<size_t>(count);
     slot.labels.resize(n * static_cast<size_t>(info_.tokens ? sample_values_ : 1));
@@ -318,6 +325,21 @@ class Loader::Impl {
     slot.open_chunks = 0;
     slot.error = nullptr;
     publish(slot);
+  }
+
+  // Lays the inputs of `count` samples out from `begin` on, each on a border of 64 bytes. Returns
+  // the bytes of all of them.
+  int64_t place_inputs(int64_t count, const std::byte* begin,
+                       std::vector<BatchInput>& inputs) const {
+    inputs.clear();
+    int64_t at = 0;
+    for (const spec::SampleInput& input : info_.inputs) {
+      const DType dtype = input.is_numbers() ? DType::i64 : DType::f32;
+      inputs.push_back({dtype, {count, input.length}, begin == nullptr ? nullptr : begin + at});
+      at += count * input.length * static_cast<int64_t>(size_of(dtype));
+      at = (at + 63) / 64 * 64;
+    }
+    return at;
   }
 
   void publish(Slot& slot) const {
@@ -386,7 +408,9 @@ class Loader::Impl {
     const size_t at = static_cast<size_t>(i), values = static_cast<size_t>(sample_values_);
     slot.samples[at] = static_cast<uint64_t>(index);
     try {
-      if (info_.tokens) {
+      if (!info_.inputs.empty()) {
+        write_inputs(writer, slot, at, index);
+      } else if (info_.tokens) {
         writer.write_tokens(index, reinterpret_cast<int64_t*>(slot.input.data()) + at * values,
                             slot.labels.data() + at * values);
       } else {
@@ -405,6 +429,17 @@ class Loader::Impl {
     }
   }
 
+  static void write_inputs(SampleWriter& writer, Slot& slot, size_t at, int64_t index) {
+    std::span<const std::byte> bytes = writer.read_inputs(index);
+    for (const BatchInput& input : slot.batch.inputs) {
+      const size_t size = static_cast<size_t>(input.shape[1]) * size_of(input.dtype);
+      std::memcpy(slot.input.data() + (input.data - slot.batch.input) + at * size, bytes.data(),
+                  size);
+      bytes = bytes.subspan(size);
+    }
+    std::memcpy(&slot.labels[at], bytes.data(), sizeof(int64_t));
+  }
+
   // Evaluation: closes the gaps that skipped samples left.
   void drop_bad(Slot& slot) const {
     const size_t values = static_cast<size_t>(sample_values_);
@@ -413,6 +448,7 @@ class Loader::Impl {
     size_t kept = 0;
     for (size_t i = 0; i < slot.good.size(); ++i) {
       if (slot.good[i] == 0) continue;
+      DUCTILE_CHECK(kept == i || info_.inputs.empty(), "a sample that is drawn cannot be bad");
       if (kept != i) {
         std::memcpy(slot.input.data() + kept * bytes, slot.input.data() + i * bytes, bytes);
         std::copy_n(slot.labels.begin() + static_cast<ptrdiff_t>(i * labels), labels,

@@ -12,6 +12,13 @@
 
 namespace ductile::data {
 
+// One of several inputs of a batch.
+struct BatchInput {
+  DType dtype = DType::f32;         // or i64
+  Shape shape;                      // [B, length]
+  const std::byte* data = nullptr;  // 64-byte aligned
+};
+
 // One micro-batch: the samples of one virtual rank in one step, or those that fetch() was asked
 // for.
 struct Batch {
@@ -26,6 +33,9 @@ struct Batch {
   int64_t first = 0;        // position in the epoch of its first sample; -1 in a fetched batch
   int64_t next_cursor = 0;  // where the step after this one starts; -1 in a fetched batch
   int64_t part = 0;         // virtual rank; 0 in a fetched batch
+  // Of samples with several inputs, which are neither images nor tokens, in order; dtype, shape and
+  // input are then those of the first.
+  std::vector<BatchInput> inputs = {};
 };
 
 // Which batches a loader makes. The samples of a step follow from the cursor and the batch size
@@ -101,7 +111,7 @@ class Loader {
   // invalid_argument, and changes nothing, for a batch size or cursor that does not fit.
   void restart(int64_t cursor, int64_t batch_size);
 
-  // [C, H, W] after crop, or [T].
+  // [C, H, W] after crop, or [T]; of several inputs that of the first.
   Shape sample_shape() const;
   LoaderStats stats() const;
 

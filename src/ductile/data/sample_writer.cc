@@ -137,6 +137,12 @@ void SampleWriter::write_pixels(const ImageView& image, int64_t index, uint64_t 
   apply_cutout(g, normalizer_, target);
 }
 
+std::span<const std::byte> SampleWriter::read_inputs(int64_t index) {
+  const Sample sample = dataset_.read(index, scratch_);
+  DUCTILE_CHECK(sample.encoding == Encoding::inputs, "sample {} is not of several inputs", index);
+  return sample.bytes;
+}
+
 void SampleWriter::write_tokens(int64_t index, int64_t* input, int64_t* next) {
   const Sample sample = dataset_.read(index, scratch_);
   const size_t count = static_cast<size_t>(dataset_.info().sequence_length);

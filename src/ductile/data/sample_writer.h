@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "ductile/data/augment.h"
@@ -26,6 +27,8 @@ class SampleWriter {
   void write_image(int64_t index, uint64_t epoch, float* out);
   // Writes sequence_length tokens and, one further on, the tokens to be predicted.
   void write_tokens(int64_t index, int64_t* input, int64_t* next);
+  // The stored form of a sample of several inputs, until the next call.
+  std::span<const std::byte> read_inputs(int64_t index);
 
  private:
   void write_encoded(const Sample& sample, int64_t index, uint64_t epoch,

@@ -12,6 +12,7 @@
 
 #include "ductile/nn/generator_impl.h"
 #include "ductile/nn/model.h"
+#include "ductile/nn/operators.h"
 
 namespace ductile::nn {
 namespace {
@@ -172,6 +173,10 @@ class KeepTensors {
 }  // namespace
 
 std::optional<double> forward_flops(Model& model, const at::Tensor& sample) {
+  return forward_flops(model, std::span(&sample, 1));
+}
+
+std::optional<double> forward_flops(Model& model, std::span<const at::Tensor> inputs) {
   const at::NoGradGuard no_grad;
   const KeepGenerator generator;
   const KeepTensors tensors(model);
@@ -180,7 +185,7 @@ std::optional<double> forward_flops(Model& model, const at::Tensor& sample) {
   model.train(false);
   try {
     const Counting counting(count);
-    model.forward(sample);
+    forward(model, inputs);
     ran = true;
   } catch (...) {  // whatever a model of the user's own throws: training may well go without it
   }

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 
 #include <ATen/core/Tensor.h>
 
@@ -25,6 +26,8 @@ class Model;
 // Afterwards the model's parameters and buffers and libtorch's CPU generator are unchanged, to the
 // bit, and the model is in training mode.
 std::optional<double> forward_flops(Model& model, const at::Tensor& sample);
+// The same for a model of several inputs.
+std::optional<double> forward_flops(Model& model, std::span<const at::Tensor> inputs);
 
 // Announces the operations of an operator that does not use libtorch's: everything that the calling
 // thread does while this object lives, including libtorch operators, counts as that many. It costs

@@ -17,6 +17,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/version.h>
 
+#include "ductile/nn/operators.h"
 #include "ductile/nn/ops.h"
 #include "ductile/nn/threads.h"
 #include "ductile/nn/torch_module.h"
@@ -63,16 +64,27 @@ ModelArgs args_of(const std::string& name, const std::string& precision = "fp32"
     args.info = {3, 64, 64, 4, 0};
   } else if (name == "gpt") {
     args.info = {0, 0, 0, 256, 128};
+  } else if (name == "mmt") {
+    args.info = {0, 0, 0, 10, 0, spec::sample_inputs({"4*tokens:32:64"})};
+  } else if (name == "dlrm") {
+    args.info = {0, 0, 0, 2, 0, spec::sample_inputs({"7*vector:64", "7*indices:4:1000"})};
+  } else if (name == "candle-uno") {
+    args.info = {0, 0, 0, 10, 0, spec::sample_inputs({"7*vector:64"})};
   } else {
     args.info = {3, 32, 32, 10, 0};
   }
   return args;
 }
 
-at::Tensor sample_of(const ModelArgs& args) {
+Tensors sample_of(const ModelArgs& args) {
   const ModelInfo& i = args.info;
-  if (i.sequence_length > 0) return at::zeros({1, i.sequence_length}, at::kLong);
-  return at::zeros({1, i.channels, i.height, i.width});
+  Tensors out;
+  for (const spec::SampleInput& input : i.inputs) {
+    out.push_back(at::zeros({1, input.length}, input.is_numbers() ? at::kLong : at::kFloat));
+  }
+  if (!out.empty()) return out;
+  if (i.sequence_length > 0) return {at::zeros({1, i.sequence_length}, at::kLong)};
+  return {at::zeros({1, i.channels, i.height, i.width})};
 }
 
 // Multiply-adds of a square convolution that gives `side` x `side` pixels.
@@ -113,6 +125,13 @@ double gpt(const spec::ModelOptions& options) {
   return layers * (12 * tokens * dim * dim + 2 * tokens * tokens * dim) + tokens * dim * vocabulary;
 }
 
+// Four branches of four layers, and a head over what they end in.
+double mmt(const spec::ModelOptions& options) {
+  const auto tokens = 32.0, dim = static_cast<double>(options.dim);
+  const double layer = 12 * tokens * dim * dim + 2 * tokens * tokens * dim;
+  return 4 * (static_cast<double>(options.layers) * layer + dim * 10);
+}
+
 struct Known {
   std::string name;
   double multiply_adds;
@@ -131,7 +150,10 @@ std::vector<Known> zoo() {
           {"resnet18-cifar", 555'422'720},
           {"resnet50", 4'089'184'256},
           {"unet", unet()},
-          {"gpt", gpt({})}};
+          {"gpt", gpt({})},
+          {"mmt", mmt({})},
+          {"dlrm", 7 * 64 * 128 + (7 * 128 + 7 * 4 * 128) * 128 + 128 * 2},
+          {"candle-uno", 7 * 64 * 128 + 7 * 128 * 128 + 128 * 10}};
 }
 
 TEST(Flops, OfTheZooAreThoseOfThePapers) {
@@ -154,7 +176,8 @@ TEST(Flops, OfTheZooAreThoseOfThePapers) {
 // Other kernels, the same arithmetic.
 TEST(Flops, DependNeitherOnThreadsNorOnThePrecision) {
   const int before = at::get_num_threads();
-  for (const char* name : {"mlp", "cnn", "resnet20", "resnet18-cifar", "airbench", "unet", "gpt"}) {
+  for (const char* name :
+       {"mlp", "cnn", "resnet20", "resnet18-cifar", "airbench", "unet", "gpt", "mmt", "dlrm"}) {
     std::vector<std::optional<double>> counts;
     for (const char* precision : {"fp32", "bf16", "fp16", "fp64"}) {
       for (const int threads : {1, 2}) {

@@ -3,12 +3,12 @@
 #include <utility>
 
 #include <ATen/ops/arange.h>
-#include <ATen/ops/dropout.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/ones.h>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/attention_impl.h"
 #include "ductile/nn/init.h"
 #include "ductile/nn/layer_norm.h"
 #include "ductile/nn/operator_model.h"
@@ -119,28 +119,13 @@ class Gpt : public OperatorModel {
     return cast(ops::layer_norm(x.to(layer.weight.scalar_type()), layer.weight, layer.bias, kEps));
   }
 
-  at::Tensor drop(const at::Tensor& x) const {
-    return dropout_ > 0 && training() ? at::dropout(widened(x), dropout_, true).to(x.scalar_type())
-                                      : x;
-  }
+  at::Tensor drop(const at::Tensor& x) const { return dropped(x, training() ? dropout_ : 0); }
 
-  // Causal attention of qkv [B, T, 3D] -> [B, T, D]; scores and softmax in float.
+  // Causal.
   at::Tensor attend(const at::Tensor& qkv) const {
-    const int64_t batch = qkv.size(0), tokens = qkv.size(1);
-    const auto part = [&](int64_t i) {
-      return widened(qkv.slice(2, i * dim_, (i + 1) * dim_))
-          .reshape({batch, tokens, heads_, dim_ / heads_})
-          .transpose(1, 2);
-    };
+    const int64_t tokens = qkv.size(1);
     const at::Tensor future_TT = future_.to(qkv.device()).slice(0, 0, tokens).slice(1, 0, tokens);
-    const at::Tensor q = part(0), k = part(1), v = part(2);
-    const double scale = 1 / std::sqrt(static_cast<double>(dim_ / heads_));
-    // At least float: double in a model of doubles.
-    const at::ScalarType wide = type() == at::kDouble ? at::kDouble : at::kFloat;
-    const at::Tensor scores = ops::matmul(q, k.transpose(-2, -1)).to(wide).mul(scale);
-    const at::Tensor weights =
-        drop(scores.masked_fill(future_TT, -INFINITY).softmax(-1)).to(v.scalar_type());
-    return cast(ops::matmul(weights, v).transpose(1, 2).reshape({batch, tokens, dim_}));
+    return attention(qkv, heads_, future_TT, training() ? dropout_ : 0);
   }
 
   int64_t dim_, heads_;

@@ -11,6 +11,7 @@
 #include "ductile/nn/threads.h"
 #include "ductile/spec/job.h"
 #include "ductile/spec/models.h"
+#include "ductile/spec/sample_inputs.h"
 
 // The interface through which the trainer sees a model, and the table of the built-in models.
 // Shapes: B batch, C channels, H height, W width, K classes, T tokens, V vocabulary.
@@ -30,6 +31,7 @@ struct ModelInfo {
   int64_t channels = 0, height = 0, width = 0;  // image input
   int64_t num_classes = 0;                      // or the vocabulary
   int64_t sequence_length = 0;                  // token input
+  std::vector<spec::SampleInput> inputs = {};   // several inputs, in order
 };
 
 // Everything that a model is made from.
@@ -58,7 +60,8 @@ class Model {
   virtual ~Model();
 
   // Images [B, C, H, W], channels-last or contiguous, of any floating type -> logits [B, K];
-  // tokens [B, T] int64 -> [B, T, V]. In training mode updates the buffers.
+  // tokens [B, T] int64 -> [B, T, V]. In training mode updates the buffers. Throws invalid_argument
+  // where the model reads several inputs: see forward() in operators.h.
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 
   // The parameters in order of registration, under the names that PyTorch (torchvision, Hugging

@@ -15,6 +15,8 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/nn/init.h"
+#include "ductile/nn/operators.h"
+#include "ductile/nn/testing/several_inputs.h"
 #include "ductile/spec/models.h"
 
 namespace ductile::nn {
@@ -68,6 +70,12 @@ ModelArgs args_for(const std::string& model) {
     args.options.heads = 2;
     args.options.dim = 16;
     args.info = {0, 0, 0, 11, 8};
+  } else if (const auto inputs = testing::inputs_for(model); !inputs.empty()) {
+    args.options.layers = 2;
+    args.options.heads = 2;
+    args.options.dim = 8;
+    args.options.hidden = {7, 9};
+    args.info = {0, 0, 0, 4, 0, inputs};
   } else if (model == "cnn") {
     args.info = {1, 28, 28, 10, 0};
   } else if (model == "mlp") {
@@ -82,19 +90,36 @@ ModelArgs args_for(const std::string& model) {
 }
 
 struct Batch {
-  at::Tensor x, labels;
+  Tensors x;
+  at::Tensor labels;
 };
+
+// The twin of inputs() in testdata/make_goldens.py.
+Tensors hashed_inputs(const std::vector<spec::SampleInput>& inputs, int64_t samples,
+                      at::ScalarType type) {
+  Tensors out;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const at::Tensor h = hashed("input" + std::to_string(i), {samples, inputs[i].length});
+    out.push_back(inputs[i].is_numbers()
+                      ? h.add(0.5).mul(static_cast<double>(inputs[i].range)).floor().to(at::kLong)
+                      : h.mul(std::sqrt(12.0)).to(type));
+  }
+  return out;
+}
 
 Batch batch_for(const ModelArgs& args, at::IntArrayRef shape, bool channels_last = true,
                 at::ScalarType type = at::kFloat) {
   Batch b;
   const auto classes = static_cast<double>(args.info.num_classes);
-  if (args.info.sequence_length > 0) {
-    b.x = hashed("input", shape).add(0.5).mul(classes).floor().to(at::kLong);
+  if (!args.info.inputs.empty()) {
+    b.x = hashed_inputs(args.info.inputs, shape[0], type);
+    b.labels = at::arange(shape[0], at::kLong).remainder(args.info.num_classes);
+  } else if (args.info.sequence_length > 0) {
+    b.x = {hashed("input", shape).add(0.5).mul(classes).floor().to(at::kLong)};
     b.labels = hashed("labels", shape).add(0.5).mul(classes).floor().to(at::kLong);
   } else {
-    b.x = hashed("input", shape).mul(std::sqrt(12.0)).to(type);
-    if (channels_last) b.x = b.x.contiguous(at::MemoryFormat::ChannelsLast);
+    b.x = {hashed("input", shape).mul(std::sqrt(12.0)).to(type)};
+    if (channels_last) b.x[0] = b.x[0].contiguous(at::MemoryFormat::ChannelsLast);
     if (args.options.name == "unet") {
       const std::vector<int64_t> pixels = {shape[0], shape[2], shape[3]};
       b.labels = hashed("labels", pixels).add(0.5).mul(classes).floor().to(at::kLong);
@@ -106,6 +131,7 @@ Batch batch_for(const ModelArgs& args, at::IntArrayRef shape, bool channels_last
 }
 
 std::vector<int64_t> small_shape(const ModelArgs& args) {
+  if (!args.info.inputs.empty()) return {4};
   if (args.info.sequence_length > 0) return {3, 6};
   return {4, args.info.channels, args.info.height, args.info.width};
 }
@@ -113,7 +139,7 @@ std::vector<int64_t> small_shape(const ModelArgs& args) {
 double train_step(Model& model, const Batch& b) {
   seed_step(99);
   for (NamedTensor& p : model.parameters()) p.tensor.mutable_grad() = at::Tensor();
-  const at::Tensor loss = model.loss(model.forward(b.x), b.labels, 0.1).losses.mean();
+  const at::Tensor loss = model.loss(forward(model, b.x), b.labels, 0.1).losses.mean();
   loss.backward();
   return loss.item<double>();
 }
@@ -158,7 +184,7 @@ TEST_P(Golden, NamesOutputsGradientsAndStatisticsAreThoseOfPyTorch) {
   for (NamedTensor& buffer : model->buffers()) buffer.tensor.set_data(buffer.tensor.to(type));
   const std::vector<int64_t> shape = golden["input"];
   const Batch b = batch_for(args, shape, how != How::contiguous, type);
-  const at::Tensor logits = model->forward(b.x);
+  const at::Tensor logits = forward(*model, b.x);
   const LossOutput loss = model->loss(logits, b.labels, 0.1);
   loss.losses.mean().backward();
   expect_near(logits, golden["logits"], tolerance, "logits");
@@ -193,15 +219,18 @@ TEST_P(Golden, NamesOutputsGradientsAndStatisticsAreThoseOfPyTorch) {
         << buffers[i].name;
   }
   model->train(false);
-  expect_near(model->forward(b.x), golden["eval_logits"], tolerance, "logits in evaluation");
+  expect_near(forward(*model, b.x), golden["eval_logits"], tolerance, "logits in evaluation");
 }
 
-// Not the last, gpt: its norms and softmax are float by design.
+// Not gpt and mmt: their norms and softmax are float by design.
 INSTANTIATE_TEST_SUITE_P(InDouble, Golden,
                          ::testing::Combine(::testing::Range<size_t>(0, 8),
                                             ::testing::Values(How::fp64)));
+INSTANTIATE_TEST_SUITE_P(SeveralInputsInDouble, Golden,
+                         ::testing::Combine(::testing::Range<size_t>(9, 11),
+                                            ::testing::Values(How::fp64)));
 INSTANTIATE_TEST_SUITE_P(Zoo, Golden,
-                         ::testing::Combine(::testing::Range<size_t>(0, 9),
+                         ::testing::Combine(::testing::Range<size_t>(0, 12),
                                             ::testing::Values(How::channels_last,
                                                               How::contiguous)));
 
@@ -281,13 +310,14 @@ TEST_P(Conformance, TrainingAndEvaluationDifferWhereTheyShould) {
   const Batch b = batch_for(args, small_shape(args));
   const auto model = make_model(args);
   seed_step(1);
-  const at::Tensor training = model->forward(b.x).detach().clone();
+  const at::Tensor training = forward(*model, b.x).detach().clone();
   std::vector<at::Tensor> before;
   for (const NamedTensor& t : model->buffers()) before.push_back(t.tensor.clone());
   model->train(false);
-  const at::Tensor evaluation = model->forward(b.x);
-  EXPECT_EQ(at::equal(training, evaluation), GetParam() == "mlp");
-  EXPECT_TRUE(at::equal(evaluation, model->forward(b.x)));
+  const at::Tensor evaluation = forward(*model, b.x);
+  const bool plain = GetParam() == "mlp" || GetParam() == "dlrm" || GetParam() == "candle-uno";
+  EXPECT_EQ(at::equal(training, evaluation), plain);
+  EXPECT_TRUE(at::equal(evaluation, forward(*model, b.x)));
   for (size_t i = 0; i < before.size(); ++i) {
     EXPECT_TRUE(at::equal(before[i], model->buffers()[i].tensor)) << "evaluation wrote a buffer";
   }
@@ -298,7 +328,18 @@ TEST_P(Conformance, TheTableStatesTheNumberOfParameters) {
     if (help.name != GetParam()) continue;
     ModelArgs args;
     args.options.name = help.name;
-    if (help.input == spec::ModelInput::tokens) {
+    if (help.input == spec::ModelInput::several) {  // the table's reference in words
+      const std::string mmt = "4*tokens:32:64", vectors = "7*vector:64";
+      args.info = {0,
+                   0,
+                   0,
+                   help.name == "dlrm" ? 2 : 10,
+                   0,
+                   spec::sample_inputs(help.name == "mmt" ? std::vector{mmt}
+                                       : help.name == "dlrm"
+                                           ? std::vector{vectors, std::string("7*indices:4:1000")}
+                                           : std::vector{vectors})};
+    } else if (help.input == spec::ModelInput::tokens) {
       args.info = {0, 0, 0, 256, 128};
     } else if (help.reference.starts_with("28x28x1")) {
       args.info = {1, 28, 28, 10, 0};
@@ -386,7 +427,7 @@ TEST(UNet, EqualsPlainOperatorsAndLearnsAClassForEachPixel) {
   args.precision = "fp64";
   const auto model = make_model(args);
   const Batch b = batch_for(args, {2, 3, 24, 16});
-  const at::Tensor x = b.x.to(at::kDouble), logits = model->forward(x);
+  const at::Tensor x = b.x[0].to(at::kDouble), logits = model->forward(x);
   const at::Tensor want = plain_unet(*model, x);
   ASSERT_EQ(logits.sizes(), at::IntArrayRef({2, 10, 24, 16}));
   EXPECT_LT((logits - want).abs().max().item<double>(), 1e-12);
@@ -447,14 +488,14 @@ TEST(MakeModel, RefusesWhatDoesNotFitAndNamesTheRemedy) {
 TEST(Gpt, ReadsShorterSamplesAndRefusesLongerOnes) {
   const ModelArgs args = args_for("gpt");
   const auto model = make_model(args);
-  EXPECT_EQ(model->forward(batch_for(args, {2, 3}).x).sizes(), at::IntArrayRef({2, 3, 11}));
-  EXPECT_THROW(model->forward(batch_for(args, {2, 9}).x), Error);
+  EXPECT_EQ(model->forward(batch_for(args, {2, 3}).x[0]).sizes(), at::IntArrayRef({2, 3, 11}));
+  EXPECT_THROW(model->forward(batch_for(args, {2, 9}).x[0]), Error);
 }
 
 TEST(Gpt, SeesNoFutureTokens) {
   const ModelArgs args = args_for("gpt");
   const auto model = make_model(args);
-  const at::Tensor x = batch_for(args, {1, 6}).x;
+  const at::Tensor x = batch_for(args, {1, 6}).x[0];
   const at::Tensor one = model->forward(x).slice(1, 0, 4).clone();
   x[0][4] = (x[0][4].item<int64_t>() + 1) % 11;
   EXPECT_TRUE(at::equal(one, model->forward(x).slice(1, 0, 4)));

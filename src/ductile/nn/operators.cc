@@ -104,6 +104,18 @@ Tensors OperatorGraph::run(std::span<const at::Tensor> inputs) const {
   return out;
 }
 
+at::Tensor forward(Model& model, std::span<const at::Tensor> inputs) {
+  if (inputs.size() == 1) return model.forward(inputs.front());
+  const auto* declares = dynamic_cast<const DeclaresOperators*>(&model);
+  if (declares == nullptr) {
+    fail(ErrorCode::invalid_argument,
+         "{} inputs for a model that reads one; a model of several inputs declares its operators "
+         "(nn::OperatorModel does)",
+         inputs.size());
+  }
+  return declares->operators().run(inputs).front();
+}
+
 OperatorGraph operators_of(Model& model) {
   if (const auto* declares = dynamic_cast<const DeclaresOperators*>(&model)) {
     return declares->operators();

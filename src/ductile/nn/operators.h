@@ -75,6 +75,10 @@ class DeclaresOperators {
   virtual const OperatorGraph& operators() const = 0;
 };
 
+// What the model gives for its inputs in order; for a single one Model::forward. Throws
+// invalid_argument where several are given and the model declares no operators, or reads more.
+at::Tensor forward(Model& model, std::span<const at::Tensor> inputs);
+
 // The operators of a model: those that it declares, or else one of kind "opaque" named "model",
 // which is the whole of it. The model outlives the result.
 OperatorGraph operators_of(Model& model);

@@ -11,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/nn/model.h"
+#include "ductile/nn/testing/several_inputs.h"
 
 namespace ductile::nn {
 namespace {
@@ -27,16 +28,21 @@ ModelArgs small(std::string_view model) {
   args.seed = 3;
   if (model == "gpt") {
     args.info = {0, 0, 0, 11, 8};
+  } else if (const auto inputs = testing::inputs_for(model); !inputs.empty()) {
+    args.info = {0, 0, 0, 10, 0, inputs};
   } else {
     args.info = {3, 32, 32, 10, 0};
   }
   return args;
 }
 
-at::Tensor input_for(std::string_view model, int64_t batch) {
+Tensors inputs_for(std::string_view model, int64_t batch) {
   at::manual_seed(11);
-  if (model == "gpt") return at::randint(11, {batch, 8}, at::kLong);
-  return at::randn({batch, 3, 32, 32});
+  if (model == "gpt") return {at::randint(11, {batch, 8}, at::kLong)};
+  if (const auto inputs = testing::inputs_for(model); !inputs.empty()) {
+    return testing::tensors_for(inputs, batch);
+  }
+  return {at::randn({batch, 3, 32, 32})};
 }
 
 at::Tensor labels_for(std::string_view model, int64_t batch) {
@@ -71,13 +77,13 @@ TEST(Operators, ReadOnlyTheWeightsThatTheyDeclare) {
   for (const ModelEntry& entry : model_table()) {
     const auto model = make_model(small(entry.name));
     const OperatorGraph graph = operators_of(*model);
-    const at::Tensor x = input_for(entry.name, 2);
+    const Tensors x = inputs_for(entry.name, 2);
     model->train(false);
     std::vector<Tensors> made;
     for (const Operator& op : graph.operators()) {
       Tensors in;
       for (const Source& s : op.inputs) {
-        in.push_back((s.op == kModelInput ? x : made[s.op][s.output]).detach());
+        in.push_back((s.op == kModelInput ? x[s.output] : made[s.op][s.output]).detach());
       }
       made.push_back(op.run(in));
       std::vector<at::Tensor> own;
@@ -94,21 +100,22 @@ TEST(Operators, ReadOnlyTheWeightsThatTheyDeclare) {
       }
       for (at::Tensor& t : made.back()) t = t.detach();
     }
-    EXPECT_TRUE(at::equal(made.back()[0], model->forward(x))) << entry.name;
+    EXPECT_TRUE(at::equal(made.back()[0], forward(*model, x))) << entry.name;
   }
 }
 
 TEST(Operators, TheLossIsTheLastOne) {
   for (const ModelEntry& entry : model_table()) {
     const auto model = make_model(small(entry.name));
-    const at::Tensor x = input_for(entry.name, 2), labels = labels_for(entry.name, 2);
+    Tensors all = inputs_for(entry.name, 2);
+    const at::Tensor labels = labels_for(entry.name, 2);
     const OperatorGraph graph = training_operators(*model, 0.1);
     EXPECT_EQ(graph.operators().back().name, kLossOperator);
-    EXPECT_EQ(graph.num_inputs(), 2);
+    EXPECT_EQ(graph.num_inputs(), static_cast<int>(all.size()) + 1);
     model->train(false);
-    const LossOutput want = model->loss(model->forward(x), labels, 0.1);
-    const std::vector<at::Tensor> both = {x, labels};
-    const Tensors got = graph.run(both);
+    const LossOutput want = model->loss(forward(*model, all), labels, 0.1);
+    all.push_back(labels);
+    const Tensors got = graph.run(all);
     EXPECT_TRUE(at::equal(got[0], want.losses)) << entry.name;
     EXPECT_EQ(got[1].item<int64_t>(), want.correct);
     EXPECT_EQ(got[2].item<int64_t>(), want.predictions);

@@ -18,6 +18,8 @@
 
 #include "ductile/nn/init.h"
 #include "ductile/nn/model.h"
+#include "ductile/nn/operators.h"
+#include "ductile/nn/testing/several_inputs.h"
 
 namespace ductile::nn {
 namespace {
@@ -84,7 +86,8 @@ struct Values {
 };
 
 struct Input {
-  at::Tensor x, labels;
+  Tensors x;
+  at::Tensor labels;
 };
 
 ModelArgs args_of(const std::string& model) {
@@ -96,6 +99,12 @@ ModelArgs args_of(const std::string& model) {
     args.options.heads = 2;
     args.options.dim = 16;
     args.info = {0, 0, 0, 11, 8};
+  } else if (const auto inputs = testing::inputs_for(model); !inputs.empty()) {
+    args.options.layers = 2;
+    args.options.heads = 2;
+    args.options.dim = 16;
+    args.options.hidden = {17, 19};
+    args.info = {0, 0, 0, 10, 0, inputs};
   } else if (model == "cnn" || model == "mlp") {
     args.options.hidden = {7, 9};
     args.info = {1, 28, 28, 10, 0};
@@ -120,13 +129,16 @@ Input input_of(const ModelArgs& args) {
         .clamp_max(n - 1);
   };
   if (args.info.sequence_length > 0) {
-    return {up_to({3, 6}, "x", args.info.num_classes),
+    return {{up_to({3, 6}, "x", args.info.num_classes)},
             up_to({3, 6}, "labels", args.info.num_classes)};
+  }
+  if (!args.info.inputs.empty()) {
+    return {testing::tensors_for(args.info.inputs, 8), up_to({8}, "labels", 10)};
   }
   const int64_t h = args.info.height, w = args.info.width;
   const at::Tensor x = init_normal({4, args.info.channels, h, w}, 1, 3, "x");
   const bool pixels = args.options.name == "unet";
-  return {x.contiguous(at::MemoryFormat::ChannelsLast),
+  return {{x.contiguous(at::MemoryFormat::ChannelsLast)},
           pixels ? up_to({4, h, w}, "labels", 10) : up_to({4}, "labels", 10)};
 }
 
@@ -139,15 +151,16 @@ Values run(const std::string& name, const char* precision, const Rounding* r = n
   for (NamedTensor& p : model->parameters())
     if (r != nullptr && !p.is_norm) p.tensor.set_data(Rounding{r->type, {}}(p.tensor.detach()));
   Input input = input_of(args);
-  if (twin && input.x.is_floating_point()) {
-    input.x = input.x.to(at::kDouble);
-    if (r != nullptr) input.x = Rounding{r->type, {}}(input.x);
+  for (at::Tensor& x : input.x) {
+    if (!twin || !x.is_floating_point()) continue;
+    x = x.to(at::kDouble);
+    if (r != nullptr) x = Rounding{r->type, {}}(x);
   }
   seed_step(1);
   at::Tensor logits;
   {
     const RoundingScope scope(r);
-    logits = model->forward(input.x);
+    logits = forward(*model, input.x);
   }
   // The loss is in float, whatever the model is in.
   const at::Tensor loss = model->loss(logits, input.labels, 0.1).losses.mean();

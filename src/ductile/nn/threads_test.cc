@@ -14,6 +14,8 @@
 
 #include "ductile/nn/init.h"
 #include "ductile/nn/model.h"
+#include "ductile/nn/operators.h"
+#include "ductile/nn/testing/several_inputs.h"
 
 namespace ductile::nn {
 namespace {
@@ -44,6 +46,23 @@ ModelArgs args_of(const Case& c) {
     return args;
   }
   if (name == "mlp") args.options.hidden = {100, 33};
+  if (name == "mmt" || name == "dlrm" || name == "candle-uno") {
+    args.options.layers = 1;
+    args.options.heads = 3;
+    args.options.dim = 120;
+    args.options.hidden = {100, 33};
+    const std::string side = std::to_string(c.side);
+    args.info = {0,
+                 0,
+                 0,
+                 10,
+                 0,
+                 spec::sample_inputs({name == "mmt"    ? "2*tokens:" + side + ":203"
+                                      : name == "dlrm" ? "2*indices:" + side + ":203"
+                                                       : "2*vector:" + side})};
+    if (name == "dlrm") args.info.inputs.push_back({.length = c.side});
+    return args;
+  }
   args.info = {name == "mlp" || name == "cnn" ? 1 : 3, c.side, c.side, 10, 0};
   return args;
 }
@@ -69,7 +88,8 @@ Result train(const Case& c, const char* precision, int threads) {
   ModelArgs args = args_of(c);
   args.precision = precision;
   const auto model = make_model(args);
-  at::Tensor x, labels;
+  Tensors x;
+  at::Tensor labels;
   const auto up_to = [](const std::vector<int64_t>& shape, const char* name, int64_t n) {
     return init_uniform(shape, 0.5, 3, name)
         .add(0.5)
@@ -79,18 +99,21 @@ Result train(const Case& c, const char* precision, int threads) {
         .clamp_max(n - 1);
   };
   if (args.info.sequence_length > 0) {
-    x = up_to({c.batch, c.side}, "x", args.info.num_classes);
+    x = {up_to({c.batch, c.side}, "x", args.info.num_classes)};
     labels = up_to({c.batch, c.side}, "labels", args.info.num_classes);
+  } else if (!args.info.inputs.empty()) {
+    x = testing::tensors_for(args.info.inputs, c.batch);
+    labels = up_to({c.batch}, "labels", 10);
   } else {
-    x = init_normal({c.batch, args.info.channels, c.side, c.side}, 1, 3, "x");
-    if (model->prefers_channels_last()) x = x.contiguous(at::MemoryFormat::ChannelsLast);
+    x = {init_normal({c.batch, args.info.channels, c.side, c.side}, 1, 3, "x")};
+    if (model->prefers_channels_last()) x[0] = x[0].contiguous(at::MemoryFormat::ChannelsLast);
     const bool pixels = args.options.name == "unet";
     labels =
         pixels ? up_to({c.batch, c.side, c.side}, "labels", 10) : up_to({c.batch}, "labels", 10);
   }
   Result result;
   seed_step(1);
-  const LossOutput loss = model->loss(model->forward(x), labels, 0.1);
+  const LossOutput loss = model->loss(forward(*model, x), labels, 0.1);
   const at::Tensor mean = mean_of(loss);
   mean.backward();
   result.add("losses", loss.losses);
@@ -101,7 +124,7 @@ Result train(const Case& c, const char* precision, int threads) {
   for (const NamedTensor& b : model->buffers()) result.add(b.name, b.tensor);
   model->train(false);
   for (const NamedTensor& p : model->parameters()) p.tensor.mutable_grad() = at::Tensor();
-  const LossOutput evaluated = model->loss(model->forward(x), labels, 0);
+  const LossOutput evaluated = model->loss(forward(*model, x), labels, 0);
   result.add("losses in evaluation", evaluated.losses);
   mean_of(evaluated).backward();
   for (const NamedTensor& p : model->parameters()) {
@@ -144,12 +167,14 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"resnet32", 5, 32}, Case{"resnet56", 3, 32}, Case{"resnet18", 5, 64},
                       Case{"resnet18-cifar", 3, 32}, Case{"resnet50", 3, 64}, Case{"unet", 1, 64},
                       Case{"unet", 5, 64}, Case{"unet", 3, 64, 12}, Case{"gpt", 3, 65},
-                      Case{"gpt", 17, 65}));
+                      Case{"gpt", 17, 65}, Case{"mmt", 3, 65}, Case{"mmt", 17, 65},
+                      Case{"dlrm", 513, 5}, Case{"dlrm", 33, 300}, Case{"candle-uno", 513, 300},
+                      Case{"candle-uno", 7, 28}));
 
 TEST(ThreadInvariant, EveryModelThatTheTableCallsSoIsTested) {
-  const testing::TestSuite* suite = nullptr;
+  const ::testing::TestSuite* suite = nullptr;
   for (int i = 0; i < ::testing::UnitTest::GetInstance()->total_test_suite_count(); ++i) {
-    const testing::TestSuite* s = ::testing::UnitTest::GetInstance()->GetTestSuite(i);
+    const ::testing::TestSuite* s = ::testing::UnitTest::GetInstance()->GetTestSuite(i);
     if (std::string(s->name()) == "Zoo/ThreadInvariant") suite = s;
   }
   ASSERT_NE(suite, nullptr);

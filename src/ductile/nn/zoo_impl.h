@@ -38,6 +38,20 @@ std::unique_ptr<Model> make_unet(const ModelArgs& args);
 // learnt positions, tied head; parameters as Hugging Face's GPT-2 names and lays them out.
 std::unique_ptr<Model> make_gpt(const ModelArgs& args);
 
+// The models of GraphPipe's evaluation (arXiv 2406.17145, appendix A.2), whose branches, one for
+// each input, a pipeline runs side by side; K logits in place of the paper's single output.
+//
+// Multi-modal transformer: for each input an embedding with learnt positions and options.layers
+// blocks of Vaswani et al. 2017, as PyTorch's TransformerEncoderLayer with norm_first and four
+// times the width inside; the means over their tokens, joined, are one linear layer's input.
+std::unique_ptr<Model> make_mmt(const ModelArgs& args);
+// DLRM (Naumov et al., arXiv 1906.00091): for each vector dense layers of options.hidden with ReLU,
+// for each input of indices the rows of a table, options.dim wide; joined, again dense layers of
+// options.hidden, and one without ReLU.
+std::unique_ptr<Model> make_dlrm(const ModelArgs& args);
+// CANDLE-Uno (Wozniak et al., BMC Bioinformatics 19, 2018): the same of vectors alone.
+std::unique_ptr<Model> make_candle_uno(const ModelArgs& args);
+
 // Throws invalid_argument unless the data gives images of at least `side` pixels each way.
 void require_images(const ModelArgs& args, int64_t side);
 

@@ -85,10 +85,18 @@ TEST(Pipeline, RandomModelsAndPlansEqualTheSerialExecutorAndPlainAutograd) {
   EXPECT_GT(several_stages, models / 2);
 }
 
+std::vector<spec::SampleInput> several_inputs_of(std::string_view model) {
+  if (model == "mmt") return spec::sample_inputs({"3*tokens:8:11"});
+  if (model == "dlrm") return spec::sample_inputs({"2*vector:6", "2*indices:3:20"});
+  if (model == "candle-uno") return spec::sample_inputs({"3*vector:6"});
+  return {};
+}
+
 // Models of the zoo, cut in the middle, on two ranks, with and without split and recompute: the
 // bits of autograd, running statistics too.
 TEST(Pipeline, ModelsOfTheZooHaveTheBitsOfAutograd) {
-  for (const char* name : {"mlp", "cnn", "resnet8", "unet", "airbench", "gpt"}) {
+  for (const char* name :
+       {"mlp", "cnn", "resnet8", "unet", "airbench", "gpt", "mmt", "dlrm", "candle-uno"}) {
     nn::ModelArgs args;
     args.options.name = name;
     args.options.hidden = {12, 9};
@@ -98,12 +106,21 @@ TEST(Pipeline, ModelsOfTheZooHaveTheBitsOfAutograd) {
     args.options.width = 8;
     const bool gpt = args.options.name == "gpt", unet = args.options.name == "unet";
     args.info = gpt ? nn::ModelInfo{0, 0, 0, 11, 8} : nn::ModelInfo{3, 32, 32, 10, 0};
+    args.info.inputs = several_inputs_of(name);
     const auto model = nn::make_model(args);
     const nn::OperatorGraph operators = nn::training_operators(*model, 0);
     PipelineHost::Step step;
     at::manual_seed(5);
     for (int m = 0; m < 3; ++m) {
-      if (gpt) {
+      if (!args.info.inputs.empty()) {
+        nn::Tensors& inputs = step.inputs.emplace_back();
+        for (const spec::SampleInput& input : args.info.inputs) {
+          inputs.push_back(input.is_numbers()
+                               ? at::randint(input.range, {8, input.length}, at::kLong)
+                               : at::randn({8, input.length}));
+        }
+        inputs.push_back(at::randint(10, {8}, at::kLong));
+      } else if (gpt) {
         step.inputs.push_back(
             {at::randint(11, {8, 8}, at::kLong), at::randint(11, {8, 8}, at::kLong)});
       } else {

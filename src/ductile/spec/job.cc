@@ -23,6 +23,17 @@ void describe(Describer& d, TokensOptions& o) {
   d.field("sequence_length", o.sequence_length, "tokens per sample").range(1, 1 << 20);
 }
 
+void describe(Describer& d, SyntheticOptions& o) {
+  d.field("inputs", o.inputs,
+          "the inputs of each sample: vector:LENGTH, tokens:LENGTH:RANGE or indices:LENGTH:RANGE, "
+          "for several alike with COUNT* before it");
+  d.field("classes", o.classes, "number of labels, which a fixed random teacher gives")
+      .range(2, 1000);
+  d.field("samples", o.samples, "training samples").range(1, kMostCount);
+  d.field("test_samples", o.test_samples, "held-out samples").range(1, kMostCount);
+  d.field("seed", o.seed, "of samples and teacher").range(0, kMostCount);
+}
+
 void describe(Describer& d, DataOptions& o) {
   d.field("format", o.format, "format of the data")
       .one_of(datasets())
@@ -39,6 +50,7 @@ void describe(Describer& d, DataOptions& o) {
           "what happens when a sample cannot be read: fail, or skip it, count it and report it")
       .one_of({"fail", "skip"});
   d.section("tokens", o.tokens, "These options are read by the format tokens only.");
+  d.section("synthetic", o.synthetic, "These options are read by the format synthetic only.");
   d.moved("token_type", {"tokens.type"});
   d.moved("sequence_length", {"tokens.sequence_length"});
 }
@@ -93,17 +105,20 @@ void describe(Describer& d, ModelOptions& o) {
   d.field("num_classes", o.num_classes,
           "outputs of a classifier; 0 = the number of classes in the data")
       .range(0, 1 << 24);
-  d.field("hidden", o.hidden, "widths of the hidden layers (mlp)").range(1, 1 << 20);
+  d.field("hidden", o.hidden,
+          "widths of the hidden layers (mlp), or of each branch and of what follows them (dlrm, "
+          "candle-uno)")
+      .range(1, 1 << 20);
   d.field("width", o.width,
           "channels of the first stage (cnn, resnet); 0 = the default of the model")
       .range(0, 4096);
-  d.field("layers", o.layers, "blocks (gpt)").range(1, 1000);
-  d.field("heads", o.heads, "attention heads (gpt)").range(1, 1000);
-  d.field("dim", o.dim, "embedding width (gpt)").range(1, 1 << 17);
+  d.field("layers", o.layers, "blocks (gpt), of each branch (mmt)").range(1, 1000);
+  d.field("heads", o.heads, "attention heads (gpt, mmt)").range(1, 1000);
+  d.field("dim", o.dim, "embedding width (gpt, mmt, dlrm)").range(1, 1 << 17);
   d.field("vocab_size", o.vocab_size, "size of the vocabulary (gpt); 0 = taken from the data")
       .range(0, 1 << 24);
   d.field("activation", o.activation, "activation (airbench)").one_of({"gelu", "silu", "relu"});
-  d.field("dropout", o.dropout, "share of activations dropped (gpt)").range(0, 0.99);
+  d.field("dropout", o.dropout, "share of activations dropped (gpt, mmt)").range(0, 0.99);
 }
 
 void describe(Describer& d, PythonOptions& o) {

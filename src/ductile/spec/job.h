@@ -18,6 +18,14 @@ struct TokensOptions {
   int64_t sequence_length = 128;
 };
 
+struct SyntheticOptions {
+  std::vector<std::string> inputs;  // sample_inputs.h
+  int64_t classes = 10;
+  int64_t samples = 8192;
+  int64_t test_samples = 1024;
+  int64_t seed = 1;
+};
+
 struct DataOptions {
   std::string format = "digits";  // datasets.h
   std::string path;               // file or folder of the training data
@@ -26,6 +34,7 @@ struct DataOptions {
   int64_t test_limit = 0;
   std::string on_bad_sample = "fail";
   TokensOptions tokens;
+  SyntheticOptions synthetic;
 };
 
 struct AugmentOptions {
@@ -56,9 +65,9 @@ struct ModelOptions {
   std::string name = "cnn";  // models.h, or "custom"
   std::string library;       // shared library of a user's model
   int64_t num_classes = 0;
-  std::vector<int64_t> hidden = {128};  // mlp
+  std::vector<int64_t> hidden = {128};  // mlp, dlrm, candle-uno
   int64_t width = 0;                    // 0 = the model's own
-  int64_t layers = 4;                   // gpt
+  int64_t layers = 4;                   // gpt, mmt
   int64_t heads = 4;
   int64_t dim = 128;
   int64_t vocab_size = 0;           // 0 = from the data
@@ -320,6 +329,7 @@ struct JobOptions {
 };
 
 void describe(Describer& d, TokensOptions& o);
+void describe(Describer& d, SyntheticOptions& o);
 void describe(Describer& d, DataOptions& o);
 void describe(Describer& d, AugmentOptions& o);
 void describe(Describer& d, LoaderOptions& o);

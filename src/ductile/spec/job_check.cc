@@ -9,7 +9,9 @@
 #include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
 #include "ductile/spec/job.h"
+#include "ductile/spec/models.h"
 #include "ductile/spec/name_rules.h"
+#include "ductile/spec/sample_inputs.h"
 
 namespace ductile::spec {
 namespace {
@@ -81,6 +83,31 @@ void check_pipelined(const JobOptions& job, const Bad& bad) {
   needs(!job.tune.online, "tune.online = false", "the tuner's trials are not run by stages");
 }
 
+// The data of several inputs for each sample, and the models that read them.
+void check_synthetic(const JobOptions& job, const Bad& bad) {
+  const ModelHelp* model = models().find(job.model.name);
+  const bool several = model != nullptr && model->input == ModelInput::several;
+  const bool synthetic = job.data.format == "synthetic";
+  if (several != synthetic && job.model.library.empty()) {
+    bad(
+        fmt::format("model.name = \"{}\" and data.format = \"{}\" do not fit: mmt, dlrm and "
+                    "candle-uno read the several inputs of data.format = \"synthetic\", and the "
+                    "other models one input",
+                    job.model.name, job.data.format));
+  }
+  if (!synthetic) return;
+  if (job.data.synthetic.inputs.empty()) {
+    bad("data.format = \"synthetic\" needs data.synthetic.inputs, for example "
+        "[\"7*vector:64\", \"7*indices:4:1000\"] for dlrm, [\"7*vector:64\"] for candle-uno, "
+        "[\"4*tokens:32:64\"] for mmt");
+  }
+  sample_inputs(job.data.synthetic.inputs);
+  if (job.eval.views != "one") {
+    bad(fmt::format("eval.views = \"{}\" are views of images, and data.format is \"synthetic\"",
+                    job.eval.views));
+  }
+}
+
 void check_model(const JobOptions& job, const Bad& bad) {
   if ((job.model.name == "gpt") != (job.data.format == "tokens") && job.model.library.empty()) {
     bad(
@@ -88,7 +115,8 @@ void check_model(const JobOptions& job, const Bad& bad) {
                     "the other models read images",
                     job.model.name, job.data.format));
   }
-  if (job.model.name == "gpt" && job.model.dim % job.model.heads != 0) {
+  if ((job.model.name == "gpt" || job.model.name == "mmt") &&
+      job.model.dim % job.model.heads != 0) {
     bad(fmt::format("model.dim = {} is not divisible by model.heads = {}", job.model.dim,
                     job.model.heads));
   }
@@ -341,6 +369,7 @@ void check(const JobOptions& job) {
                     job.schedule.warmup_epochs, job.train.epochs));
   }
   check_parameters(job.optimizer, bad);
+  check_synthetic(job, bad);
   check_model(job, bad);
   check_python(job, bad);
   if (job.eval.views != "one" && job.data.format == "tokens") {

@@ -42,12 +42,21 @@
       ModelInput::images, 450'644, "64x64x3, 4 classes")                                           \
   ROW("gpt", make_gpt, Threads::any,                                                               \
       "GPT-2 architecture (model.layers, heads, dim, dropout); Hugging Face's names",              \
-      ModelInput::tokens, 842'496, "128 tokens, vocabulary 256")
+      ModelInput::tokens, 842'496, "128 tokens, vocabulary 256")                                   \
+  ROW("mmt", make_mmt, Threads::any,                                                               \
+      "multi-modal transformer: an encoder for each input (model.layers, heads, dim, dropout)",    \
+      ModelInput::several, 3'226'634, "4 inputs of 32 tokens below 64, 10 classes")                \
+  ROW("dlrm", make_dlrm, Threads::any,                                                             \
+      "recommendation: dense layers and embedding tables side by side (model.hidden, dim)",        \
+      ModelInput::several, 1'528'066, "7 vectors of 64, 7 of 4 indices below 1000, 2 classes")     \
+  ROW("candle-uno", make_candle_uno, Threads::any,                                                 \
+      "CANDLE-Uno: an encoder of dense layers for each input (model.hidden)", ModelInput::several, \
+      174'346, "7 vectors of 64, 10 classes")
 
 namespace ductile::spec {
 
 // What a model reads.
-enum class ModelInput { images, tokens };
+enum class ModelInput { images, tokens, several };
 
 // One built-in model, as `ductile models` lists it.
 struct ModelHelp {

@@ -71,6 +71,7 @@ class Rows {
     add_chosen_samples();
     add_online_tuner();
     add_samples_of_what_is_to_come();
+    add_several_inputs();
   }
   std::vector<Row> take() { return std::move(rows_); }
 
@@ -89,6 +90,7 @@ class Rows {
   void add_chosen_samples();
   void add_online_tuner();
   void add_samples_of_what_is_to_come();
+  void add_several_inputs();
 
   std::vector<Row> rows_;
 };
@@ -123,6 +125,19 @@ void Rows::add_tables() {
     job.train.rate_control = entry.name;
     add("control_" + std::string(entry.name), job);
   }
+}
+
+// Samples of several inputs, on virtual ranks and in stages.
+void Rows::add_several_inputs() {
+  spec::JobOptions job = small_job();
+  job.data.format = "synthetic";
+  job.data.synthetic.inputs = {"2*vector:6", "2*indices:3:20"};
+  job.model.name = "dlrm";
+  job.model.dim = 4;
+  add("several_inputs", job);
+  job.train.method = "pipelined";
+  job.train.virtual_ranks = 4;
+  add("several_inputs_stages", job);
 }
 
 void Rows::add_evaluated_weights() {

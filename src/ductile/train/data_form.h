@@ -37,7 +37,10 @@ struct DataForm {
   // Throws data_loss, which begins with `what`.
   static DataForm from_json(const nlohmann::json& value, std::string_view what);
 
-  Shape sample_shape() const;  // images [C, H, W], tokens [T]
+  bool images() const { return !tokens && model.inputs.empty(); }
+  Shape sample_shape() const;  // images [C, H, W], tokens [T]; of several inputs that of the first
+  // Blank samples, as the model reads them, contiguous.
+  std::vector<at::Tensor> blank_inputs(int64_t count) const;
   // How images from elsewhere, of any size, are prepared for an evaluation: each in a way that
   // depends on its own size alone, and one as large as those of the training set as these are.
   spec::AugmentOptions augment_for_others() const;

@@ -60,7 +60,22 @@ nlohmann::json Evaluation::describe(std::span<const std::string> class_names) co
   return out;
 }
 
+nn::Tensors inputs_of(const data::Batch& batch) {
+  if (batch.inputs.empty()) return {input_of(batch)};
+  nn::Tensors out;
+  for (const data::BatchInput& input : batch.inputs) {
+    out.push_back(at::from_blob(const_cast<std::byte*>(input.data), input.shape,
+                                input.dtype == DType::i64 ? at::kLong : at::kFloat));
+  }
+  return out;
+}
+
+at::Tensor forward(nn::Model& model, const data::Batch& batch) {
+  return nn::forward(model, inputs_of(batch));
+}
+
 at::Tensor input_of(const data::Batch& batch) {
+  if (!batch.inputs.empty()) return inputs_of(batch).front();
   void* data = const_cast<std::byte*>(batch.input);
   const Shape& shape = batch.shape;
   if (batch.dtype == DType::i64) return at::from_blob(data, shape, at::kLong);
@@ -72,7 +87,9 @@ at::Tensor input_of(const data::Batch& batch) {
 
 at::Tensor labels_of(const data::Batch& batch) {
   void* data = const_cast<int64_t*>(batch.labels);
-  if (batch.dtype == DType::i64) return at::from_blob(data, batch.shape, at::kLong);
+  if (batch.dtype == DType::i64 && batch.inputs.empty()) {
+    return at::from_blob(data, batch.shape, at::kLong);
+  }
   return at::from_blob(data, {batch.num_samples}, at::kLong);
 }
 
@@ -121,12 +138,12 @@ Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOpti
   Tally tally{scores, {}};
   Views views(model, options);
   while (const auto batch = loader.next()) {
-    const at::Tensor images = input_of(*batch), labels = labels_of(*batch);
-    const at::Tensor logits = model.forward(images);
+    const at::Tensor labels = labels_of(*batch);
+    const at::Tensor logits = forward(model, *batch);
     if (options.views == "one") {
       tally.add(model, logits, labels);
     } else {
-      views.take(*batch, images, logits, labels);
+      views.take(*batch, input_of(*batch), logits, labels);
     }
     tally.result.num_samples += batch->num_samples;
     each(tally.result.num_samples);

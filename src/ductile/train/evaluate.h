@@ -11,6 +11,7 @@
 
 #include "ductile/data/loader.h"
 #include "ductile/nn/model.h"
+#include "ductile/nn/operators.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/class_scores.h"
 
@@ -49,7 +50,11 @@ Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOpti
 at::Tensor class_logits(const at::Tensor& logits, int64_t num_samples);
 
 // The batch as tensors that view its memory; they are valid as long as the batch lives.
-at::Tensor input_of(const data::Batch& batch);
+nn::Tensors inputs_of(const data::Batch& batch);
+at::Tensor input_of(const data::Batch& batch);  // the first one
 at::Tensor labels_of(const data::Batch& batch);
+
+// The model's output for the batch.
+at::Tensor forward(nn::Model& model, const data::Batch& batch);
 
 }  // namespace ductile::train

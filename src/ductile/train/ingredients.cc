@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include <ATen/ops/zeros.h>
-
 #include "ductile/base/error.h"
 #include "ductile/data/augment.h"
 #include "ductile/data/formats.h"
@@ -24,11 +22,14 @@ void check_test_set(const spec::JobOptions& job, const data::DatasetInfo& train,
                     const data::DatasetInfo& test) {
   const int64_t classes =
       std::max({train.num_classes, job.model.num_classes, train.tokens ? job.model.vocab_size : 0});
-  if (test.tokens == train.tokens && test.channels == train.channels &&
-      test.num_classes <= classes) {
+  if (test.tokens == train.tokens && test.inputs == train.inputs &&
+      test.channels == train.channels && test.num_classes <= classes) {
     return;
   }
   const auto text = [](const data::DatasetInfo& set) {
+    if (!set.inputs.empty())
+      return fmt::format("{}, inputs {} and {} classes", set.format,
+                         fmt::join(spec::to_texts(set.inputs), ", "), set.num_classes);
     return set.tokens ? fmt::format("{}, token numbers below {}", set.format, set.num_classes)
                       : fmt::format("{}, {} channels and {} classes", set.format, set.channels,
                                     set.num_classes);
@@ -37,13 +38,6 @@ void check_test_set(const spec::JobOptions& job, const data::DatasetInfo& train,
        "the test set ({}) does not fit the training set ({}): both have to hold samples of one "
        "kind, and the model an output for each class (model.num_classes, model.vocab_size)",
        text(test), text(train));
-}
-
-// Of the model's forward pass; 0 where it cannot be told. Sizes matter, so the sample may be blank.
-double flops_per_sample(nn::Model& model, Shape shape, bool tokens) {
-  shape.insert(shape.begin(), 1);
-  const at::Tensor sample = at::zeros(shape, tokens ? at::kLong : at::kFloat);
-  return nn::forward_flops(model, sample).value_or(0);
 }
 
 // Samples from all over the training set, which may be sorted.
@@ -114,7 +108,7 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   if (!given.test_set) given.test_set = data::open_dataset(job.data, data::Split::test);
   const data::DatasetInfo& info = given.train_set->info();
   check_test_set(job, info, given.test_set->info());
-  if (!info.tokens) given.augment = data::resolve_augment(job.augment, info);
+  if (info.images()) given.augment = data::resolve_augment(job.augment, info);
   check_size(job, info);
   const DataForm form = DataForm::of(job, info, given.augment);
   if (!given.model) {
@@ -123,7 +117,8 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   }
   initialize(*given.model, given, job);
   if (given.flops_per_sample == 0)
-    given.flops_per_sample = flops_per_sample(*given.model, form.sample_shape(), info.tokens);
+    // 0 where it cannot be told. Sizes matter, so the sample may be blank.
+    given.flops_per_sample = nn::forward_flops(*given.model, form.blank_inputs(1)).value_or(0);
   complete_rest(given, job);
   return given;
 }

@@ -242,7 +242,8 @@ class Measurement {
     for (const int64_t n : shares_of(options, most)) {
       shares_.push_back(n);
       batches_.push_back(batch_of(n));
-      inputs_.push_back({input_of(*batches_.back()), labels_of(*batches_.back())});
+      inputs_.push_back(inputs_of(*batches_.back()));
+      inputs_.back().push_back(labels_of(*batches_.back()));
     }
   }
 

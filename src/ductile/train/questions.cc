@@ -72,6 +72,12 @@ DataSet open_own(const spec::DataOptions& options) try {
 DataSet open_data(const Question& question, const Trained& trained) {
   const DataForm& form = trained.form();
   const spec::DataOptions& options = trained.job().data;
+  if (!form.model.inputs.empty() && !question.data.empty())
+    fail(
+        ErrorCode::invalid_argument,
+        "--data {}: the model reads several inputs, which no file holds; leave --data out, and the "
+        "held-out samples of the job are drawn again",
+        question.data);
   if (question.what == "predict" && !form.tokens && !question.data.empty() &&
       data::holds_images(question.data))
     return data::open_images(question.data, options.on_bad_sample == "skip", form.model.channels);
@@ -137,7 +143,7 @@ Json predicted(std::span<const float> logits, int64_t top, const std::vector<std
 
 void predict_batch(const data::Batch& batch, const data::Dataset& samples, Trained& trained,
                    int64_t top, const std::function<void(const Json&)>& row) {
-  const at::Tensor logits = trained.model().forward(input_of(batch));
+  const at::Tensor logits = forward(trained.model(), batch);
   const at::Tensor rows = class_logits(logits, batch.num_samples);
   at::Tensor losses;
   if (trained.form().tokens) {

@@ -68,7 +68,7 @@ class RankRunner::Context final : public RankContext {
   nn::LossOutput forward(const data::Batch& batch) override {
     figures_[runner_.figures_.place(kSamplesForward)] += static_cast<float>(batch.num_samples);
     const at::Tensor labels = labels_of(batch);
-    const at::Tensor logits = model().forward(input_of(batch));
+    const at::Tensor logits = train::forward(model(), batch);
     const nn::BatchGroup* group = nn::current_batch_group();
     if (group != nullptr && group->num_sums() < runner_.num_batch_norms_) {
       fail(ErrorCode::invalid_argument,
@@ -86,10 +86,9 @@ class RankRunner::Context final : public RankContext {
     const at::NoGradGuard no_grad;
     model().train(false);
     try {
-      at::Tensor input = input_of(batch);
-      if (half) input = at::avg_pool2d(input, 2);
-      nn::LossOutput out =
-          model().loss(model().forward(input), labels_of(batch), job().train.label_smoothing);
+      const at::Tensor logits = half ? model().forward(at::avg_pool2d(input_of(batch), 2))
+                                     : train::forward(model(), batch);
+      nn::LossOutput out = model().loss(logits, labels_of(batch), job().train.label_smoothing);
       model().train(true);
       return out;
     } catch (...) {

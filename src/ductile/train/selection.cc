@@ -11,28 +11,18 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
-#include "ductile/data/augment.h"
 #include "ductile/data/sampler.h"
 #include "ductile/nn/flops.h"
+#include "ductile/train/data_form.h"
 
 namespace ductile::train {
 namespace {
 
 constexpr uint64_t kDraws = 0x73656c656374;  // the purpose of a stream of draws
 
-// Blank samples [count, ...] as the training set gives them, at half the resolution if `half`.
-at::Tensor blank_samples(const spec::JobOptions& job, const Ingredients& ingredients, int64_t count,
-                         bool half) {
-  const data::DatasetInfo& info = ingredients.train_set->info();
-  if (info.tokens) return at::zeros({count, info.sequence_length}, at::kLong);
-  Shape shape = data::Augmenter(ingredients.augment, info, true, static_cast<uint64_t>(job.seed))
-                    .output_shape();
-  shape.insert(shape.begin(), count);
-  if (half) {
-    shape[2] /= 2;
-    shape[3] /= 2;
-  }
-  return at::zeros(shape, at::kFloat);
+// The form of the samples that the training set gives.
+DataForm form_of(const spec::JobOptions& job, const Ingredients& ingredients) {
+  return DataForm::of(job, ingredients.train_set->info(), ingredients.augment);
 }
 
 }  // namespace
@@ -55,12 +45,12 @@ std::vector<int64_t> StreamOrder::indices(int64_t epoch, int64_t first, int64_t 
 void require_sample_losses(const spec::JobOptions& job, Ingredients& ingredients) {
   const at::NoGradGuard no_grad;
   nn::Model& model = *ingredients.model;
-  const at::Tensor samples = blank_samples(job, ingredients, 2, false);
+  const nn::Tensors samples = form_of(job, ingredients).blank_inputs(2);
   model.train(false);
-  const at::Tensor logits = model.forward(samples);
+  const at::Tensor logits = nn::forward(model, samples);
   // A label for each sample, token or pixel: what the logits [B, K, ...] or [B, T, V] are for.
   const bool tokens = ingredients.train_set->info().tokens;
-  const at::Tensor labels = at::zeros(tokens ? samples.sizes() : at::IntArrayRef{2}, at::kLong);
+  const at::Tensor labels = at::zeros(tokens ? samples[0].sizes() : at::IntArrayRef{2}, at::kLong);
   const at::Tensor losses = model.loss(logits, labels, job.train.label_smoothing).losses;
   model.train(true);
   if (losses.dim() == 1 && losses.size(0) == 2 && losses.scalar_type() == at::kFloat) return;
@@ -76,10 +66,11 @@ void require_sample_losses(const spec::JobOptions& job, Ingredients& ingredients
 }
 
 double half_resolution_cost(const spec::JobOptions& job, Ingredients& ingredients) {
-  const bool tokens = ingredients.train_set->info().tokens;
+  const DataForm form = form_of(job, ingredients);
   std::optional<double> flops;
-  if (!tokens) {
-    const at::Tensor sample = blank_samples(job, ingredients, 1, true);
+  if (form.images()) {
+    const Shape whole = form.sample_shape();
+    const at::Tensor sample = at::zeros({1, whole[0], whole[1] / 2, whole[2] / 2}, at::kFloat);
     if (sample.numel() > 0) flops = nn::forward_flops(*ingredients.model, sample);
   }
   if (!flops) {

@@ -53,6 +53,12 @@ class ServedModel final : public serving::Model {
  public:
   ServedModel(std::unique_ptr<Trained> trained, std::string name) : trained_(std::move(trained)) {
     const DataForm& form = trained_->form();
+    if (!form.model.inputs.empty())
+      fail(ErrorCode::invalid_argument,
+           "{}: its model reads several inputs for each sample, and requests carry one; serve a "
+           "model "
+           "that reads images or tokens",
+           name);
     card_.name = std::move(name);
     card_.version = trained_->step();
     card_.digest = trained_->weights_digest();

@@ -157,14 +157,12 @@ void StageRunner::make_host() {
   const int64_t samples = job_.train.batch_size / pipeline_.num_micro_batches;
   if (forms_.empty()) {  // the same on every worker, whatever stages it hosts
     const DataForm form = DataForm::of(job_, ingredients_.train_set->info(), ingredients_.augment);
-    Shape shape = form.sample_shape();
-    shape.insert(shape.begin(), samples);
-    at::Tensor input = at::zeros(shape, form.tokens ? at::kLong : at::kFloat);
-    if (!form.tokens && lies_channels_last(job_, *ingredients_.model)) {
-      input = input.contiguous(at::MemoryFormat::ChannelsLast);
+    nn::Tensors inputs = form.blank_inputs(samples);
+    if (form.images() && lies_channels_last(job_, *ingredients_.model)) {
+      inputs[0] = inputs[0].contiguous(at::MemoryFormat::ChannelsLast);
     }
-    const at::Tensor labels = form.tokens ? input : at::zeros({samples}, at::kLong);
-    forms_ = parallel::tensor_forms(operators_, {input, labels});
+    inputs.push_back(form.tokens ? inputs[0] : at::zeros({samples}, at::kLong));
+    forms_ = parallel::tensor_forms(operators_, inputs);
   }
   parallel::PipelineHost::Placement placement;
   placement.hosts = hosts_;
@@ -186,7 +184,8 @@ std::map<int64_t, StageRunner::Part> StageRunner::run(
   for (const data::Batch* batch : micro_batches) {
     step.inputs.emplace_back();
     if (batch == nullptr) continue;
-    step.inputs.back() = {input_of(*batch), labels_of(*batch)};
+    step.inputs.back() = inputs_of(*batch);
+    step.inputs.back().push_back(labels_of(*batch));
     samples += batch->num_samples;
   }
   const std::vector<nn::Tensors> results = host_->run(step);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
+#include "ductile/nn/operators.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/train/ingredients.h"
@@ -95,6 +97,78 @@ TEST(Stages, ThePlainMethodOnAsManyPartsComesToTheSameLoss) {
     const double plain = run_serial(job)->state().loss.value_or(-2);
     // The running statistics are those of parts in turn, and not their mean: the loss reads none.
     EXPECT_NEAR(stages, plain, 1e-5 * std::abs(plain)) << model;
+  }
+}
+
+// A model of several inputs at a size for tests, and what it reads.
+spec::JobOptions branched_job(const std::string& model, int64_t stages) {
+  spec::JobOptions job = small_job(model.c_str(), stages);
+  job.data.format = "synthetic";
+  job.data.synthetic.samples = 96;
+  job.data.synthetic.test_samples = 16;
+  job.data.synthetic.classes = 4;
+  job.model.layers = 1;
+  job.model.heads = 2;
+  job.model.dim = 8;
+  if (model == "mmt") job.data.synthetic.inputs = {"3*tokens:6:11"};
+  if (model == "dlrm") job.data.synthetic.inputs = {"2*vector:6", "2*indices:3:20"};
+  if (model == "candle-uno") job.data.synthetic.inputs = {"3*vector:6"};
+  return job;
+}
+
+constexpr const char* kBranched[] = {"mmt", "dlrm", "candle-uno"};
+
+// A stage for each branch, and one for what joins them.
+std::vector<std::string> stages_of_branches(const spec::JobOptions& job) {
+  const Ingredients parts = recipe_of(job)();
+  std::map<std::string, std::string> branches;
+  std::string rest;
+  const nn::OperatorGraph graph = nn::operators_of(*parts.model);
+  for (const nn::Operator& op : graph.operators()) {
+    const bool branch = op.name.starts_with("branches.");
+    std::string& names = branch ? branches[op.name.substr(0, op.name.find('.', 9))] : rest;
+    names += (names.empty() ? "" : " ") + op.name;
+  }
+  std::vector<std::string> out;
+  for (const auto& [name, ops] : branches) out.push_back(ops);
+  out.push_back(rest);
+  return out;
+}
+
+TEST(Stages, BranchesInStagesOfTheirOwnHaveTheBitsOfOneStage) {
+  for (const char* model : kBranched) {
+    const auto whole = weights_of(*run_serial(branched_job(model, 1)));
+    spec::JobOptions job = branched_job(model, 1);
+    job.train.pipelined.stages = stages_of_branches(job);
+    const auto stages = job.train.pipelined.stages.size();
+    EXPECT_GE(stages, 4U) << model;
+    job.train.virtual_ranks = static_cast<int64_t>(stages);
+    EXPECT_EQ(weights_of(*run_serial(job)), whole) << model;
+    job.train.pipelined.orders.assign(stages, "F3B3W3");
+    EXPECT_EQ(weights_of(*run_serial(job)), whole) << model << ", split";
+    const double in_stages = run_serial(job)->state().loss.value_or(-1);
+    job.train.pipelined = {};
+    job.train.method = "plain";
+    job.train.virtual_ranks = 3;
+    const double plain = run_serial(job)->state().loss.value_or(-2);
+    EXPECT_NEAR(in_stages, plain, 1e-5 * std::abs(plain)) << model;
+  }
+}
+
+// The labels are a teacher's, so there is something to learn, beyond what is seen.
+TEST(Stages, TheLossOfSeveralInputsFallsOnHeldOutSamples) {
+  for (const char* model : kBranched) {
+    spec::JobOptions job = branched_job(model, 2);
+    job.data.synthetic.samples = 2400;
+    job.data.synthetic.test_samples = 600;
+    job.model.hidden = {32};
+    job.model.dim = 16;
+    job.optimizer.name = "adamw";
+    job.optimizer.lr = 0.01;
+    job.train.epochs = 8;
+    const auto replica = run_serial(job);
+    const double loss = replica->evaluate([](int64_t) {}).loss;
+    EXPECT_LT(loss, 0.8 * std::log(4.0)) << model;  // of guesses
   }
 }
 

@@ -30,8 +30,7 @@ void add_statistics(JobState& state, JobState::EvaluationWeights& evaluated, nn:
   nn::seed_step(static_cast<uint64_t>(job.seed));
   const at::NoGradGuard no_grad;
   model.train(true);
-  for (int64_t i = 0; i < job.train.statistics_batches; ++i)
-    model.forward(input_of(*loader.next()));
+  for (int64_t i = 0; i < job.train.statistics_batches; ++i) forward(model, *loader.next());
 }
 
 }  // namespace ductile::train

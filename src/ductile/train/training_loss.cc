@@ -14,7 +14,7 @@ namespace ductile::train {
 namespace {
 
 at::Tensor losses_of(nn::Model& model, const data::Batch& batch) {
-  return model.loss(model.forward(input_of(batch)), labels_of(batch), 0).losses;
+  return model.loss(forward(model, batch), labels_of(batch), 0).losses;
 }
 
 double sum_of(const at::Tensor& losses) {

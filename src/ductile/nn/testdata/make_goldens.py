@@ -184,7 +184,60 @@ class Gpt(nn.Module):
         return t.ln_f(h) @ t.wte.weight.T
 
 
-def case(name, model, shape, classes):
+class Tower(nn.ModuleList):
+    def __init__(self, inputs, widths):
+        super().__init__(nn.Linear(i, o) for i, o in zip([inputs, *widths], widths))
+
+    def forward(self, x):
+        for layer in self:
+            x = F.relu(layer(x))
+        return x
+
+
+class Towers(nn.Module):
+    """DLRM and CANDLE-Uno: a tower for a vector, a table of `rows` rows for indices."""
+
+    def __init__(self, inputs, widths, dim, classes):
+        super().__init__()
+        self.branches = nn.ModuleList(
+            Tower(length, widths) if rows is None else nn.Embedding(rows, dim)
+            for length, rows in inputs)
+        joined = sum(widths[-1] if rows is None else length * dim for length, rows in inputs)
+        self.top = Tower(joined, widths)
+        self.head = nn.Linear(widths[-1], classes)
+
+    def forward(self, x):
+        ends = [branch(each).flatten(1) for branch, each in zip(self.branches, x)]
+        return self.head(self.top(torch.cat(ends, 1)))
+
+
+class Mmt(nn.Module):
+    def __init__(self, inputs, layers, heads, dim, classes):
+        super().__init__()
+        self.branches = nn.ModuleList()
+        for length, rows in inputs:
+            branch = nn.Module()
+            branch.position = nn.Parameter(torch.empty(length, dim))
+            branch.embed = nn.Embedding(rows, dim)
+            branch.layers = nn.Sequential(*(
+                nn.TransformerEncoderLayer(dim, heads, 4 * dim, dropout=0, norm_first=True,
+                                           batch_first=True) for _ in range(layers)))
+            self.branches.append(branch)
+        self.head = nn.Linear(dim * len(inputs), classes)
+
+    def forward(self, x):
+        return self.head(torch.cat([b.layers(b.embed(each) + b.position).mean(1)
+                                    for b, each in zip(self.branches, x)], 1))
+
+
+def several(inputs, samples):
+    """The inputs of a batch: (length, range), no range for a vector."""
+    hashes = [hashed(f"input{i}", (samples, length)) for i, (length, _) in enumerate(inputs)]
+    return [h * math.sqrt(12) if rows is None else ((h + 0.5) * rows).floor().long()
+            for h, (_, rows) in zip(hashes, inputs)]
+
+
+def case(name, model, shape, classes, inputs=None):
     model = model.double().train()
     with torch.no_grad():
         for n, p in model.named_parameters():
@@ -193,7 +246,7 @@ def case(name, model, shape, classes):
         x = ((hashed("input", shape) + 0.5) * classes).floor().long()
         labels = ((hashed("labels", shape) + 0.5) * classes).floor().long()
     else:
-        x = hashed("input", shape) * math.sqrt(12)
+        x = several(inputs, *shape) if inputs else hashed("input", shape) * math.sqrt(12)
         labels = torch.arange(shape[0]) % classes
     logits = model(x)
     losses = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1),
@@ -223,6 +276,16 @@ def small_images(resnet):
     return resnet
 
 
+def several_inputs():
+    vector, indices, tokens = (6, None), (3, 20), (6, 11)
+    mixed = [vector, vector, indices, indices]
+    return [
+        case("dlrm", Towers(mixed, (7, 9), 8, 4), (4,), 4, mixed),
+        case("candle-uno", Towers([vector] * 3, (7, 9), 8, 4), (4,), 4, [vector] * 3),
+        case("mmt", Mmt([tokens] * 3, 2, 2, 8, 4), (4,), 4, [tokens] * 3),
+    ]
+
+
 def main():
     torch.manual_seed(0)
     cases = [
@@ -236,6 +299,7 @@ def main():
              (4, 3, 16, 16), 10),
         case("resnet50", torchvision.models.resnet50(num_classes=10), (8, 3, 64, 64), 10),
         case("gpt", Gpt(11, 8, 16, 2, 2), (3, 6), 11),
+        *several_inputs(),
     ]
     print("[")
     print(",\n".join(json.dumps(c) for c in cases))

@@ -297,7 +297,8 @@ inline Outcome run_ranks(const nn::OperatorGraph& operators, const Pipeline& pip
 inline Outcome run_plain(nn::Model& model, const PipelineHost::Step& step) {
   Outcome out;
   for (const Tensors& in : step.inputs) {
-    const nn::LossOutput loss = model.loss(model.forward(in[0]), in[1], 0);
+    const nn::LossOutput loss =
+        model.loss(nn::forward(model, std::span(in).first(in.size() - 1)), in.back(), 0);
     out.results.push_back({loss.losses.detach()});
     Tensors leaves;
     std::vector<std::string> names;
