@@ -62,8 +62,9 @@ void check_stage(const JsonFields& stage) {
 
 }  // namespace
 
-void set_plan(spec::JobOptions& job, const fs::path& file) {
-  nlohmann::json plan = parse_json(read_text(file), file.string(), ErrorCode::invalid_argument);
+std::string set_plan(spec::JobOptions& job, const fs::path& file) {
+  std::string text = read_text(file);
+  nlohmann::json plan = parse_json(text, file.string(), ErrorCode::invalid_argument);
   if (plan.is_object() && plan.contains("plan")) plan = nlohmann::json(plan["plan"]);
   check_format(plan, file);
   const int64_t batch =
@@ -75,6 +76,7 @@ void set_plan(spec::JobOptions& job, const fs::path& file) {
          file.string(), batch, job.train.batch_size, job.train.batch_size, batch);
   }
   spec::PipelinedOptions options;
+  options.trace_steps = job.train.pipelined.trace_steps;
   int64_t micro_batch = 0;
   for (const nlohmann::json& item : plan["stages"]) {
     const JsonFields stage(item, fmt::format("{}: stage {}", file.string(), options.stages.size()));
@@ -114,9 +116,10 @@ void set_plan(spec::JobOptions& job, const fs::path& file) {
   job.train.method = "pipelined";
   job.train.virtual_ranks = stages;
   job.train.pipelined = std::move(options);
+  return text;
 }
 
-void change_plan(spec::JobOptions& job, const fs::path& file) {
+std::string change_plan(spec::JobOptions& job, const fs::path& file) {
   if (!spec::is_pipelined(job)) {
     fail(ErrorCode::conflict,
          "{}: the run was begun with train.method = \"{}\", and a plan would make another job of "
@@ -125,7 +128,7 @@ void change_plan(spec::JobOptions& job, const fs::path& file) {
   }
   const int64_t stages = job.train.virtual_ranks;
   const int64_t micro_batches = job.train.pipelined.micro_batches;
-  set_plan(job, file);
+  std::string text = set_plan(job, file);
   if (job.train.virtual_ranks != stages || job.train.pipelined.micro_batches != micro_batches) {
     fail(ErrorCode::conflict,
          "{}: the plan has {} stages and {} micro-batches, and the run was begun with {} and {}, "
@@ -133,6 +136,7 @@ void change_plan(spec::JobOptions& job, const fs::path& file) {
          file.string(), job.train.virtual_ranks, job.train.pipelined.micro_batches, stages,
          micro_batches);
   }
+  return text;
 }
 
 }  // namespace ductile::cli

@@ -34,6 +34,7 @@
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_line.h"
+#include "ductile/run/trace.h"
 
 namespace ductile::cli {
 namespace {
@@ -242,20 +243,53 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   console.print("{}", page::table(rows));
 }
 
-void read_job(const TrainCommand& command, Context& context, JobConfig& config) {
+// Returns the text of the plan; empty where none is given.
+std::string read_job(const TrainCommand& command, Context& context, JobConfig& config) {
+  std::string plan;
   if (command.resume) {
     config.read_saved(run::RunFolder::open(*command.resume).job_file());
-    if (command.plan) change_plan(config.job, *command.plan);
+    if (command.plan) plan = change_plan(config.job, *command.plan);
   } else if (command.replay) {
     config.read_saved(run::RunFolder::open(*command.replay).job_file());
   } else if (command.plan) {
     config.read_data(command.job, context.environment);
-    set_plan(config.job, *command.plan);
+    plan = set_plan(config.job, *command.plan);
   } else {
     config.read(command.job, context.environment);
   }
   if (command.plan) spec::check(config.job);
   if (command.runs) config.job.runs = command.runs->string();
+  return plan;
+}
+
+// Job and plan of a resumed run that got another plan: they come back if no worker can run that.
+struct Replaced {
+  std::string job;
+  std::optional<std::string> plan;
+};
+
+// Puts the plan into the run's folder and, where the run goes on, into its job.
+std::optional<Replaced> put_plan(const TrainCommand& command, const std::string& plan,
+                                 JobConfig& config, const run::RunFolder& folder) {
+  if (!command.plan) return std::nullopt;
+  const fs::path file = run::plan_file(folder);
+  std::optional<Replaced> before;
+  if (command.resume) {
+    before.emplace(Replaced{read_file(folder.job_file()), std::nullopt});
+    if (kind_of(file) == FileKind::file) before->plan = read_file(file);
+    write_file_atomic(folder.job_file(), config.options.to_toml());
+  }
+  write_file_atomic(file, plan);
+  return before;
+}
+
+void put_back(const Replaced& before, const run::RunFolder& folder) {
+  write_file_atomic(folder.job_file(), before.job);
+  if (before.plan) {
+    write_file_atomic(run::plan_file(folder), *before.plan);
+  } else {
+    fs::remove(run::plan_file(folder));
+  }
 }
 
 // Weights that a new run begins with. They are read before there is a run.
@@ -367,7 +401,7 @@ void compare(const Original& original, const Json& figures, Outcome& outcome, Co
 ExitCode train(const TrainCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig config;
-  read_job(command, context, config);
+  const std::string plan = read_job(command, context, config);
   std::optional<Original> original;
   if (command.replay) original = original_of(*command.replay);
   const server::HostSetup setup = host_setup_of(
@@ -398,11 +432,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
   if (command.resume) original = kept(folder);
   if (original) keep(*original, folder);
   if (command.resume) settle_threads(config, console);  // of a version that left it open
-  std::optional<std::string> job_before;                // that comes back if the plan is refused
-  if (command.resume && command.plan) {
-    job_before = read_file(folder.job_file());
-    write_file_atomic(folder.job_file(), config.options.to_toml());
-  }
+  const auto replaced = put_plan(command, plan, config, folder);
   console.say("run {}", folder.path().string());
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
@@ -416,7 +446,7 @@ ExitCode train(const TrainCommand& command, Context& context) {
     if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::unavailable) throw;
     outcome = failed(e.code(), e.what());
   }
-  if (job_before && outcome.code == kUsage) write_file_atomic(folder.job_file(), *job_before);
+  if (replaced && outcome.code == kUsage) put_back(*replaced, folder);
   const Json figures = last_summary(folder);
   listener.finish();
   if (original) compare(*original, figures, outcome, console);

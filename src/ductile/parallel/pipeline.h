@@ -12,6 +12,7 @@
 #include "ductile/comm/communicator.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/stage_executor.h"
+#include "ductile/parallel/trace.h"
 #include "ductile/spec/stage_orders.h"
 
 namespace ductile::parallel {
@@ -83,6 +84,8 @@ class PipelineHost {
     std::vector<nn::Tensors> inputs;
     uint64_t seed = 0;      // of operators that draw random numbers
     double loss_scale = 1;  // gradients are those of this times a micro-batch's mean loss, summed
+    // What each hosted stage does is added to it; nullptr: nobody looks at a clock.
+    Trace* trace = nullptr;
   };
   // Runs one iteration. Returns the model's results for each micro-batch if the stage that makes
   // the first of them is hosted here, or else nothing.
@@ -109,6 +112,9 @@ class PipelineHost {
   std::vector<Message> awaited(const HostedStage& stage) const;
   bool ready(const HostedStage& stage) const;
   void wait() const;
+  int64_t now() const;
+  int64_t note(TraceInterval::Kind kind, const HostedStage& stage, int64_t begin);
+  void note_wait(int64_t begin);
   void do_task(HostedStage& stage, const Step& step, std::vector<nn::Tensors>& results);
   void forward(HostedStage& stage, int64_t micro_batch, const Step& step,
                std::vector<nn::Tensors>& results);
@@ -127,6 +133,7 @@ class PipelineHost {
   std::vector<std::unique_ptr<HostedStage>> stages_;
   std::unique_ptr<Mail> mail_;
   std::map<std::string, at::Tensor> gradients_;
+  Trace* trace_ = nullptr;  // of the run under way
 };
 
 }  // namespace ductile::parallel

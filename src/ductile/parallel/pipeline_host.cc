@@ -88,6 +88,13 @@ struct PipelineHost::Mail {
     return found->second.work.done();
   }
 
+  // Whether another worker brings or takes it.
+  bool travels(const Key& key) const {
+    const Transfer& t = transfers[key.transfer];
+    return placement.hosts[static_cast<size_t>(t.from)] !=
+           placement.hosts[static_cast<size_t>(t.to)];
+  }
+
   // False if no message is to bring it.
   bool wait_a_little(const Key& key) const {
     const auto found = posted.find(key);
@@ -219,11 +226,14 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
     }
   }
   std::vector<Tensors> results;
+  trace_ = step.trace;
   const auto finished = [](const auto& stage) { return stage->finished(); };
   while (!std::ranges::all_of(stages_, finished)) {
     const auto next = std::ranges::find_if(stages_, [&](const auto& s) { return ready(*s); });
     if (next == stages_.end()) {
+      const int64_t begin = now();
       wait();
+      note_wait(begin);
     } else {
       do_task(**next, step, results);
     }
@@ -231,6 +241,42 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
   sum_gradients();
   mail_->finish();
   return results;
+}
+
+// Nanoseconds since 1970; 0 where nobody wants to know.
+int64_t PipelineHost::now() const {
+  if (trace_ == nullptr) return 0;
+  const auto since = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+}
+
+// What the stage has done since `begin` for its present task. Returns the present time.
+int64_t PipelineHost::note(TraceInterval::Kind kind, const HostedStage& stage, int64_t begin) {
+  if (trace_ == nullptr) return 0;
+  const int64_t end = now();
+  trace_->push_back({kind, stage.number, stage.micro_batch(), begin, end});
+  return end;
+}
+
+// Every stage that is not done waits, if none can go on. Waits in a row are one: a task between
+// them would be recorded, too.
+void PipelineHost::note_wait(int64_t begin) {
+  if (trace_ == nullptr) return;
+  const int64_t end = now();
+  constexpr auto kWait = TraceInterval::Kind::wait;
+  if (!trace_->empty() && trace_->back().kind == kWait) {
+    const int64_t since = trace_->back().begin;
+    for (auto i = trace_->rbegin(); i != trace_->rend() && i->kind == kWait && i->begin == since;
+         ++i) {
+      i->end = end;
+    }
+    return;
+  }
+  for (const auto& stage : stages_) {
+    if (!stage->finished()) {
+      trace_->push_back({kWait, stage->number, stage->micro_batch(), begin, end});
+    }
+  }
 }
 
 // Whether the gradient of a transfer travels.
@@ -286,7 +332,9 @@ void PipelineHost::do_task(HostedStage& stage, const Step& step, std::vector<Ten
   } else if (task == Task::backward) {
     backward(stage, micro_batch, step);
   } else {
+    const int64_t begin = now();
     stage.executor.backward_weights(micro_batch);
+    note(TraceInterval::Kind::weights, stage, begin);
   }
   ++stage.done[static_cast<size_t>(task)];
   ++stage.next;
@@ -295,6 +343,8 @@ void PipelineHost::do_task(HostedStage& stage, const Step& step, std::vector<Ten
 void PipelineHost::forward(HostedStage& stage, int64_t micro_batch, const Step& step,
                            std::vector<Tensors>& results) {
   Tensors inputs;
+  int64_t begin = now();
+  bool travels = false;
   const std::vector<Source>& sources = stage.executor.inputs();
   for (size_t i = 0; i < sources.size(); ++i) {
     if (sources[i].op == kModelInput) {
@@ -307,27 +357,35 @@ void PipelineHost::forward(HostedStage& stage, int64_t micro_batch, const Step& 
       }
       inputs.push_back(given[number]);
     } else {
-      inputs.push_back(mail_->take({stage.arrivals[i].front(), kForward}, micro_batch,
-                                   pipeline_.num_micro_batches));
+      const Message message{stage.arrivals[i].front(), kForward};
+      travels = travels || mail_->travels(message);
+      inputs.push_back(mail_->take(message, micro_batch, pipeline_.num_micro_batches));
     }
   }
+  if (travels) begin = note(TraceInterval::Kind::transfer, stage, begin);
   const Tensors outputs = stage.executor.forward(micro_batch, std::move(inputs));
+  begin = note(TraceInterval::Kind::forward, stage, begin);
+  travels = false;
   Tensors of_model(operators_.results().size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Source& source = stage.executor.outputs()[i];
     for (const size_t t : stage.departures[i]) {
+      travels = travels || mail_->travels({t, kForward});
       mail_->give({t, kForward}, micro_batch, as_sent(outputs[i], placement_.forms.at(source)));
     }
     for (size_t r = 0; r < of_model.size(); ++r) {
       if (operators_.results()[r] == source) of_model[r] = outputs[i];
     }
   }
+  if (travels) note(TraceInterval::Kind::transfer, stage, begin);
   if (of_model.front().defined()) results.push_back(std::move(of_model));
 }
 
 void PipelineHost::backward(HostedStage& stage, int64_t micro_batch, const Step& step) {
   const std::vector<Source>& sources = stage.executor.outputs();
   std::vector<std::vector<StageExecutor::Gradient>> gradients(sources.size());
+  int64_t begin = now();
+  bool travels = false;
   for (size_t i = 0; i < sources.size(); ++i) {
     if (sources[i] == operators_.results().front()) {
       // Of the mean of the losses, as autograd has it.
@@ -338,20 +396,26 @@ void PipelineHost::backward(HostedStage& stage, int64_t micro_batch, const Step&
     }
     for (const size_t t : stage.departures[i]) {
       if (!sends_back(t)) continue;
+      travels = travels || mail_->travels({t, kGradient});
       gradients[i].push_back({mail_->take({t, kGradient}, micro_batch, pipeline_.num_micro_batches),
                               transfers_[t].reader});
     }
   }
+  if (travels) begin = note(TraceInterval::Kind::transfer, stage, begin);
   const auto found = stage.executor.backward(micro_batch, std::move(gradients));
+  begin = note(TraceInterval::Kind::backward, stage, begin);
+  travels = false;
   for (size_t i = 0; i < found.size(); ++i) {
     for (const size_t t : stage.arrivals[i]) {
       if (!sends_back(t)) continue;
+      travels = travels || mail_->travels({t, kGradient});
       const TensorForm& form = placement_.forms.at(transfers_[t].source);
       const at::Tensor& value = found[i].value;
       mail_->give({t, kGradient}, micro_batch,
                   value.defined() ? as_sent(value, form) : zeros(form));
     }
   }
+  if (travels) note(TraceInterval::Kind::transfer, stage, begin);
 }
 
 // The sums of each parameter, over all operators that hold it. Stages that share a parameter send

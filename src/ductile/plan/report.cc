@@ -36,6 +36,41 @@ Json timeline_json(const Timeline& t, const Plan& plan) {
   return out;
 }
 
+const char* kind_text(Box::Kind kind) {
+  switch (kind) {
+    case Box::Kind::forward:
+      return "forward";
+    case Box::Kind::backward:
+      return "backward";
+    case Box::Kind::backward_weight:
+      return "weights";
+    case Box::Kind::transfer:
+      return "transfer";
+    case Box::Kind::sync:
+      return "sum";
+  }
+  return "";
+}
+
+constexpr size_t kMostBoxes = 20'000;
+
+// Each task and message of one iteration, as the report of a run shows it beside what was recorded.
+// Of a long timeline nothing.
+Json boxes_json(const Timeline& t) {
+  Json out = Json::array();
+  if (t.boxes.size() > kMostBoxes) return out;
+  for (const Box& b : t.boxes) {
+    Json box = {{"kind", kind_text(b.kind)},
+                {"stage", b.stage},
+                {"micro_batch", b.index},
+                {"begin", b.start},
+                {"end", b.end}};
+    if (b.to >= 0) box["to"] = b.to;
+    out.push_back(std::move(box));
+  }
+  return out;
+}
+
 }  // namespace
 
 Report make_report(graph::Graph graph, Devices devices, Objective objective, Planned planned,
@@ -141,6 +176,7 @@ nlohmann::json to_json(const Report& report) {
   if (p.feasible) {
     out["plan"] = to_json(p.plan, report.graph);
     out["evaluation"] = timeline_json(report.timeline, p.plan);
+    out["timeline"] = boxes_json(report.timeline);
   } else {
     out["advice"] = advice(report);
     out["memory_needed"] = p.memory_needed;

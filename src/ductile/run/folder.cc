@@ -139,7 +139,8 @@ RunFolder RunFolder::open(const fs::path& path) {
 
 void RunFolder::remove_leftovers() const {
   constexpr std::string_view kOwned[] = {"membership.json", "controller.json", "hosts.json",
-                                         "job.toml",        "report.html",     "replay.json"};
+                                         "job.toml",        "report.html",     "replay.json",
+                                         "plan.json",       "trace.json"};
   std::error_code error;
   for (auto it = fs::directory_iterator(path_, error); !error && it != fs::directory_iterator();
        it.increment(error)) {

@@ -21,6 +21,7 @@
 #include "ductile/run/metrics.h"
 #include "ductile/run/minima.h"
 #include "ductile/run/report_impl.h"
+#include "ductile/run/trace.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::run {
@@ -385,6 +386,8 @@ std::string report_html(const RunFolder& folder, const History& history,
   const std::vector<json> minima = read_minima(folder);
   if (const std::string table = report::minima_html(minima); !table.empty())
     page.body += page::section("Sharpness of the minimum", table);
+  if (const std::string trace = report::trace_html(folder); !trace.empty())
+    page.body += page::section("Pipeline timeline", trace);
   page.body += page::section("What happened", events_html(history));
   page.body += "<div class=\"columns\">" +
                page::section("Configuration", config_html(job, job_toml)) + "<div>" +
@@ -403,6 +406,7 @@ std::string report_html(const RunFolder& folder, const History& history,
 void write_report(const RunFolder& folder) {
   write_file_atomic(folder.report_file(),
                     report_html(folder, read_history(folder), job_text(folder)));
+  write_chrome_trace(folder);
 }
 
 json chart_data(const RunFolder& folder) {

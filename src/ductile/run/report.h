@@ -10,7 +10,8 @@
 
 namespace ductile::run {
 
-// Writes report.html atomically from job.toml, events.jsonl, metrics.jsonl and minima.jsonl.
+// Writes report.html atomically from job.toml, events.jsonl, metrics.jsonl and minima.jsonl; where
+// steps of a pipeline were recorded, from trace.jsonl and plan.json too, and trace.json (trace.h).
 // Style, script and data are in the page, so it may be mailed or archived. It may be written at any
 // time of a run, with any of the files missing, and again later. Curves are reduced to 2,000 points
 // each, with their extremes. Every text from the run is escaped. Throws unavailable that names the

@@ -7,6 +7,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/page/html.h"
+#include "ductile/run/folder.h"
 #include "ductile/run/history.h"
 #include "ductile/spec/job.h"
 
@@ -56,6 +57,10 @@ std::string tuning_text(const nlohmann::json& event);
 std::string minima_html(const std::vector<nlohmann::json>& minima);
 // The slices of the last measurement that has some, for the script; null where none has.
 nlohmann::json slices_data(const std::vector<nlohmann::json>& minima);
+
+// The recorded steps of a pipeline, beside what its plan predicted (run/trace.h). Empty where none
+// was recorded.
+std::string trace_html(const RunFolder& folder);
 
 // The data the script draws: panels of curves, marks, workers over time.
 nlohmann::json chart_data(const History& history, const spec::JobOptions& job);

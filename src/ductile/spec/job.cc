@@ -365,6 +365,11 @@ void describe(Describer& d, PipelinedOptions& o) {
           "one forward, one backward");
   d.field("recompute", o.recompute,
           "operators whose forward pass is repeated in the backward pass, to save memory");
+  d.field(
+       "trace_steps", o.trace_steps,
+       "steps of which the stages' tasks are recorded with their times, in trace.json; they begin "
+       "after the first three; 0 = none")
+      .range(0, 10'000);
 }
 
 void describe(Describer& d, GradedOptions& o) {

@@ -211,6 +211,7 @@ struct PipelinedOptions {
   std::vector<std::string> stages;     // of each: its operators' names, separated by spaces
   std::vector<std::string> orders;     // of each: its tasks, as in a plan ("F2BFBFB2")
   std::vector<std::string> recompute;  // operators
+  int64_t trace_steps = 0;
 };
 
 struct GradedOptions {

@@ -13,6 +13,7 @@
 #include "ductile/train/environment.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/noise.h"
+#include "ductile/train/stage_trace.h"
 
 namespace ductile::train {
 namespace {
@@ -306,6 +307,11 @@ uint64_t RankRunner::step_seed() const {
   return mix(static_cast<uint64_t>(job_.seed), static_cast<uint64_t>(state_.counters.step));
 }
 
+const parallel::Trace& RankRunner::trace_of(int64_t step) const {
+  static const parallel::Trace kNone;
+  return traced_step_ == step ? trace_ : kNone;
+}
+
 // All hosted ones together, which take turns.
 void RankRunner::run_stages() {
   prepare_thread();
@@ -315,8 +321,11 @@ void RankRunner::run_stages() {
   for (size_t m = 0; loader_ && m < micro_batches.size(); ++m) {
     micro_batches[m] = &batch_of(static_cast<int64_t>(m));
   }
+  trace_.clear();
+  traced_step_ = state_.counters.step;
+  parallel::Trace* const trace = is_traced(job_, traced_step_) ? &trace_ : nullptr;
   for (auto& [rank, part] :
-       stages_->run(micro_batches, figures_, step_seed(), state_.scaler.scale())) {
+       stages_->run(micro_batches, figures_, step_seed(), state_.scaler.scale(), trace)) {
     contributions_[rank] = {std::move(part.gradients),
                             std::make_shared<const std::vector<float>>(std::move(part.buffers)),
                             std::move(part.figures)};

@@ -62,6 +62,10 @@ class RankRunner {
   // What the next steps carry as figure kBatchOrder, where the job has it (optim/batch_order.h).
   void set_batch_order(int64_t batch) { batch_order_ = batch; }
 
+  // What the hosted stages did in step `step`, where that was the last one and is recorded
+  // (stage_trace.h); else nothing.
+  const parallel::Trace& trace_of(int64_t step) const;
+
   bool channels_last() const { return channels_last_; }
   data::LoaderStats loader_stats() const {
     return loader_ ? loader_->stats() : data::LoaderStats();
@@ -108,6 +112,8 @@ class RankRunner {
   std::vector<comm::LeafRange> parts_;  // of groups_
 
   int64_t batch_order_ = 0;
+  parallel::Trace trace_;
+  int64_t traced_step_ = -1;  // whose trace it is
 
   // The present step:
   StepKind kind_;

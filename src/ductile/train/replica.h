@@ -68,6 +68,7 @@ class Replica {
   // Takes over all of them.
   void host_all() { host({{0, num_ranks()}, vector_size()}, 0, nullptr); }
   data::LoaderStats loader_stats() const { return runner_.loader_stats(); }
+  const parallel::Trace& trace_of(int64_t step) const { return runner_.trace_of(step); }
 
   // The size of the vectors that virtual ranks sum, and the first element of them that the present
   // step needs: 0, or in a step without a gradient the first figure.

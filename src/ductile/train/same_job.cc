@@ -19,8 +19,9 @@ constexpr std::array kFree = std::to_array<std::string_view>(
      "/train/log_every", "/train/shard_optimizer", "/train/shard_copies"});
 
 // The same where both run a pipeline of as many stages: its cut and its schedule change no bit.
-constexpr std::array kFreeOfStages = std::to_array<std::string_view>(
-    {"/train/pipelined/stages", "/train/pipelined/orders", "/train/pipelined/recompute"});
+constexpr std::array kFreeOfStages =
+    std::to_array<std::string_view>({"/train/pipelined/stages", "/train/pipelined/orders",
+                                     "/train/pipelined/recompute", "/train/pipelined/trace_steps"});
 
 bool is_free(std::string_view path, std::span<const std::string_view> among) {
   return std::any_of(among.begin(), among.end(), [&](std::string_view free) {

@@ -175,11 +175,12 @@ void StageRunner::make_host() {
 
 std::map<int64_t, StageRunner::Part> StageRunner::run(
     std::span<const data::Batch* const> micro_batches, const FigureList& figures, uint64_t seed,
-    double loss_scale) {
+    double loss_scale, parallel::Trace* trace) {
   make_host();
   parallel::PipelineHost::Step step;
   step.seed = seed;
   step.loss_scale = loss_scale;
+  step.trace = trace;
   int64_t samples = 0;
   for (const data::Batch* batch : micro_batches) {
     step.inputs.emplace_back();

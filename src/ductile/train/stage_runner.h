@@ -46,9 +46,11 @@ class StageRunner {
     std::vector<float> buffers, figures;
   };
   // Of one step, by virtual rank. Micro-batches may be nullptr where no hosted stage reads samples.
-  // After an error host() must be called next.
+  // After an error host() must be called next. `trace`: what the hosted stages do is added there;
+  // nullptr: it is not recorded.
   std::map<int64_t, Part> run(std::span<const data::Batch* const> micro_batches,
-                              const FigureList& figures, uint64_t seed, double loss_scale);
+                              const FigureList& figures, uint64_t seed, double loss_scale,
+                              parallel::Trace* trace);
 
  private:
   void make_host();

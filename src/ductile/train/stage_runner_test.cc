@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "ductile/nn/operators.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
+#include "ductile/run/trace.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/replica.h"
 #include "ductile/train/same_job.h"
@@ -284,6 +286,46 @@ TEST(Stages, ACheckpointOfShardedStagesIsRestoredUnderOtherPlans) {
   Replica replica(job);
   replica.restore(*newest.checkpoint);
   EXPECT_EQ(weights_of(replica), whole);
+}
+
+// What the stages did is recorded where it is asked for, changes no bit, and is what they were
+// ordered to do.
+TEST(Stages, RecordedStepsAreThoseOfTheOrdersAndChangeNoBit) {
+  spec::JobOptions job = small_job("cnn", 3);
+  job.train.pipelined.orders.assign(3, "F3B3W3");
+  const OneRun alone(job);
+  alone.go_on(job, 3, 8, /*to_its_end=*/true);
+  EXPECT_TRUE(run::read_trace(alone.folder).empty());
+  job.train.pipelined.trace_steps = 2;
+  for (const int64_t workers : {1, 3}) {
+    const OneRun recorded(job);
+    recorded.go_on(job, workers, 8, /*to_its_end=*/true);
+    EXPECT_EQ(recorded.digest(), alone.digest()) << workers;
+    const auto steps = run::read_trace(recorded.folder);
+    ASSERT_EQ(steps.size(), 2U) << workers;
+    for (size_t s = 0; s < 2; ++s) {
+      EXPECT_EQ(steps[s].step, static_cast<int64_t>(3 + s));
+      std::map<int, std::string> orders;
+      std::map<int, double> ends;
+      std::set<int> hosts;
+      bool travels = false;
+      for (const run::StageInterval& i : steps[s].intervals) {
+        if (i.kind == "forward") orders[i.stage] += "F" + std::to_string(i.micro_batch);
+        if (i.kind == "backward") orders[i.stage] += "B" + std::to_string(i.micro_batch);
+        if (i.kind == "weights") orders[i.stage] += "W" + std::to_string(i.micro_batch);
+        travels = travels || i.kind == "transfer";
+        hosts.insert(i.worker);
+        EXPECT_GE(i.begin, ends[i.stage]) << "intervals of stage " << i.stage << " overlap";
+        EXPECT_GE(i.end, i.begin);
+        ends[i.stage] = i.end;
+      }
+      EXPECT_EQ(orders.size(), 3U);
+      for (const auto& [stage, order] : orders)
+        EXPECT_EQ(order, "F0F1F2B0B1B2W0W1W2") << "stage " << stage;
+      EXPECT_EQ(travels, workers > 1);
+      EXPECT_EQ(static_cast<int64_t>(hosts.size()), workers);
+    }
+  }
 }
 
 // The first step of each generation, and its workers.

@@ -33,6 +33,7 @@
 #include "ductile/train/meeting.h"
 #include "ductile/train/recorder.h"
 #include "ductile/train/replica.h"
+#include "ductile/train/stage_trace.h"
 #include "ductile/train/torch_error.h"
 
 namespace ductile::train {
@@ -110,6 +111,7 @@ class WorkerLoop::Impl {
   void bring_parts(const Restore& command);
   void gather_all_at(int rank);
   void finish_step(const Apply& command);
+  void record_trace(int64_t step);
   Restored restored(Generation generation, int64_t step, bool done);
   void lead();
   void evaluate();
@@ -449,10 +451,22 @@ void WorkerLoop::Impl::finish_step(const Apply& command) {
     source_.tell(restored(command.generation, command.step + 1, false));
     return;
   }
+  if (is_traced(input_.job, replica_->step() - 1)) record_trace(replica_->step() - 1);
   // What needs whole weights or the whole state, while all members are there.
   if (replica_->evaluation_due()) evaluate();
   if (const int saver = std::exchange(saver_, -1); saver >= 0) gather_all_at(saver);
   settled(command.generation, command.step + 1);
+}
+
+// All members together. A full disk costs the record of the step and nothing else.
+void WorkerLoop::Impl::record_trace(int64_t step) {
+  const auto recorded = gather_trace(*exchange_, replica_->trace_of(step), step);
+  if (!recorded) return;
+  try {
+    run::append_trace(input_.folder, *recorded);
+  } catch (const Error& e) {
+    run::offer_line(input_.progress_fd, run::Message{"warning", e.what()});
+  }
 }
 
 // All members together: the leader evaluates and tells the others. Some may know the result

@@ -1,0 +1,92 @@
+#include "ductile/run/trace.h"
+
+#include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/files.h"
+#include "ductile/run/report.h"
+
+namespace ductile::run {
+namespace {
+
+StageTimeline step_of(int64_t number, double scale) {
+  StageTimeline step;
+  step.step = number;
+  step.time = 1000 + static_cast<double>(number);
+  step.intervals = {{"forward", 0, 0, 0, 0, scale},
+                    {"wait", 1, 1, 0, 0, scale},
+                    {"transfer", 1, 1, 0, scale, 1.5 * scale},
+                    {"forward", 1, 1, 0, 1.5 * scale, 2 * scale}};
+  return step;
+}
+
+struct Run {
+  TempFolder place;
+  RunFolder folder = RunFolder::create(place.path(), "trace", "");
+};
+
+constexpr const char* kPlan =
+    R"({"plan":{},"timeline":[{"kind":"forward","stage":0,"micro_batch":0,"begin":0,"end":0.5},)"
+    R"({"kind":"transfer","stage":0,"to":1,"micro_batch":0,"begin":0.5,"end":0.75}]})";
+
+TEST(Trace, StepsAreReadInOrderAndTheLastOfEachCounts) {
+  const Run run;
+  EXPECT_TRUE(read_trace(run.folder).empty());
+  append_trace(run.folder, step_of(4, 1));
+  append_trace(run.folder, step_of(3, 1));
+  append_trace(run.folder, step_of(4, 2));  // it was done again
+  write_file_atomic(trace_file(run.folder),
+                    read_file(trace_file(run.folder)) + "{\"step\":9,\"time\":1}\n{\"ste");
+  const auto steps = read_trace(run.folder);
+  ASSERT_EQ(steps.size(), 2U);
+  EXPECT_EQ(steps[0].step, 3);
+  EXPECT_EQ(steps[1].intervals, step_of(4, 2).intervals);
+  EXPECT_EQ(steps[1].seconds(), 4);
+  EXPECT_EQ(steps[1].num_stages(), 2);
+}
+
+TEST(Trace, IsWrittenForPerfettoBesideThePrediction) {
+  const Run run;
+  write_chrome_trace(run.folder);
+  EXPECT_FALSE(fs::exists(chrome_trace_file(run.folder)));
+  append_trace(run.folder, step_of(3, 1));
+  append_trace(run.folder, step_of(4, 1));
+  write_file_atomic(plan_file(run.folder), kPlan);
+  write_chrome_trace(run.folder);
+  const auto trace = nlohmann::json::parse(read_file(chrome_trace_file(run.folder)));
+  int recorded = 0, predicted = 0, names = 0;
+  for (const auto& event : trace.at("traceEvents")) {
+    names += event.at("ph") == "M";
+    if (event.at("ph") != "X") continue;
+    (event.at("pid") == 1 ? recorded : predicted) += 1;
+    EXPECT_GE(event.at("dur"), 0);
+    if (event.at("pid") == 1 && event.at("args").at("step") == 4) EXPECT_GE(event.at("ts"), 1e6);
+  }
+  EXPECT_EQ(recorded, 8);
+  EXPECT_EQ(predicted, 2);
+  EXPECT_EQ(names, 2 + 2 + 2);  // processes; stages; stage 0 and its messages
+}
+
+TEST(Trace, TheReportShowsTheMedianStepBesideThePrediction) {
+  const Run run;
+  write_report(run.folder);
+  EXPECT_EQ(read_file(run.folder.report_file()).find("Pipeline timeline"), std::string::npos);
+  for (const int64_t step : {3, 4, 5}) {
+    append_trace(run.folder, step_of(step, step == 4 ? 1.0 : step));
+  }
+  write_report(run.folder);
+  const std::string alone = read_file(run.folder.report_file());
+  EXPECT_NE(alone.find("Step 3, the median of 3 recorded"), std::string::npos);
+  EXPECT_EQ(alone.find("the plan predicted"), std::string::npos);
+  EXPECT_TRUE(fs::exists(chrome_trace_file(run.folder)));
+  write_file_atomic(plan_file(run.folder), kPlan);
+  write_report(run.folder);
+  EXPECT_NE(read_file(run.folder.report_file()).find("the plan predicted"), std::string::npos);
+  write_file_atomic(plan_file(run.folder), "{");  // damaged: nothing is predicted
+  write_report(run.folder);
+}
+
+}  // namespace
+}  // namespace ductile::run
