@@ -22,7 +22,7 @@ StageTimeline step_of(int64_t number, double scale) {
   return step;
 }
 
-struct Run {
+struct OneRun {
   TempFolder place;
   RunFolder folder = RunFolder::create(place.path(), "trace", "");
 };
@@ -32,7 +32,7 @@ constexpr const char* kPlan =
     R"({"kind":"transfer","stage":0,"to":1,"micro_batch":0,"begin":0.5,"end":0.75}]})";
 
 TEST(Trace, StepsAreReadInOrderAndTheLastOfEachCounts) {
-  const Run run;
+  const OneRun run;
   EXPECT_TRUE(read_trace(run.folder).empty());
   append_trace(run.folder, step_of(4, 1));
   append_trace(run.folder, step_of(3, 1));
@@ -48,7 +48,7 @@ TEST(Trace, StepsAreReadInOrderAndTheLastOfEachCounts) {
 }
 
 TEST(Trace, IsWrittenForPerfettoBesideThePrediction) {
-  const Run run;
+  const OneRun run;
   write_chrome_trace(run.folder);
   EXPECT_FALSE(fs::exists(chrome_trace_file(run.folder)));
   append_trace(run.folder, step_of(3, 1));
@@ -62,7 +62,9 @@ TEST(Trace, IsWrittenForPerfettoBesideThePrediction) {
     if (event.at("ph") != "X") continue;
     (event.at("pid") == 1 ? recorded : predicted) += 1;
     EXPECT_GE(event.at("dur"), 0);
-    if (event.at("pid") == 1 && event.at("args").at("step") == 4) EXPECT_GE(event.at("ts"), 1e6);
+    if (event.at("pid") == 1 && event.at("args").at("step") == 4) {
+      EXPECT_GE(event.at("ts"), 1e6);
+    }
   }
   EXPECT_EQ(recorded, 8);
   EXPECT_EQ(predicted, 2);
@@ -70,7 +72,7 @@ TEST(Trace, IsWrittenForPerfettoBesideThePrediction) {
 }
 
 TEST(Trace, TheReportShowsTheMedianStepBesideThePrediction) {
-  const Run run;
+  const OneRun run;
   write_report(run.folder);
   EXPECT_EQ(read_file(run.folder.report_file()).find("Pipeline timeline"), std::string::npos);
   for (const int64_t step : {3, 4, 5}) {
