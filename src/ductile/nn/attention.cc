@@ -12,8 +12,8 @@ at::Tensor dropped(const at::Tensor& x, double share) {
   return share > 0 ? at::dropout(widened(x), share, true).to(x.scalar_type()) : x;
 }
 
-at::Tensor attention(const at::Tensor& qkv, int64_t heads, const at::Tensor& hidden,
-                     double dropout) {
+at::Tensor multi_head_attention(const at::Tensor& qkv, int64_t heads, const at::Tensor& hidden,
+                                double dropout) {
   const int64_t batch = qkv.size(0), tokens = qkv.size(1), dim = qkv.size(2) / 3;
   const auto part = [&](int64_t i) {
     return widened(qkv.slice(2, i * dim, (i + 1) * dim))

@@ -15,7 +15,7 @@ at::Tensor dropped(const at::Tensor& x, double share);
 // queries, keys and values side by side [B, T, 3D] -> [B, T, D], with scores and softmax in float
 // at least. `hidden` [T, T] is true where a token (row) does not see another; undefined: nowhere.
 // `dropout` is the share of the weights that is dropped.
-at::Tensor attention(const at::Tensor& qkv, int64_t heads, const at::Tensor& hidden,
-                     double dropout);
+at::Tensor multi_head_attention(const at::Tensor& qkv, int64_t heads, const at::Tensor& hidden,
+                                double dropout);
 
 }  // namespace ductile::nn

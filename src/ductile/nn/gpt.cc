@@ -125,7 +125,7 @@ class Gpt : public OperatorModel {
   at::Tensor attend(const at::Tensor& qkv) const {
     const int64_t tokens = qkv.size(1);
     const at::Tensor future_TT = future_.to(qkv.device()).slice(0, 0, tokens).slice(1, 0, tokens);
-    return attention(qkv, heads_, future_TT, training() ? dropout_ : 0);
+    return multi_head_attention(qkv, heads_, future_TT, training() ? dropout_ : 0);
   }
 
   int64_t dim_, heads_;

@@ -88,7 +88,7 @@ class Mmt : public OperatorModel {
                                  [this, qkv, norm1](Inputs in) { return qkv(norm(norm1, in[0])); });
     const Source attended = add(
         at + "self_attn", "attention", {projected}, {},
-        [this](Inputs in) { return attention(in[0], heads_, {}, share()); }, random);
+        [this](Inputs in) { return multi_head_attention(in[0], heads_, {}, share()); }, random);
     const Source y = add(
         at + "self_attn.out_proj", "linear", {x, attended}, {out.weight, out.bias},
         [this, out](Inputs in) { return in[0].add(dropped(out(in[1]), share())); }, random);
