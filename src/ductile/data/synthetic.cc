@@ -15,6 +15,7 @@
 namespace ductile::data {
 namespace {
 
+constexpr int64_t kMostWeights = 1 << 25;
 constexpr uint64_t kSampleStream = 0x73796e7468657469, kTeacherStream = 0x7465616368657273;
 
 class SyntheticDataset final : public Dataset {
@@ -35,6 +36,7 @@ class SyntheticDataset final : public Dataset {
     info_.num_classes = options.classes;
     for (int64_t c = 0; c < options.classes; ++c) info_.class_names.push_back(std::to_string(c));
     info_.inputs = inputs_;
+    check_teacher();
     maps_.resize(inputs_.size());
     for (size_t i = 0; i < inputs_.size(); ++i) {
       bytes_ += static_cast<size_t>(inputs_[i].length) *
@@ -77,6 +79,22 @@ class SyntheticDataset final : public Dataset {
   bool in_memory() const override { return true; }
 
  private:
+  // The teacher holds a weight for each value of a vector and each class.
+  void check_teacher() const {
+    int64_t values = 0;
+    for (const spec::SampleInput& input : inputs_) {
+      if (!input.is_numbers()) values += input.length;
+    }
+    const auto classes = static_cast<int64_t>(classes_);
+    if (values * classes > kMostWeights) {
+      fail(ErrorCode::invalid_argument,
+           "data.synthetic: vectors of {} values in all and {} classes need a teacher of {} "
+           "weights, "
+           "and at most {} are drawn; use fewer classes or shorter vectors",
+           values, classes, values * classes, kMostWeights);
+    }
+  }
+
   std::byte* draw_vector(size_t input, double share, Rng& rng, std::vector<double>& scores,
                          std::byte* out) const {
     const double* weight = maps_[input].data();

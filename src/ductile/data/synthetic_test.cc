@@ -99,6 +99,19 @@ TEST(Synthetic, ABatchHoldsEachInputByItself) {
   }
 }
 
+TEST(Synthetic, ATeacherThatWouldFillTheMemoryIsRefused) {
+  spec::DataOptions options = small_set();
+  options.synthetic.inputs = {"15*vector:65536"};
+  options.synthetic.classes = 1000;
+  try {
+    open_dataset(options, Split::train);
+    ADD_FAILURE() << "nothing thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(e.message().find("983040000 weights"), std::string::npos) << e.message();
+  }
+}
+
 TEST(Synthetic, EvaluationEndsWithAShortBatch) {
   LoaderTask task;
   task.batch_size = 32;

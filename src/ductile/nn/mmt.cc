@@ -17,6 +17,9 @@
 namespace ductile::nn {
 namespace {
 
+// More operators than this take minutes to list.
+constexpr int64_t kMostBlocks = 4096;
+
 class Mmt : public OperatorModel {
  public:
   explicit Mmt(const ModelArgs& args)
@@ -132,6 +135,12 @@ std::unique_ptr<Model> make_mmt(const ModelArgs& args) {
   if (args.options.dim % args.options.heads != 0) {
     fail(ErrorCode::invalid_argument, "model.dim = {} is not divisible by model.heads = {}",
          args.options.dim, args.options.heads);
+  }
+  const auto blocks = static_cast<int64_t>(args.info.inputs.size()) * args.options.layers;
+  if (blocks > kMostBlocks) {
+    fail(ErrorCode::invalid_argument,
+         "model.layers = {} for each of {} inputs are {} blocks; at most {} are made",
+         args.options.layers, args.info.inputs.size(), blocks, kMostBlocks);
   }
   return std::make_unique<Mmt>(args);
 }

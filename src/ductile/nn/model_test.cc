@@ -94,7 +94,7 @@ struct Batch {
   at::Tensor labels;
 };
 
-// The twin of inputs() in testdata/make_goldens.py.
+// The twin of several() in testdata/make_goldens.py.
 Tensors hashed_inputs(const std::vector<spec::SampleInput>& inputs, int64_t samples,
                       at::ScalarType type) {
   Tensors out;
@@ -159,7 +159,9 @@ class Golden : public ::testing::TestWithParam<std::tuple<size_t, How>> {};
 
 TEST_P(Golden, NamesOutputsGradientsAndStatisticsAreThoseOfPyTorch) {
   const auto [index, how] = GetParam();
-  const nlohmann::json golden = goldens()[index];
+  const nlohmann::json all = goldens();
+  ASSERT_LT(index, all.size());
+  const nlohmann::json golden = all[index];
   const std::string name = golden["model"];
   const bool fp64 = how == How::fp64;
   const at::ScalarType type = fp64 ? at::kDouble : at::kFloat;

@@ -133,7 +133,8 @@ class PipelineHost {
   std::vector<std::unique_ptr<HostedStage>> stages_;
   std::unique_ptr<Mail> mail_;
   std::map<std::string, at::Tensor> gradients_;
-  Trace* trace_ = nullptr;  // of the run under way
+  Trace* trace_ = nullptr;    // of the run under way
+  int64_t clock_offset_ = 0;  // from the steady clock to nanoseconds since 1970
 };
 
 }  // namespace ductile::parallel

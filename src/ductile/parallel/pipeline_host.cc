@@ -26,6 +26,11 @@ using nn::Source;
 using nn::Tensors;
 using spec::Task;
 
+template <class TimePoint>
+int64_t nanoseconds_of(TimePoint time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
 // The bytes of a dense tensor.
 std::span<std::byte> bytes_of(const at::Tensor& t) {
   return {static_cast<std::byte*>(t.data_ptr()), t.nbytes()};
@@ -227,6 +232,10 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
   }
   std::vector<Tensors> results;
   trace_ = step.trace;
+  // The clock that is read may not step back while intervals are measured by it.
+  clock_offset_ = trace_ == nullptr ? 0
+                                    : nanoseconds_of(std::chrono::system_clock::now()) -
+                                          nanoseconds_of(std::chrono::steady_clock::now());
   const auto finished = [](const auto& stage) { return stage->finished(); };
   while (!std::ranges::all_of(stages_, finished)) {
     const auto next = std::ranges::find_if(stages_, [&](const auto& s) { return ready(*s); });
@@ -246,8 +255,7 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
 // Nanoseconds since 1970; 0 where nobody wants to know.
 int64_t PipelineHost::now() const {
   if (trace_ == nullptr) return 0;
-  const auto since = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(since).count();
+  return clock_offset_ + nanoseconds_of(std::chrono::steady_clock::now());
 }
 
 // What the stage has done since `begin` for its present task. Returns the present time.

@@ -65,7 +65,14 @@ struct OpenDataset {
 OpenDataset open(const std::string& options, const std::string& split) {
   return unlocked([&] {
     const data::Split which = split_from(split);
-    return OpenDataset{data::open_dataset(data_from(options), which), which};
+    const spec::DataOptions data = data_from(options);
+    // An array holds one input, and the job's own model reads several.
+    if (data.format == "synthetic") {
+      fail(ErrorCode::invalid_argument,
+           "format \"synthetic\": samples of several inputs cannot be read from Python; "
+           "`ductile train` reads them");
+    }
+    return OpenDataset{data::open_dataset(data, which), which};
   });
 }
 

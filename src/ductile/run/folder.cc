@@ -127,7 +127,8 @@ RunFolder RunFolder::open(const fs::path& path) {
   }
   // Opening a FIFO would wait for ever.
   for (const char* name : {"job.toml", "events.jsonl", "metrics.jsonl", "worker.log",
-                           "membership.json", "controller.json", "hosts.json", "replay.json"}) {
+                           "membership.json", "controller.json", "hosts.json", "replay.json",
+                           "minima.jsonl", "trace.jsonl", "plan.json"}) {
     const FileKind kind = kind_of(real / name);
     if (kind != FileKind::file && kind != FileKind::none) {
       fail(ErrorCode::data_loss, "{}: it is {}, and a run has a file there; remove it",

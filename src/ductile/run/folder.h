@@ -14,7 +14,8 @@ namespace ductile::run {
 //   job.toml       the resolved job          metrics.jsonl  numbers by step
 //   worker.log     what the worker printed   tensorboard/   the same numbers as event files
 //   events.jsonl   what happened, and when   checkpoints/   restorable states
-//   report.html    all of it, for people
+//   report.html    all of it, for people     minima.jsonl   sharpness, where it was measured
+//   plan.json      a pipeline's plan         trace.jsonl    its recorded steps, and trace.json
 class RunFolder {
  public:
   // Creates a new folder under `runs` (and `runs` itself if it is missing), with `checkpoints/`,

@@ -393,9 +393,10 @@ std::string report_html(const RunFolder& folder, const History& history,
                page::section("Configuration", config_html(job, job_toml)) + "<div>" +
                page::section("Do it again", commands_html(folder, history)) +
                page::section("Machine", host_html(history.host)) + "</div></div>\n";
-  page.footer =
-      fmt::format("Written {} from job.toml, events.jsonl, metrics.jsonl and minima.jsonl.",
-                  local_time(static_cast<double>(std::time(nullptr))));
+  page.footer = fmt::format(
+      "Written {} from job.toml, events.jsonl, metrics.jsonl, minima.jsonl, trace.jsonl and "
+      "plan.json.",
+      local_time(static_cast<double>(std::time(nullptr))));
   json data = report::chart_data(history, o);
   data["slices"] = report::slices_data(minima);
   page.data = dump_json(data);
@@ -404,9 +405,9 @@ std::string report_html(const RunFolder& folder, const History& history,
 }
 
 void write_report(const RunFolder& folder) {
+  write_chrome_trace(folder);
   write_file_atomic(folder.report_file(),
                     report_html(folder, read_history(folder), job_text(folder)));
-  write_chrome_trace(folder);
 }
 
 json chart_data(const RunFolder& folder) {

@@ -22,19 +22,29 @@ json interval_json(const StageInterval& i) {
           {"begin", i.begin},   {"end", i.end}};
 }
 
+// What a job can have; the files may be anybody's.
+constexpr int64_t kMostStages = 65'536;
+constexpr double kMostSeconds = 1e9;
+constexpr uintmax_t kMostBytes = 256 << 20;
+
+int stage_from(const json& value) {
+  const auto stage = value.get<int64_t>();
+  if (stage < 0 || stage >= kMostStages) fail(ErrorCode::data_loss, "a stage {}", stage);
+  return static_cast<int>(stage);
+}
+
 // Throws what is no interval.
 StageInterval interval_from(const json& value) {
   StageInterval out;
   value.at("kind").get_to(out.kind);
-  value.at("stage").get_to(out.stage);
+  out.stage = stage_from(value.at("stage"));
   out.worker = value.value("worker", -1);
   out.micro_batch = value.value("micro_batch", int64_t{0});
   value.at("begin").get_to(out.begin);
   value.at("end").get_to(out.end);
-  out.to = value.value("to", -1);
-  if (out.stage < 0 || !(out.end >= out.begin)) {
-    fail(ErrorCode::data_loss, "an interval of stage {} from {} to {}", out.stage, out.begin,
-         out.end);
+  if (value.contains("to")) out.to = stage_from(value.at("to"));
+  if (!(out.begin >= 0) || !(out.end >= out.begin) || !(out.end <= kMostSeconds)) {
+    fail(ErrorCode::data_loss, "an interval from {} to {}", out.begin, out.end);
   }
   return out;
 }
@@ -104,6 +114,10 @@ void append_trace(const RunFolder& folder, const StageTimeline& step) {
 
 std::vector<StageTimeline> read_trace(const RunFolder& folder) {
   std::map<int64_t, StageTimeline> steps;
+  std::error_code none;
+  if (const auto size = fs::file_size(trace_file(folder), none); !none && size > kMostBytes) {
+    return {};
+  }
   for_each_json_line(trace_file(folder), [&](const json& line) {
     try {
       StageTimeline step;
@@ -136,11 +150,13 @@ StageTimeline predicted_timeline(const RunFolder& folder) {
 void write_chrome_trace(const RunFolder& folder) {
   const std::vector<StageTimeline> steps = read_trace(folder);
   if (steps.empty()) return;
+  // A step that was recorded again after a kill may have begun after a later one.
+  const double start = std::ranges::min(steps, {}, &StageTimeline::time).time;
   ChromeTrace trace;
   trace.process(1, "recorded");
   for (const StageTimeline& step : steps) {
     for (const StageInterval& i : step.intervals) {
-      trace.add(1, i, step.time - steps.front().time, {{"step", step.step}, {"worker", i.worker}});
+      trace.add(1, i, step.time - start, {{"step", step.step}, {"worker", i.worker}});
     }
   }
   const StageTimeline predicted = predicted_timeline(folder);

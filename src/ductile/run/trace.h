@@ -39,7 +39,7 @@ struct StageTimeline {
 // Throws unavailable that names the file (disk full).
 void append_trace(const RunFolder& folder, const StageTimeline& step);
 // In order of steps. Of a step that was done again, the last one. Lines that cannot be read are
-// left out.
+// left out, and so is a whole file above 256 MiB, which no page could show.
 std::vector<StageTimeline> read_trace(const RunFolder& folder);
 // What the plan of the run predicts for one step; without intervals where plan.json is not there or
 // has no timeline.

@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/stat.h>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/page/testing/page_fault.h"
 #include "ductile/run/report.h"
 
 namespace ductile::run {
@@ -69,6 +72,43 @@ TEST(Trace, IsWrittenForPerfettoBesideThePrediction) {
   EXPECT_EQ(recorded, 8);
   EXPECT_EQ(predicted, 2);
   EXPECT_EQ(names, 2 + 2 + 2);  // processes; stages; stage 0 and its messages
+}
+
+// Both files may be anybody's.
+TEST(Trace, WhatNoRunCanHaveIsLeftOut) {
+  const OneRun run;
+  for (const char* stage : {"-1", "2147483647", "4294967296", "65536", "\"0\"", "1e300"}) {
+    append_trace(run.folder, step_of(3, 1));
+    const std::string interval =
+        std::string(R"({"kind":"forward","begin":0,"end":1,"stage":)") + stage + "}";
+    write_file_atomic(trace_file(run.folder), read_file(trace_file(run.folder)) +
+                                                  R"({"step":4,"time":1,"intervals":[)" + interval +
+                                                  "]}\n");
+    write_file_atomic(plan_file(run.folder), R"({"timeline":[)" + interval + "]}");
+    EXPECT_EQ(read_trace(run.folder).size(), 1U) << stage;
+    EXPECT_TRUE(predicted_timeline(run.folder).intervals.empty()) << stage;
+    write_report(run.folder);
+    EXPECT_EQ(page::page_fault(read_file(run.folder.report_file())), "") << stage;
+  }
+}
+
+TEST(Trace, AStepThatWasRecordedLaterThanTheNextBeginsNothingBeforeZero) {
+  const OneRun run;
+  StageTimeline late = step_of(3, 1);
+  late.time = 5000;
+  append_trace(run.folder, step_of(4, 1));
+  append_trace(run.folder, late);
+  write_chrome_trace(run.folder);
+  const auto trace = nlohmann::json::parse(read_file(chrome_trace_file(run.folder)));
+  for (const auto& event : trace.at("traceEvents")) {
+    if (event.at("ph") == "X") EXPECT_GE(event.at("ts"), 0);
+  }
+}
+
+TEST(Trace, APipeOfItsNameIsRefusedAndNotWaitedFor) {
+  const OneRun run;
+  ASSERT_EQ(::mkfifo(trace_file(run.folder).c_str(), 0600), 0);
+  EXPECT_THROW(RunFolder::open(run.folder.path()), Error);
 }
 
 TEST(Trace, TheReportShowsTheMedianStepBesideThePrediction) {

@@ -15,6 +15,8 @@ namespace {
 // computes with fits a float.
 constexpr double kMostCount = 1e15;
 constexpr double kMostEpochs = 1e6;
+// Samples that are drawn: some methods hold a number for each.
+constexpr double kMostDrawn = 1e9;
 
 }  // namespace
 
@@ -29,8 +31,8 @@ void describe(Describer& d, SyntheticOptions& o) {
           "for several alike with COUNT* before it");
   d.field("classes", o.classes, "number of labels, which a fixed random teacher gives")
       .range(2, 1000);
-  d.field("samples", o.samples, "training samples").range(1, kMostCount);
-  d.field("test_samples", o.test_samples, "held-out samples").range(1, kMostCount);
+  d.field("samples", o.samples, "training samples").range(1, kMostDrawn);
+  d.field("test_samples", o.test_samples, "held-out samples").range(1, kMostDrawn);
   d.field("seed", o.seed, "of samples and teacher").range(0, kMostCount);
 }
 
@@ -369,7 +371,7 @@ void describe(Describer& d, PipelinedOptions& o) {
        "trace_steps", o.trace_steps,
        "steps of which the stages' tasks are recorded with their times, in trace.json; they begin "
        "after the first three; 0 = none")
-      .range(0, 10'000);
+      .range(0, 100);
 }
 
 void describe(Describer& d, GradedOptions& o) {

@@ -12,7 +12,8 @@
 namespace ductile::spec {
 namespace {
 
-constexpr int64_t kMostLength = 1 << 16, kMostRange = 1 << 30, kMostInputs = 1024;
+constexpr int64_t kMostLength = 1 << 16, kMostRange = 1 << 30, kMostInputs = 1024,
+                  kMostValues = 1 << 20;
 constexpr std::array<std::string_view, 3> kKindNames = {"vector", "tokens", "indices"};
 
 [[noreturn]] void refuse(std::string_view text, std::string_view why) {
@@ -45,6 +46,7 @@ std::string_view take(std::string_view& rest, char separator) {
 
 std::vector<SampleInput> sample_inputs(const std::vector<std::string>& texts) {
   std::vector<SampleInput> out;
+  int64_t values = 0;
   for (const std::string& text : texts) {
     std::string_view rest = text;
     int64_t count = 1;
@@ -63,6 +65,10 @@ std::vector<SampleInput> sample_inputs(const std::vector<std::string>& texts) {
     out.insert(out.end(), static_cast<size_t>(count), input);
     if (static_cast<int64_t>(out.size()) > kMostInputs) {
       refuse(text, fmt::format("a sample has at most {} inputs", kMostInputs));
+    }
+    values += count * input.length;
+    if (values > kMostValues) {
+      refuse(text, fmt::format("a sample has at most {} values in all its inputs", kMostValues));
     }
   }
   return out;

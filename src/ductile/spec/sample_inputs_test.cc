@@ -42,6 +42,8 @@ TEST(SampleInputs, WhatIsNoInputIsRefusedByItsText) {
         << text << ": " << refusal({text});
   }
   EXPECT_NE(refusal({"1000*vector:3", "25*vector:3"}).find("at most 1024"), std::string::npos);
+  EXPECT_EQ(refusal({"15*vector:65536", "tokens:65536:2"}), "nothing thrown");
+  EXPECT_NE(refusal({"16*vector:65536", "tokens:1:2"}).find("1048576 values"), std::string::npos);
 }
 
 std::string refusal_of(const JobOptions& job) {

@@ -136,7 +136,6 @@ void Rows::add_several_inputs() {
   job.model.dim = 4;
   add("several_inputs", job);
   job.train.method = "pipelined";
-  job.train.virtual_ranks = 4;
   add("several_inputs_stages", job);
 }
 

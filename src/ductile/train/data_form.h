@@ -24,7 +24,7 @@ struct DataForm {
   bool tokens = false;
   nn::ModelInfo model;                   // what the model is made for
   std::vector<std::string> class_names;  // may be empty
-  spec::AugmentOptions augment;          // resolved against the training set; unused for tokens
+  spec::AugmentOptions augment;          // resolved against the training set; of images alone
   // The short side of the training images; 0 if they had several, or if an earlier version wrote
   // this.
   int64_t short_side = 0;

@@ -154,6 +154,8 @@ void RankRunner::host(const parallel::ExchangeLayout& layout, int rank,
   batches_.clear();
   contributions_.clear();
   loaded_cursor_ = -1;
+  trace_.clear();  // of a step that was given up
+  traced_step_ = -1;
   if (hosted_.size() == 0) {  // it only hands over what it has
     loader_ = nullptr;
     return;

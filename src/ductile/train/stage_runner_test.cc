@@ -161,6 +161,7 @@ TEST(Stages, BranchesInStagesOfTheirOwnHaveTheBitsOfOneStage) {
 TEST(Stages, TheLossOfSeveralInputsFallsOnHeldOutSamples) {
   for (const char* model : kBranched) {
     spec::JobOptions job = branched_job(model, 2);
+    job.data.train_limit = job.data.test_limit = 0;
     job.data.synthetic.samples = 2400;
     job.data.synthetic.test_samples = 600;
     job.model.hidden = {32};

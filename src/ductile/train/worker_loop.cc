@@ -131,6 +131,7 @@ class WorkerLoop::Impl {
   const std::string job_name_;
   BatchOrders orders_;
   std::string order_trouble_;  // that was said last
+  std::string trace_trouble_;  // as well
   std::unique_ptr<Replica> replica_;
   run::CostMeter cost_;                             // of this process
   std::optional<Recorder> recorder_;                // of the leader
@@ -465,7 +466,8 @@ void WorkerLoop::Impl::record_trace(int64_t step) {
   try {
     run::append_trace(input_.folder, *recorded);
   } catch (const Error& e) {
-    run::offer_line(input_.progress_fd, run::Message{"warning", e.what()});
+    if (std::exchange(trace_trouble_, e.message()) != e.message())
+      run::offer_line(input_.progress_fd, run::Message{"warning", e.message()});
   }
 }
 

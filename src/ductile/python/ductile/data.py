@@ -77,7 +77,7 @@ def open(path=None, format=None, split="train", **options):
     """One split of a data set.
 
     path      a file or folder; None for format "digits", which is drawn in memory
-    format    one of formats(); None: what the names of files tell
+    format    one of formats() but "synthetic"; None: what the names of files tell
     split     "train" or "test"
     options   of the section [data] of a job: test_path, train_limit, test_limit, on_bad_sample ("fail", "skip"), and
               tokens={"type": "u16", "sequence_length": 128}
