@@ -167,9 +167,14 @@ TEST(Service, JobsGoOnWhileTheServiceIsAwayForLong) {
   const JobId pair = cluster.submit("pair", 3000, 2, 2), one = cluster.submit("one", 3000);
   for (const JobId id : {pair, one}) {
     cluster.wait_for_workers(id);
+    // A checkpoint says that all of its workers have found their meeting place, and compute.
     cluster.wait(id, [](const Json& job) {
-      return read_file(fs::path(job.value("run", "")) / "events.jsonl").find("\"generation\"") !=
-             std::string::npos;
+      std::error_code error;
+      for (const auto& file :
+           fs::directory_iterator(fs::path(job.value("run", "")) / "checkpoints", error)) {
+        if (file.path().extension() == ".json") return true;
+      }
+      return false;
     });
   }
   const std::set<pid_t> workers = cluster.workers();
