@@ -54,8 +54,10 @@ class Lrtuner final : public RateControl {
     if (memory.empty()) memory = {{"lr", kFirst * hyper_.lr}, {"rounds", 0}, {"round_at", 2}};
     memory.erase("event");
     // A step of fp16 that overflowed has a loss that may not be finite, and changed nothing.
-    if (!observed.probe_loss && observed.updates > 0 &&
+    // Between two updates a step method may ask for other steps: each loss counts once.
+    if (!observed.probe_loss && observed.updates > memory.value("counted", int64_t{0}) &&
         std::isfinite(observed.loss.value_or(INFINITY))) {
+      memory["counted"] = observed.updates;
       memory["loss_sum"] = memory.value("loss_sum", 0.0) + *observed.loss;
       memory["loss_squares"] = memory.value("loss_squares", 0.0) + *observed.loss * *observed.loss;
       memory["loss_count"] = memory.value("loss_count", 0) + 1;
@@ -130,7 +132,8 @@ class Lrtuner final : public RateControl {
     if (!std::isfinite(origin)) return std::nullopt;
     if (points.size() == 1) return 1.0;
     const bool rises = !(points.back().loss <= origin);
-    if (points[1].loss <= origin) {  // growing
+    if (points[1].loss == origin) return std::nullopt;  // the update was none
+    if (points[1].loss < origin) {                      // growing
       if (!rises && last < reach) return 2 * last;
       // A point far up says nothing of the curvature near the minimum.
       const double least = least_loss(points);
@@ -221,6 +224,9 @@ class Lrtuner final : public RateControl {
   static Choice choose(std::vector<Point> points, bool explore) {
     const double origin = points.front().loss;
     if (!std::isfinite(origin)) return {0, "the loss at the weights is not finite", {}};
+    // As after a step of fp16 that overflowed.
+    if (std::ranges::all_of(points, [&](const Point& p) { return p.loss == origin; }))
+      return {0, "the last update did not change the loss", {}};
     const double longest = largest_below(points, origin);
     if (longest == 0) return {0, "no step along the update lowers the loss", {}};
     std::erase_if(points, [](const Point& p) { return !std::isfinite(p.loss); });

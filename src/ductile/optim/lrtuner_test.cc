@@ -285,6 +285,19 @@ TEST(Lrtuner, GoesOnFromAMemoryThatWasSavedAfterAnOverflow) {
   }
 }
 
+// An update of fp16 that overflows moves no weight, so its probes say nothing.
+TEST(Lrtuner, AnUpdateThatChangedNothingChangesNoRate) {
+  Descent d;
+  d.loss = [](const std::vector<double>&) { return 3; };
+  d.gradient = [](const std::vector<double>&) { return std::vector<double>{0}; };
+  d.w = {1};
+  d.run(tuned(0.1, 1), 6);
+  ASSERT_FALSE(d.events.empty());
+  EXPECT_EQ(d.events[0]["lr"], d.events[0]["lr_before"]);
+  EXPECT_EQ(d.events[0]["why"], "the last update did not change the loss");
+  EXPECT_LE(d.events[0]["probes"].size(), 2U);
+}
+
 TEST(Lrtuner, StaysFiniteWhereUpdatesChangeNothing) {
   Descent d;
   d.loss = [](const std::vector<double>&) { return 3; };

@@ -15,7 +15,8 @@ namespace {
 //   v = w + gamma * (v - w)
 // The weights to evaluate are w - mu * m. What the paper leaves open:
 // - r is the norm over all tensors, and beta is that of the paper's table 1 (1e-5) times their
-//   number. At r = 0 there is no regulariser.
+//   number. At r = 0 there is no regulariser, and near it the repulsion at most doubles r in a
+//   step: beta / r^2 has no bound, and r is tiny after small steps (a schedule that warms up).
 // - mu = 1 - 1 / (1 + t), at least mu_start and at most optimizer.momentum. t counts steps, or
 //   epochs, from the end of the SGD steps.
 // - v averages during the SGD steps, too, so that r is not 0 after them.
@@ -69,7 +70,7 @@ class Neumann final : public FlatOptimizer {
       plain.mu = plain.w_mu = static_cast<float>(next.mu);
       const double r = std::sqrt(total_sum(0));
       const double force = (options_.alpha * r * r - beta_ / (r * r)) / r;
-      plain.force = r > 0 ? static_cast<float>(force) : 0.0F;
+      plain.force = r > 0 ? static_cast<float>(eta > 0 ? std::max(force, -1 / eta) : force) : 0.0F;
     }
     kernels::NeumannScalars decayed = plain;
     decayed.l2 = static_cast<float>(in.hyper.weight_decay);

@@ -182,6 +182,12 @@ class Nlcg final : public FlatOptimizer {
     return values;
   }
 
+  // How many times `then` the loss is now. One that may be negative (a log-likelihood) has risen by
+  // its difference.
+  static double times(double now, double then) {
+    return then > 0 ? now / then : 1 + (now - then) / std::max(-then, 1e-12);
+  }
+
   // e is the mean of the loss, 0.7 e + 0.3 loss. "step" compares it with what it was at the last
   // comparison, "online" compares each step's loss with it.
   void search(double loss, StepValues& values) const {
@@ -191,7 +197,7 @@ class Nlcg final : public FlatOptimizer {
     if (options_.line_search == "none" || num_steps() == 0) return;
     const bool online = options_.line_search == "online";
     if (!online && num_steps() % options_.line_search_every != 0) return;
-    const double ratio = online ? loss / values.loss : values.loss / scalars_[3].value;
+    const double ratio = online ? times(loss, values.loss) : times(values.loss, scalars_[3].value);
     values.checked_loss = values.loss;
     if (ratio < 1 + kLadder.back().rise * options_.threshold) {
       values.step_size = std::min(1.0, step_size() * (online ? 1.02 : 1.05));

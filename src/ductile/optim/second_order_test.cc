@@ -140,6 +140,49 @@ TEST(Neumann, FindsTheMinimumAndEvaluatesTheWeightsWithoutTheirDisplacement) {
 // Without preconditioner, at the exact step sizes, the directions are those of linear conjugate
 // gradients (Hestenes and Stiefel, 1952), which find the minimum in as many steps as there are
 // dimensions.
+// After a small step r is tiny, and beta / r^2 has no bound.
+TEST(Neumann, TheRepulsionAtMostDoublesATinyDistance) {
+  const Quadratic f(40, 0.1);
+  for (const double lr : {1e-5, 1e-8, 1e-12}) {
+    spec::OptimizerOptions o;
+    o.name = "neumann";
+    o.weight_decay = 0;
+    o.neumann.warmup_epochs = 0;
+    Course course(o, f);
+    Vector before(course.weights.begin(), course.weights.end());
+    double longest = 0;
+    for (int step = 0; step < 6; ++step) {
+      const Vector g = f.gradient(course.weights);
+      course.step(g, lr);
+      for (size_t i = 0; i < f.size; ++i) {
+        ASSERT_TRUE(std::isfinite(course.weights[i])) << lr << " " << step;
+        longest = std::max(longest, std::fabs(course.weights[i] - before[i]));
+      }
+    }
+    EXPECT_LT(longest, 1e4 * lr + 1e-5) << lr;
+  }
+}
+
+// A log-likelihood may be below zero: -1 to -2 is no rise.
+TEST(Nlcg, TheLineSearchKnowsLossesBelowZero) {
+  const auto step_after = [](double first, double second) {
+    const Quadratic f(8, 0.1);
+    spec::OptimizerOptions o;
+    o.name = "nlcg";
+    o.weight_decay = 0;
+    o.nlcg.line_search = "online";
+    Course course(o, f);
+    course.step(f.gradient(course.weights), 1e-3, first);
+    course.step(f.gradient(course.weights), 1e-3, second);
+    return course.scalar("step_size");
+  };
+  EXPECT_EQ(step_after(2, 1), 1);
+  EXPECT_EQ(step_after(-1, -2), 1);
+  EXPECT_EQ(step_after(0, 0), 1);
+  EXPECT_LT(step_after(1, 2), 1);
+  EXPECT_LT(step_after(-2, -1), 1);
+}
+
 TEST(Nlcg, WithExactStepsIsLinearConjugateGradients) {
   for (const char* update : {"fletcher_reeves", "polak_ribiere"}) {
     const Quadratic f(8, 0.3);

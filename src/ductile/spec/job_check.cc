@@ -279,6 +279,12 @@ void check_tune(const JobOptions& job, const Bad& bad) {
                       r.log ? ", above 0" : ", below 1", r.log ? "1e-4, 1.0" : "0, 0.99"));
     }
   }
+  const bool takes_momentum = !o.momentum.empty() && o.momentum.back() > 0;
+  if (takes_momentum && job.optimizer.name == "sgd" &&
+      static_cast<float>(job.optimizer.momentum) == 0) {
+    bad("tune.momentum needs an optimizer.momentum above 0, for example 0.9: a run of sgd that "
+        "begins without one has no buffer for it");
+  }
   for (const int64_t size : o.batch_size) {
     if (size < 1 || size % job.train.virtual_ranks != 0) {
       bad(fmt::format("tune.batch_size: {} is not a multiple of train.virtual_ranks = {}", size,

@@ -154,6 +154,8 @@ void Rows::add_evaluated_weights() {
   tail.train.ema_decay = 0;
   tail.train.tail_average = 0.4;
   add("tail_average", tail);
+  tail.train.method = "infobatch";
+  add("infobatch_tail_average", tail);
   spec::JobOptions stale = small_job();
   stale.model.name = "cnn";
   stale.model.width = 4;

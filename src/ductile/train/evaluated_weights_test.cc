@@ -135,5 +135,31 @@ TEST(EvaluatedWeights, TheTailAverageIsTheMeanOverTheEndOfTheRun) {
   }
 }
 
+// Steps that choose their examples are of several lengths, and a fp16 step may be none.
+TEST(EvaluatedWeights, TheTailAverageCountsUpdatesWhereStepsAreOfSeveralLengths) {
+  spec::JobOptions job = job_of("mlp", "sgd");
+  job.train.method = "infobatch";
+  job.train.tail_average = 0.5;
+  job.train.epochs = 4;
+  Replica replica(job);
+  replica.host_all();
+  const std::span<const float> weights = replica.state().flat.weights();
+  std::vector<double> sum(weights.size());
+  double count = 0;
+  while (!replica.done()) {
+    train_step(replica);
+    const auto& part = replica.state().extras().at("tail_average").values;
+    const double updates = part.at("updates");
+    ASSERT_TRUE(updates == 0 || updates == count + 1) << updates << " after " << count;
+    count = updates;
+    for (size_t i = 0; i < sum.size() && updates > 0; ++i) {
+      sum[i] += weights[i];
+      ASSERT_NEAR(replica.state().average.span()[i], sum[i] / updates,
+                  1e-5 * (1 + std::fabs(sum[i])));
+    }
+  }
+  EXPECT_GT(count, 2);
+}
+
 }  // namespace
 }  // namespace ductile::train

@@ -25,6 +25,17 @@ namespace {
 
 using Json = nlohmann::json;
 
+// The extra part that counts the updates of train.tail_average.
+constexpr const char* kTail = "tail_average";
+
+// What may help a run that diverged; LRTuner reads neither the rate nor its warm-up.
+std::string_view advice(const spec::JobOptions& job) {
+  return job.train.rate_control == "lrtuner"
+             ? "try optimizer.clip_norm, or another train.rate_control"
+             : "try a smaller optimizer.lr, a longer schedule.warmup_epochs or "
+               "optimizer.clip_norm";
+}
+
 // The number of workers that hold each part of the state.
 int copies_of(const spec::JobOptions& job) {
   return job.train.shard_optimizer ? static_cast<int>(job.train.shard_copies)
@@ -174,13 +185,31 @@ optim::StepInput Replica::step_input(std::span<const float> sum, const Judgement
 }
 
 // Of the next update. In the tail of the run the average becomes the mean over the updates of the
-// tail; before it, it is the weights.
+// tail; before it, it is the weights. What the tail has had is counted: a method that chooses its
+// examples goes through the data in steps of several lengths.
 double Replica::average_decay() const {
   if (job_.train.tail_average == 0) return job_.train.ema_decay;
+  const double in_tail = steps_in_tail();
+  if (in_tail < 0) return 0;
+  const auto part = state_.extras().find(kTail);
+  // A checkpoint of an older Ductile has no count.
+  const double done =
+      part == state_.extras().end() ? in_tail : part->second.values.value("updates", in_tail);
+  return 1 - 1 / (done + 1);
+}
+
+// Of the position in the data; below 0 before the tail.
+double Replica::steps_in_tail() const {
   const auto total = static_cast<double>(position() + total_updates() - updates());
   const double begin = total - std::max(1.0, std::round(job_.train.tail_average * total));
-  const double done = static_cast<double>(position()) - begin;
-  return done <= 0 ? 0 : 1 - 1 / (done + 1);
+  return static_cast<double>(position()) - begin;
+}
+
+void Replica::count_tail(double decay) {
+  if (job_.train.tail_average == 0) return;
+  // The decay is 1 - 1 / (the updates before this one + 1).
+  const double updates = steps_in_tail() < 0 ? 0 : std::round(1 / (1 - decay));
+  state_.extra(kTail).values = {{"updates", updates}};
 }
 
 std::span<const float> Replica::reduce(parallel::Exchange& exchange) {
@@ -198,10 +227,8 @@ void Replica::apply(std::span<const float> sum) {
   const bool has_diverged =
       verdict.update && !std::isfinite(verdict.loss) && (is_result || !judgement.overflow);
   if (has_diverged && !is_result) {
-    fail(ErrorCode::conflict,
-         "the loss is not finite at step {}: the run diverged; try a smaller optimizer.lr, a "
-         "longer schedule.warmup_epochs or optimizer.clip_norm",
-         step());
+    fail(ErrorCode::conflict, "the loss is not finite at step {}: the run diverged; {}", step(),
+         advice(job_));
   }
   if (verdict.update && !has_diverged) {
     update(sum, judgement);
@@ -263,7 +290,9 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
     shards_.skip();
     return;
   }
+  const double decay = average_decay();
   shards_.apply(in);
+  count_tail(decay);
   const auto ranks = static_cast<float>(num_averaged());
   const std::span<float> buffers = state_.flat.buffer_values();
   for (size_t i = 0; i < buffers.size(); ++i) buffers[i] = sum[in.gradient.size() + i] / ranks;
@@ -352,9 +381,8 @@ void Replica::record(const Evaluation& result) {
   const bool is_result = tuner_ && tuner_->takes_divergence(state_);
   if (!std::isfinite(result.loss) && !is_result) {
     fail(ErrorCode::conflict,
-         "the loss of the evaluation after update {} is not finite: the run diverged; try a "
-         "smaller optimizer.lr, a longer schedule.warmup_epochs or optimizer.clip_norm",
-         updates());
+         "the loss of the evaluation after update {} is not finite: the run diverged; {}",
+         updates(), advice(job_));
   }
   state_.last = result;
   if (!state_.best || result.better_than(*state_.best)) state_.best = result;

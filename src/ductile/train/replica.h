@@ -187,6 +187,8 @@ class Replica {
     return 1.0f / (static_cast<float>(verdict.divisor) * static_cast<float>(state_.scaler.scale()));
   }
   double average_decay() const;
+  double steps_in_tail() const;
+  void count_tail(double decay);
   JobState::EvaluationWeights take_gathered();
   void add_statistics(JobState::EvaluationWeights& evaluated);
   optim::StepInput step_input(std::span<const float> sum, const Judgement& judgement);

@@ -296,6 +296,8 @@ void Twin::step_neumann(const StepInput& in) {
     kept_["mu"] = std::min(in.hyper.momentum, std::max(n.mu_start, 1 - 1 / (1 + unit)));
   }
   const double mu = kept_["mu"], eta = in.hyper.lr;
+  double force = r > 0 ? (n.alpha * r * r - beta / (r * r)) / r : 0;
+  if (eta > 0 && force < -1 / eta) force = -1 / eta;
   for (const Segment& s : layout_.segments()) {
     for (auto i = static_cast<size_t>(s.offset); i < static_cast<size_t>(s.offset + s.size); ++i) {
       const double g =
@@ -305,7 +307,7 @@ void Twin::step_neumann(const StepInput& in) {
       } else if (reset) {
         m[i] = -eta * g;
       } else {
-        const double d = g + (r > 0 ? (n.alpha * r * r - beta / (r * r)) * (w[i] - v[i]) / r : 0);
+        const double d = g + force * (w[i] - v[i]);
         m[i] = mu * m[i] - eta * d;
         w[i] += mu * m[i] - eta * d;
       }
@@ -358,7 +360,8 @@ void Twin::step_nlcg(const StepInput& in) {
   const bool online = n.line_search == "online";
   const bool asked = online || (n.line_search == "step" && (steps_ - 1) % n.line_search_every == 0);
   if (!first && asked) {
-    const double q = online ? in.loss / kept_["e"] : kept_["e"] / kept_["checked"];
+    const double now = online ? in.loss : kept_["e"], then = online ? kept_["e"] : kept_["checked"];
+    const double q = then > 0 ? now / then : 1 + (now - then) / std::max(-then, 1e-12);
     kept_["checked"] = kept_["e"];
     const double th = n.threshold;
     double k = 1;
