@@ -132,8 +132,8 @@ class Lrtuner final : public RateControl {
     if (!std::isfinite(origin)) return std::nullopt;
     if (points.size() == 1) return 1.0;
     const bool rises = !(points.back().loss <= origin);
-    if (points[1].loss == origin) return std::nullopt;  // the update was none
-    if (points[1].loss < origin) {                      // growing
+    if (points.size() == 3 && changes_nothing(points)) return std::nullopt;
+    if (points[1].loss <= origin) {  // growing
       if (!rises && last < reach) return 2 * last;
       // A point far up says nothing of the curvature near the minimum.
       const double least = least_loss(points);
@@ -145,6 +145,13 @@ class Lrtuner final : public RateControl {
     return rises && last > 1 / reach ? std::optional(last / 2) : std::nullopt;
   }
 
+  // As after a step of fp16 that overflowed. One step may end as high as it began: that of 2 / the
+  // curvature.
+  static bool changes_nothing(const std::vector<Point>& points) {
+    return points.size() >= 3 && std::ranges::all_of(points, [&](const Point& p) {
+             return p.loss == points.front().loss;
+           });
+  }
   static double least_loss(const std::vector<Point>& points) {
     return std::ranges::min(points, {}, &Point::loss).loss;
   }
@@ -224,9 +231,7 @@ class Lrtuner final : public RateControl {
   static Choice choose(std::vector<Point> points, bool explore) {
     const double origin = points.front().loss;
     if (!std::isfinite(origin)) return {0, "the loss at the weights is not finite", {}};
-    // As after a step of fp16 that overflowed.
-    if (std::ranges::all_of(points, [&](const Point& p) { return p.loss == origin; }))
-      return {0, "the last update did not change the loss", {}};
+    if (changes_nothing(points)) return {0, "the last update did not change the loss", {}};
     const double longest = largest_below(points, origin);
     if (longest == 0) return {0, "no step along the update lowers the loss", {}};
     std::erase_if(points, [](const Point& p) { return !std::isfinite(p.loss); });

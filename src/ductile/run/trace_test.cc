@@ -101,7 +101,9 @@ TEST(Trace, AStepThatWasRecordedLaterThanTheNextBeginsNothingBeforeZero) {
   write_chrome_trace(run.folder);
   const auto trace = nlohmann::json::parse(read_file(chrome_trace_file(run.folder)));
   for (const auto& event : trace.at("traceEvents")) {
-    if (event.at("ph") == "X") EXPECT_GE(event.at("ts"), 0);
+    if (event.at("ph") == "X") {
+      EXPECT_GE(event.at("ts"), 0);
+    }
   }
 }
 
