@@ -146,7 +146,7 @@ TEST(EvaluatedWeights, TheTailAverageCountsUpdatesWhereStepsAreOfSeveralLengths)
   const std::span<const float> weights = replica.state().flat.weights();
   std::vector<double> sum(weights.size());
   double count = 0;
-  while (!replica.done()) {
+  while (replica.updates() < replica.total_updates()) {
     train_step(replica);
     const auto& part = replica.state().extras().at("tail_average").values;
     const double updates = part.at("updates");
