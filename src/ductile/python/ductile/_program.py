@@ -1,6 +1,5 @@
 """The user's program: finding the job's class, and telling whether its files are those of the run."""
 
-import hashlib
 import importlib
 import importlib.util
 import os
@@ -8,6 +7,7 @@ import platform
 import runpy
 import sys
 
+from ductile import _files
 from ductile._errors import Error, of_user, told
 from ductile._job import Described, Job
 
@@ -105,28 +105,15 @@ def no_loop(text):
                  f"{text}:Job")
 
 
-def sources_digest(text):
-    """A digest of the program: of its file and of those it imported from its folder."""
-    script = script_of(text)
-    if script is None:
-        module = sys.modules[split(text)[0]]
-        script = getattr(module, "__file__", None)
-        if script is None:
-            return ""
-    folder = os.path.dirname(os.path.realpath(script)) + os.sep
-    files = {os.path.realpath(script)}
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if path and path.endswith(".py") and os.path.realpath(path).startswith(folder):
-            if "site-packages" not in path and "dist-packages" not in path:
-                files.add(os.path.realpath(path))
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        with open(path, "rb") as file:
-            content = file.read()
-        digest.update(f"{path[len(folder):]}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()[:32]
+def sources(text):
+    """The program's files, as python.source in job.toml has them: a digest of what is in them, and their names."""
+    script = _file_of(text)
+    return _files.described(script, _files.of(script)) if script else ""
+
+
+def _file_of(text):
+    """The file of the program; None if it has none that could be read."""
+    return script_of(text) or getattr(sys.modules[split(text)[0]], "__file__", None)
 
 
 def versions():
@@ -139,7 +126,7 @@ def versions():
 
 def check_same(text, python):
     """Refuses a program or libraries other than those that the run began with."""
-    if python["source"] and python["source"] != sources_digest(text):
+    if python["source"] and not _files.are_those(_file_of(text), python["source"]):
         raise Error("invalid_argument",
                     f"{text}: its files are not those that the run began with, so the result could be "
                     "another; put them back, or start a new run. To go on nevertheless, empty "

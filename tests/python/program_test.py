@@ -1,0 +1,153 @@
+"""How a user's program is found and recognised: each step in a process of its own, as `ductile train` and workers have it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import ductile
+from ductile import _files
+
+PACKAGE = os.path.dirname(os.path.abspath(ductile.__file__))
+
+JOB = """
+import ductile
+
+class Job(ductile.Job):
+    options = {"seed": 5}
+    def train_data(self):
+        from mydata import samples
+        return samples
+    def model(self):
+        from nets import deep
+        from nets.parts import block
+        return block.Net()
+"""
+
+# As a worker does before it takes part; it says "same", or what is wrong.
+CHECK = """
+import json, sys
+from ductile import _core, _feeder, _program, _task  # which the one that describes it need not have imported
+text, python = sys.argv[1], json.loads(sys.argv[2])
+try:
+    _program.described(text, [])
+    _program.check_same(text, python)
+    print("same")
+except Exception as error:
+    print(error)
+"""
+
+DESCRIBE = """
+import json, sys
+from ductile import worker
+try:
+    print(json.dumps(worker.describe(sys.argv[1], [])))
+except Exception as error:
+    print(json.dumps(str(error)))
+"""
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="ductile-program-")
+        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.env = {}
+
+    def write(self, name, text=""):
+        path = os.path.join(self.folder, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            file.write(text)
+        return path
+
+    def python(self, code, *words, **env):
+        done = subprocess.run([sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              timeout=300, env={**os.environ, **self.env, **env}, cwd="/")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.strip()
+
+    def described(self, text, **env):
+        return json.loads(self.python(DESCRIBE, text, **env))
+
+    def checked(self, text, python, **env):
+        return self.python(CHECK, text, json.dumps(python), **env)
+
+
+class Files(Case):
+    def job(self, text=JOB):
+        self.write("mydata.py", "samples = [1, 2]\n")
+        self.write("nets/deep.py")  # a package without an __init__.py
+        self.write("nets/parts/__init__.py")
+        self.write("nets/parts/block.py", "from .. import base\nfrom ..widths import *\nclass Net: pass\n")
+        self.write("nets/base.py")
+        self.write("nets/widths.py", "width = 3\n")
+        self.write("other.py")  # that nobody imports
+        return self.write("train.py", text) + ":Job"
+
+    def names(self, python):
+        return python["source"].split(" ")[1:]
+
+    def test_that_methods_import_are_those_of_the_run(self):
+        text = self.job()
+        python = self.described(text)
+        self.assertEqual(self.names(python), ["mydata.py", "nets/base.py", "nets/deep.py", "nets/parts/__init__.py",
+                                              "nets/parts/block.py", "nets/widths.py", "train.py"])
+        self.assertEqual(self.checked(text, python), "same")
+        script, source = text[:-len(":Job")], python["source"]
+        self.write("other.py", "print(5)\n")
+        self.assertTrue(_files.are_those(script, source))
+        for name in ("mydata.py", "nets/widths.py", "train.py"):
+            path = os.path.join(self.folder, name)
+            with open(path) as file:
+                before = file.read()
+            self.write(name, before + "more = 1\n")
+            self.assertFalse(_files.are_those(script, source), name)
+            self.write(name, before)
+        self.assertTrue(_files.are_those(script, source))
+        os.remove(os.path.join(self.folder, "nets/base.py"))
+        self.assertIn("its files are not those that the run began with", self.checked(text, python))
+
+    def test_of_a_loop_are_those_of_the_run(self):
+        self.job()
+        text = self.write("loop.py", "import ductile\nwith ductile.job(model=lambda: None, train=[1], test=[1]) as job:\n"
+                                     "    import mydata\n    for step in job: pass\n")
+        python = self.described(text)
+        self.assertEqual(self.names(python), ["loop.py", "mydata.py"])
+        self.assertEqual(self.checked(text, python), "same")
+
+    def test_beside_ductile_itself_are_the_users(self):
+        """As in a checkout, and where `pip install --target .` has put it."""
+        text = self.job()
+        shutil.copytree(PACKAGE, os.path.join(self.folder, "ductile"))
+        self.write("torchlike/__init__.py")
+        self.write("torchlike-1.0.dist-info/RECORD", "torchlike/__init__.py,sha256=abc,3\n../../bin/torchlike,,\n")
+        self.write("train.py", "import torchlike\n" + JOB)
+        self.env = {"PYTHONPATH": self.folder}
+        python = self.described(text)
+        self.assertEqual(len(self.names(python)), 7, python["source"])
+        self.assertIn("mydata.py", self.names(python))
+        self.assertEqual(self.checked(text, python), "same")
+
+    def test_beside_a_python_are_the_users(self):
+        """~/train.py with ~/miniconda3; but not those of a folder of which all of Python is a part."""
+        text = self.job("import sys\nsys.base_prefix = sys.argv[0][:-8] + 'conda'\nsys.path.insert(0, sys.base_prefix)\n"
+                        "import standard\n" + JOB)
+        self.write("conda/standard.py")
+        self.assertNotIn("conda/standard.py", self.names(self.described(text)))
+        self.write("train.py", "import sys\nsys.base_prefix = sys.prefix = sys.argv[0][:-9]\n" + JOB)
+        self.assertIn("mydata.py", self.names(self.described(text)))
+
+    def test_of_a_run_without_a_list_are_looked_for(self):
+        text = self.job()
+        python = self.described(text)
+        python["source"] = python["source"].split(" ")[0]
+        self.assertEqual(self.checked(text, python), "same")
+        self.write("mydata.py", "samples = [1, 2, 3]\n")
+        self.assertFalse(_files.are_those(text[:-len(":Job")], python["source"]))
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
