@@ -149,5 +149,25 @@ class Files(Case):
         self.assertFalse(_files.are_those(text[:-len(":Job")], python["source"]))
 
 
+class Starts(Case):
+    """Programs that start a run where workers only read them."""
+
+    def setUp(self):
+        super().setUp()
+        self.env = {"DUCTILE_PROGRAM": self.write("ductile", "#!/bin/sh\necho started >&2\nexit 1\n")}
+        os.chmod(self.env["DUCTILE_PROGRAM"], 0o755)
+
+    def test_of_a_class_without_a_main_guard_are_refused(self):
+        for call in ("ductile.train(Job())", "ductile.job(model=None, train=[1], test=[1])"):
+            text = self.write("train.py", JOB + call + "\n") + ":Job"
+            said = self.described(text)
+            self.assertIn("train.py calls " + call.split("(")[0] + "() when it is imported", said)
+            self.assertIn('below `if __name__ == "__main__":`', said)
+
+    def test_of_a_program_that_has_no_loop_are_refused(self):
+        text = self.write("train.py", JOB + "if __name__ == '__main__': ductile.train(Job())\n")
+        self.assertIn(f"name the class of the job: {text}:CLASS", self.described(text))
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)

@@ -167,8 +167,10 @@ def job(options=None, *, model, train, test, metrics=(), state=None, optimizer=N
     if Mode.now == "describe":
         raise Described(loop)
     if Mode.now == "start":
+        from ductile._program import refuse_while_read
         from ductile._run import command_of
 
+        refuse_while_read("ductile.job()")
         # Of a notebook, sys.argv[0] is the kernel's: it must not be replaced by a run.
         script = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
         if hasattr(sys, "ps1") or not os.path.isfile(script):

@@ -1,5 +1,6 @@
 """The user's program: finding the job's class, and telling whether its files are those of the run."""
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -10,6 +11,8 @@ import sys
 from ductile import _files
 from ductile._errors import Error, of_user, told
 from ductile._job import Described, Job
+
+_read = None  # the program that is imported, or run, in this process now
 
 
 def split(text):
@@ -27,6 +30,27 @@ def script_of(text):
     """The file of the program as an absolute path; None for a module."""
     where, _ = split(text)
     return os.path.abspath(where) if where.endswith(".py") else None
+
+
+@contextlib.contextmanager
+def _reading(text):
+    """While a program is imported, or run, to find the job in it."""
+    global _read
+    before, _read = _read, text
+    try:
+        yield
+    finally:
+        _read = before
+
+
+def refuse_while_read(call):
+    """A program that starts a run while it is read would be read again by that run, and so on without end."""
+    if _read is None:
+        return
+    where, name = split(_read)
+    remedy = "write the call below `if __name__ == \"__main__\":`" if name else f"name the class of the job: {where}:CLASS"
+    raise Error("invalid_argument", f"{where} calls {call} when it is {'imported' if name else 'run'}, as it is by every worker, "
+                f"so a run would start another one; {remedy}")
 
 
 def _imported(text):
@@ -51,7 +75,8 @@ def load(text, args):
     where, name = split(text)
     sys.argv = [script_of(text) or where, *args]
     try:
-        module = _imported(text)
+        with _reading(text):
+            module = _imported(text)
     except Error:
         raise
     except BaseException as error:  # sys.exit() of a program without a main guard, too
@@ -75,7 +100,8 @@ def run_loop(text, args):
     sys.argv = [path, *args]
     sys.path.insert(0, os.path.dirname(path))
     try:
-        runpy.run_path(path, run_name="__main__")
+        with _reading(text):
+            runpy.run_path(path, run_name="__main__")
     except (Error, Described):
         raise
     except SystemExit:

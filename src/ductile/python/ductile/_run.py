@@ -80,6 +80,9 @@ def train(job, workers=1, out=None, options=(), weights=None):
 
     Raises Error if the job fails, and KeyboardInterrupt if it is interrupted; its run can be resumed
     with `ductile train --resume RUN` then."""
+    from ductile._program import refuse_while_read
+
+    refuse_while_read("ductile.train()")
     command = [_program(), "train", _object_of(job), "--json", "--workers", str(workers),
                "--set", f"python.interpreter={sys.executable}"]
     for option in options:
