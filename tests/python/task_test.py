@@ -143,6 +143,21 @@ class Weights(Case):
         loss(task)
         self.assertEqual(seen, [(True, True, True)] * 2 + [(False, False, True)] * 2 + [(True, True, True)])
 
+    def test_that_optimizer_freezes_stay_so(self):
+        def frozen(model):
+            model.fc.weight.requires_grad_(False)
+            return torch.optim.SGD(model.parameters(), lr=0.1)
+
+        job, seen = Job(), []
+        job.optimizer = frozen
+        job.change = lambda job, model: seen.append(model.fc.weight.requires_grad)
+        task, _ = task_of(job)
+        for rank in (0, 1):
+            value, _ = loss(task, rank)
+            value.backward()
+            self.assertIsNone(task.model.fc.weight.grad)
+        self.assertEqual(seen, [False, False])
+
 
 class Helper:
     pass

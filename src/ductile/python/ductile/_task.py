@@ -89,10 +89,10 @@ class Task:
         self._modules = list(self.model.modules())
         self._modes = [module.training for module in self._modules]
         self._weights = [p for _, p in self._parameters]
-        self._trained = [p.requires_grad for p in self._weights]
         self._marks = None
         self._looks = _LOOKS
         self.rule = Rule(self.job, self.model, seed, self.name) if has_rule(self.job) else None
+        self._trained = [p.requires_grad for p in self._weights]  # optimizer() may freeze some
         averaged, carried = self._sort_buffers(owners, norms)
         self._register(carried)
         return parameters, averaged, carried
