@@ -100,6 +100,21 @@ class Buffers(Case):
             self.assertTrue(torch.equal(place, before[name]), name)
             self.assertEqual(dict(task.model.named_buffers())[name].data_ptr(), place.data_ptr())
 
+    def test_that_are_nothing_at_first_are_named(self):
+        """A buffer without a place in the state would be lost with its worker, and differ on one that joins."""
+        for first in (lambda net: net.register_buffer("late", None), lambda net: None):
+            job = Job()
+            job.model = lambda: first(made := Net()) or made
+            job.change = lambda job, model: model.bn.register_buffer("none", None)
+            task, _ = task_of(job)
+            loss(task)
+            task.evaluate(lambda count: None)
+            job.change = lambda job, model: model.register_buffer("late", torch.ones(2))
+            self.refused("conflict", lambda: loss(task), "buffer late was nothing when the model was made", "torch.zeros")
+            del task.model._buffers["late"]
+            job.change = lambda job, model: setattr(model.bn, "none", torch.ones(2))
+            self.refused("conflict", lambda: task.evaluate(lambda count: None), "buffer bn.none was nothing")
+
 
 class Weights(Case):
     def test_that_a_loss_changes_are_named(self):

@@ -127,6 +127,8 @@ class Task:
         """Statistics of norm layers are averaged over the ranks; other small buffers are carried; the
         rest has to stay as it is. Every buffer has to stay the tensor that it is now."""
         averaged, carried, self._kept, self._constant = [], [], [], []
+        self._named = [(at, module._buffers, {key for key, buffer in module._buffers.items() if buffer is not None})
+                       for module, at in owners]
         self._places = None
         seen, num_carried = set(), 0
         for module, at in owners:
@@ -208,6 +210,11 @@ class Task:
             if now is not buffer or not is_in(buffer, place):
                 put_back(buffer, place, now, f"{self.name}: buffer {name}", keep)
                 buffers[key] = buffer
+        for at, buffers, keys in self._named:
+            if len(buffers) > len(keys) and (new := [key for key, buffer in buffers.items() if buffer is not None and key not in keys]):
+                raise Error("conflict", f"{self.name}: buffer {at}{new[0]} was nothing when the model was made, and is a tensor after "
+                            "loss(). What is not there at first reaches no other worker and no checkpoint: register it with its "
+                            "shape and type (torch.zeros(...)), or keep what is made anew each time in a variable")
         for name, buffer, version in self._constant:
             if buffer._version != version:
                 raise Error("conflict", f"{self.name}: buffer {name} was changed by loss(). Such a change reaches other "
