@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import ductile
 from ductile import worker
 from ductile._errors import Error
+from ductile._loop import Loop as OwnLoop
 from ductile._task import Task
 
 OPTIONS = {"seed": 3, "train": {"virtual_ranks": 2, "batch_size": 8, "eval_batch_size": 0},
@@ -318,6 +319,43 @@ class LazyParameters(Case):
         job.model, job.state = Lazy, lambda model: {"average": torch.zeros_like(model.fc.weight)}
         task, _ = task_of(job)
         self.assertEqual(dict(task.state.tensors)["average"].shape, (2, 4))
+
+    def test_of_batch_norms_are_averaged_as_others(self):
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc, self.bn = torch.nn.LazyLinear(2), torch.nn.LazyBatchNorm1d()
+
+        job = Job()
+        job.model = Net
+        task, (parameters, averaged, carried) = task_of(job)
+        self.assertEqual({name: list(p.shape) for name, p, is_norm in parameters if is_norm}, {"bn.weight": [4], "bn.bias": [4]})
+        self.assertEqual([name for name, _, _ in averaged], ["bn.running_mean", "bn.running_var"])
+        self.assertEqual([(name, int(b)) for name, b, _ in carried], [("bn.num_batches_tracked", 0)])
+        loss(task)
+        self.assertEqual(int(task.model.bn.num_batches_tracked), 1)
+
+    def test_of_a_module_that_a_loop_has_made_begin_again(self):
+        """A worker that has lost everything makes its model once more."""
+        for layers in (lambda: torch.nn.Sequential(torch.nn.LazyBatchNorm1d(), torch.nn.LazyLinear(2)),
+                       lambda: torch.nn.LazyLinear(2), lambda: torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.Linear(3, 2)),
+                       lambda: torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))):
+            torch.manual_seed(7)
+            net = layers()
+            loop = OwnLoop({}, net, Job().train_data(), Job().test_data(), (), {}, None)
+            loop.loss = lambda model, batch: F.cross_entropy(net(batch[0]), batch[1])
+            task, _ = task_of(loop)
+            first = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+            for _ in range(3):
+                loss(task)
+                with torch.no_grad():
+                    for p in net.parameters():
+                        p.add_(1)
+                task.make_model(5)
+                self.assertIs(task.model, net)
+                self.assertEqual(net.state_dict().keys(), first.keys())
+                for name, tensor in net.state_dict().items():
+                    self.assertTrue(torch.equal(tensor, first[name]), name)
 
 
 class Unpicklable:
