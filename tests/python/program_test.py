@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -10,6 +11,7 @@ import unittest
 
 import ductile
 from ductile import _files
+from support import end, wait
 
 PACKAGE = os.path.dirname(os.path.abspath(ductile.__file__))
 
@@ -167,6 +169,43 @@ class Starts(Case):
     def test_of_a_program_that_has_no_loop_are_refused(self):
         text = self.write("train.py", JOB + "if __name__ == '__main__': ductile.train(Job())\n")
         self.assertIn(f"name the class of the job: {text}:CLASS", self.described(text))
+
+
+# A program that trains: it notes each signal, and needs some time to save.
+TRAINS = """#!/bin/sh
+trap 'echo INT >> $NOTES; sleep 1; echo saved >> $NOTES; exit 130' INT
+trap 'echo TERM >> $NOTES; sleep 1; echo saved >> $NOTES; exit 130' TERM
+echo ready >> $NOTES
+while true; do sleep 0.05; done
+"""
+
+
+class Signals(Case):
+    """Whoever is told to end while it trains, in whichever way, lets the run save, and ends."""
+
+    def of(self, tell):
+        """(what the program noted, the exit code of the one that trains, its output)."""
+        notes = os.path.join(self.folder, "notes")
+        with open(notes, "w"):
+            pass
+        program = self.write("ductile", TRAINS)
+        os.chmod(program, 0o755)
+        script = self.write("train.py", JOB + "if __name__ == '__main__':\n    try: ductile.train(Job())\n"
+                                              "    except KeyboardInterrupt: print('interrupted')\n")
+        process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   start_new_session=True, env={**os.environ, "DUCTILE_PROGRAM": program, "NOTES": notes})
+        self.addCleanup(end, process)
+        wait(lambda: os.path.getsize(notes) > 0, "a program that trains")
+        tell(process.pid)
+        out, err = process.communicate(timeout=60)
+        with open(notes) as file:
+            return file.read().split(), process.returncode, out + err
+
+    def test_reach_the_run_once_and_are_waited_for(self):
+        for tell in (lambda pid: os.kill(pid, signal.SIGINT), lambda pid: os.killpg(pid, signal.SIGINT)):
+            self.assertEqual(self.of(tell), (["ready", "INT", "saved"], 0, "interrupted\n"))
+        for tell in (lambda pid: os.kill(pid, signal.SIGTERM), lambda pid: os.killpg(pid, signal.SIGTERM)):
+            self.assertEqual(self.of(tell), (["ready", "TERM", "saved"], -signal.SIGTERM, ""))
 
 
 if __name__ == "__main__":
