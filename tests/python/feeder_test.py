@@ -290,6 +290,18 @@ class Faults(unittest.TestCase):
         with self.assertRaises(Error):
             Source(DataLoader(Drawn(10), batch_size=None), "train_data", 1, True)
 
+    def test_that_threads_may_make_are_told(self):
+        """Before they happen: a fork keeps what other threads have locked."""
+        code = ("import feeder_test as t, threading, sys\nlocked = threading.Event()\n"
+                "if len(sys.argv) > 1: threading.Thread(target=locked.wait, daemon=True).start()\n"
+                "f = t.feeder(t.Drawn(200), 1)\nnext(t.stream(f, 1))")
+        for words in ((), ("thread",)):
+            done = subprocess.run([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True, timeout=120,
+                                  cwd=os.path.dirname(os.path.abspath(__file__)), env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("this worker has 2 threads when it forks its data processes (Python knows Thread-1" in done.stderr,
+                             bool(words), done.stderr)
+
     def test_data_processes_end_with_their_worker(self):
         # A process of its own: this one may have threads, and a worker forks before it has any.
         code = ("import feeder_test as t\nf = t.feeder(t.Drawn(200), 2)\nnext(t.stream(f, 1))\n"
