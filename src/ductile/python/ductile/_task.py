@@ -41,11 +41,9 @@ class Task:
         self.seed = options["seed"]
         self.ranks = options["train"]["virtual_ranks"]
         self.metrics = self._metrics(job.metrics)
-        self.train = self._made(job.train_data, "train_data", options["loader"]["shuffle"], self.ranks)
-        self.test = self._made(job.test_data, "test_data", False, 1)
-        for source, limit in ((self.train, "train_limit"), (self.test, "test_limit")):
-            if options["data"][limit]:
-                source.size = min(source.size, options["data"][limit])
+        self.train = self._made(job.train_data, "train_data", options["loader"]["shuffle"], self.ranks,
+                                options["data"]["train_limit"])
+        self.test = self._made(job.test_data, "test_data", False, 1, options["data"]["test_limit"])
         self.train_size, self.test_size = self.train.size, self.test.size
         batch = options["train"]["batch_size"]
         self.test_batch = options["train"]["eval_batch_size"] or self.test.batch_size or batch
@@ -58,9 +56,9 @@ class Task:
                         'metrics = ("accuracy",)')
         return list(given)
 
-    def _made(self, make, what, shuffle, ranks):
+    def _made(self, make, what, shuffle, ranks, limit):
         try:
-            return Source(make(), f"{self.name}, {what}", self.seed, shuffle, ranks)
+            return Source(make(), f"{self.name}, {what}", self.seed, shuffle, ranks, limit)
         except Error:
             raise
         except BaseException as error:
