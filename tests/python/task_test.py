@@ -433,6 +433,15 @@ class Refusals(Case):
                                  "    def train_data(self): return open('/nowhere')\n")
                 self.refused("invalid_argument", lambda: worker.describe(file + ":Job", []), words)
 
+    def test_name_the_folder_that_a_path_is_relative_to(self):
+        """Workers run elsewhere than the one who submits, or resumes."""
+        for path, is_named in (("data/images.bin", True), ("/nowhere/images.bin", False)):
+            job = Job()
+            job.train_data = lambda: open(path)
+            with self.assertRaises(Error) as caught:
+                task_of(job)
+            self.assertEqual(f"this process runs in {os.getcwd()}:" in str(caught.exception), is_named)
+
     def test_do_not_blame_a_sampler_for_a_limit(self):
         job = Job()
         data = job.train_data().dataset
