@@ -13,10 +13,11 @@ from support import Case, children, kill, last_step, lines, wait, workers_of
 
 class Digest(Case):
     def test_is_the_same_for_all_workers_and_data_processes(self):
-        cells = [(1, 0), (2, 1), (3, 4)]
+        cells = [(1, 0, "blobs.py:Job"), (2, 1, "blobs.py:Job"), (3, 4, "blobs.py:Job")]  # and of a loop: see there
         if os.environ.get("DUCTILE_ALL_SIZES"):
-            cells = [(workers, processes) for workers in (1, 2, 3, 4) for processes in (0, 1, 4)]
-        results = [self.quiet(w, args=("--processes", p))[1] for w, p in cells]
+            cells = [(workers, processes, job) for workers in (1, 2, 3, 4) for processes in (0, 1, 4)
+                     for job in ("blobs.py:Job", "loop.py")]
+        results = [self.quiet(w, args=("--processes", p), job=job)[1] for w, p, job in cells]
         self.assertEqual({r["digest"] for r in results}, {results[0]["digest"]}, results)
         self.assertEqual({r["weights_digest"] for r in results}, {results[0]["weights_digest"]})
         other = self.train("other", sets=("seed=4", "train.max_steps=10"))
