@@ -10,7 +10,7 @@ import tempfile
 import unittest
 
 import ductile
-from ductile import _files
+from ductile import _files, _program
 from support import end, wait
 
 PACKAGE = os.path.dirname(os.path.abspath(ductile.__file__))
@@ -169,6 +169,25 @@ class Starts(Case):
     def test_of_a_program_that_has_no_loop_are_refused(self):
         text = self.write("train.py", JOB + "if __name__ == '__main__': ductile.train(Job())\n")
         self.assertIn(f"name the class of the job: {text}:CLASS", self.described(text))
+
+
+class Versions(Case):
+    def test_name_the_vectors_that_libraries_choose_kernels_by(self):
+        more, less = {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"}, {"avx2", "fma", "avx"}
+        held = {"ONEDNN_MAX_CPU_ISA": "avx2", "OPENBLAS_CORETYPE": "Haswell"}
+        for flags, environment, name in ((more, {}, "AVX-512"), (less, {}, "AVX2"), (more, held, "AVX2"),
+                                         (more, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "AVX-512"), ({"sse2"}, {}, os.uname().machine)):
+            self.assertEqual(_program.vectors(flags, environment), name)
+        here = _program.versions()
+        for began, other in ((here, False), ("", False), (here.rpartition(", ")[0], False),
+                             (here.rpartition(", ")[0] + ", AVX9", True), (here.replace("Python", "Python 2"), True)):
+            python = {"source": "", "versions": began}
+            if not other:
+                _program.check_same("train.py:Job", python)
+                continue
+            with self.assertRaises(ductile.Error) as refused:
+                _program.check_same("train.py:Job", python)
+            self.assertIn(f"this worker has {here}, and the run began with {began}", str(refused.exception))
 
 
 # A program that trains: it notes each signal, and needs some time to save.

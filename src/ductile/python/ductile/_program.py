@@ -142,12 +142,28 @@ def _file_of(text):
     return script_of(text) or getattr(sys.modules[split(text)[0]], "__file__", None)
 
 
+def vectors(flags, environment):
+    """What oneDNN and OpenBLAS choose their kernels by: with other vectors they sum in another order, in the convolutions
+    of a user's model, say. `flags` are the processor's; variables may hold both to less."""
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags:
+        held = environment.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("AVX2", "AVX2_VNNI") and \
+            environment.get("OPENBLAS_CORETYPE", "").lower() in ("haswell", "zen")
+        return "AVX2" if held else "AVX-512"
+    return "AVX2" if {"avx2", "fma"} <= flags else platform.machine()
+
+
+def _flags():
+    with open("/proc/cpuinfo") as file:
+        return set(next((line for line in file if line.startswith("flags")), "").split())
+
+
 def versions():
-    """What shapes the results besides the program: "Python 3.11.2, torch 1.13.1, numpy 1.24.2"."""
+    """What shapes the results besides the program: "Python 3.11.2, torch 1.13.1, numpy 1.24.2, AVX2"."""
     import numpy
     import torch
 
-    return f"Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}"
+    return f"Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}, " + \
+        vectors(_flags(), os.environ)
 
 
 def check_same(text, python):
@@ -157,9 +173,10 @@ def check_same(text, python):
                     f"{text}: its files are not those that the run began with, so the result could be "
                     "another; put them back, or start a new run. To go on nevertheless, empty "
                     "python.source in the run's job.toml")
-    here = versions()
-    if python["versions"] and python["versions"] != here:
+    here, began = versions(), python["versions"]
+    if began and began not in (here, here.rpartition(", ")[0]):  # older runs do not name the vectors
         raise Error("invalid_argument",
-                    f"this worker has {here}, and the run began with {python['versions']}, so the result "
-                    "could be another; install the same, or start a new run. To go on nevertheless, "
-                    "empty python.versions in the run's job.toml")
+                    f"this worker has {here}, and the run began with {began}, so the result could be another; install the "
+                    "same, or start a new run (a run that begins with ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell in "
+                    "the environment of all its workers needs AVX2 alone). To go on nevertheless, empty python.versions in the "
+                    "run's job.toml")
