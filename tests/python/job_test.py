@@ -118,6 +118,23 @@ class Start(Case):
         _, by_command = self.quiet(sets=("train.max_steps=10",))
         self.assertEqual(done.stdout.split()[0], by_command["digest"])
 
+    def test_from_python_that_is_interrupted_has_saved(self):
+        env = dict(os.environ, PYTHONPATH=os.path.join(support.BUILD, "python"), OUT=self.out("run"))
+        process = subprocess.Popen([support.PYTHON, os.path.join(support.HERE, "blobs.py"), "--slow", "0.1"], env=env,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(support.end, process)
+        self.wait_for_step("run", 5)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, -signal.SIGINT, err)
+        saved = [line["step"] for line in lines(self.out("run"), "events.jsonl") if line.get("kind") == "checkpoint"]
+        self.assertGreaterEqual(max(saved, default=0), 5)
+        done = subprocess.run([support.DUCTILE, "train", "--resume", self.out("run"), "--json"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        _, by_command = self.quiet(sets=("train.max_steps=10",))
+        self.assertEqual(json.loads(done.stdout)["result"]["digest"], by_command["digest"])
+
     def test_gives_a_model_that_can_be_loaded(self):
         run, result = self.quiet(args=("--processes", 1))
         code = ("import sys, ductile, torch\n"
