@@ -59,6 +59,7 @@ set_property(GLOBAL APPEND PROPERTY JOB_POOLS torch=${_torch_jobs})
 if(DUCTILE_TORCH)
   find_package(OpenMP REQUIRED COMPONENTS CXX)
   find_package(Torch REQUIRED)
+  include(TorchAbi)
   # Torch's own flags go on the modules that use it only (TORCH_LIBRARIES), never globally.
 endif()
 if(DUCTILE_TESTS)

@@ -1,5 +1,8 @@
 """The feeder: the same batches for any number of data processes, whichever of them die."""
 
+import contextlib
+import io
+import itertools
 import os
 import random
 import signal
@@ -10,7 +13,7 @@ import unittest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, SubsetRandomSampler, get_worker_info
 
-from ductile import _feeder
+from ductile import _feeder, _streams
 from ductile._errors import Error
 from ductile._feeder import Feeder
 from ductile._processes import rebuilt, taken_apart
@@ -50,6 +53,91 @@ class Numbers(IterableDataset):
         offset = random.randrange(self.size)  # another order in each epoch
         for i in range(info.id, self.size // 4 if self.short else self.size, info.num_workers):
             yield torch.randn(50), random.random(), (i + offset * info.num_workers) % self.size
+
+
+class Shuffle:
+    """A stage as webdataset's detshuffle is: it counts in itself how often it has run."""
+
+    def __init__(self, size):
+        self.size, self.runs, self.draws = size, 0, random.Random(5)
+
+    def __call__(self, samples):
+        self.runs += 1
+        waiting = []
+        for sample in samples:
+            waiting.append(sample)
+            if len(waiting) > self.size:
+                yield waiting.pop(self.draws.randrange(len(waiting)))
+        yield from waiting
+
+
+def by_worker(shards):
+    """As webdataset splits its shards among the workers of a DataLoader."""
+    info = get_worker_info()
+    return itertools.islice(shards, info.id, None, info.num_workers)
+
+
+class Pipeline(IterableDataset):
+    """As webdataset: shards, and stages behind each other. It does not say how many samples it has."""
+
+    def __init__(self, shards, *stages):
+        self.shards, self.stages = shards, stages
+        self.module, self.generator = random, torch.Generator().manual_seed(3)  # neither can be copied as other things are
+
+    def __iter__(self):
+        samples = iter(range(self.shards))
+        for stage in self.stages:
+            samples = stage(samples)
+        for i in samples:
+            yield torch.rand(3, generator=self.generator), random.random(), i
+
+
+def webdataset_like():
+    return Pipeline(50, by_worker, lambda shards: (10 * shard + i for shard in shards for i in range(10)), Shuffle(16))
+
+
+class Streamed:
+    """As a streamed data set of Hugging Face: none of torch's, told of the epoch, and without a length."""
+
+    def __init__(self, shards):
+        self.num_shards, self.epoch, self.table = shards, 0, torch.arange(300000)
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def __iter__(self):
+        info, order = get_worker_info(), list(range(self.num_shards))
+        random.Random(self.epoch).shuffle(order)
+        self.epoch += 1000  # which it should not do
+        for shard in order[info.id::info.num_workers]:
+            for i in range(10):
+                yield {"x": self.table[10 * shard + i].float(), "label": i, "text": f"number {i}"}
+
+
+class Table:
+    """As a data set of Hugging Face in memory: rows by number, columns by name, several rows at once."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __iter__(self):
+        return (self[i] for i in range(self.size))
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return [key] * self.size
+        if isinstance(key, (slice, list)):
+            return {"x": "several"}
+        return {"x": torch.full((3,), key / self.size), "label": key % 10, "text": f"number {key}"}
+
+    def __getitems__(self, keys):
+        return self[list(keys)]
 
 
 def collated(samples):
@@ -173,13 +261,13 @@ class Streams(unittest.TestCase):
                     yield torch.tensor([0.0 if self.same else random.random() if self.drawn else i])
 
         with self.assertRaises(Error) as caught:
-            Source(ByProcess(), "train.py:Job, train_data", 1, True, 4)
+            Source(ByProcess(), "train.py:Job, train_data", 1, True, 4).check()
         self.assertIn("the streams of virtual ranks 0 and 1 begin with the same samples", str(caught.exception))
         self.assertIn("get_worker_info()", str(caught.exception))
         # Of one rank, drawn anew for each, all the same: nothing is wrong.
-        Source(ByProcess(), "train_data", 1, True, 1)
-        Source(ByProcess(drawn=True), "train_data", 1, True, 4)
-        Source(ByProcess(same=True), "train_data", 1, True, 4)
+        Source(ByProcess(), "train_data", 1, True, 1).check()
+        Source(ByProcess(drawn=True), "train_data", 1, True, 4).check()
+        Source(ByProcess(same=True), "train_data", 1, True, 4).check()
 
     def test_are_shared_among_the_ranks_and_differ_by_epoch(self):
         batches = list(stream(feeder(Numbers(192), 0), 12, size=192))
@@ -203,6 +291,59 @@ class Streams(unittest.TestCase):
         other.host(2, 4)
         self.assertTrue(equal(other.train_batch(0, 4 * 32 + 2 * 8, 8, 2), alone[4 * 4 + 2]))
 
+    def test_of_other_libraries_are_read_as_they_are(self):
+        """Whatever they keep in themselves, and whichever process read which stream before."""
+        for make, collate in ((webdataset_like, collated), (lambda: Streamed(50), None)):
+            def fed(processes):
+                train = Source(DataLoader(make(), batch_size=32, num_workers=processes, collate_fn=collate), "train", 7, True, 4, 200)
+                return Feeder(train, Source(DataLoader(make(), batch_size=10, collate_fn=collate), "test", 7, False, 1, 50), 32, 4, 4)
+
+            def bits(batch):
+                return [value.tolist() if isinstance(value, torch.Tensor) else value for value in batch.values()]
+
+            alone = fed(0)
+            self.assertEqual((alone.sources[0].size, alone.sources[1].size), (200, 50))
+            batches = [bits(batch) for batch in stream(alone, 14)]
+            for processes in (1, 3):
+                self.assertEqual([bits(batch) for batch in stream(fed(processes), 14)], batches)
+            late = fed(0)  # a worker that joins, and takes two of the ranks over
+            late.host(2, 4)
+            self.assertEqual(bits(late.train_batch(1, 16, 8, 2)), batches[6 * 4 + 2])
+            self.assertEqual(bits(late.test_batch(0, 10, 10)), bits(alone.test_batch(0, 10, 10)))
+            self.assertEqual(bits(late.test_batch(0, 10, 10)), bits(alone.test_batch(0, 10, 10)))
+
+    def test_share_what_is_large_and_what_cannot_be_copied(self):
+        data = Streamed(50)
+        copy = _streams._copied(data)
+        self.assertIs(copy.table, data.table)
+        self.assertIsNot(copy, data)
+        data.file = sys.stdin
+        f = Feeder(Source(DataLoader(data, batch_size=4), "train", 7, True, 1, 20), Source(Drawn(10), "test", 7, False), 4, 1, 0)
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            f.train_batch(0, 0, 4, 0)
+            f.train_batch(1, 0, 4, 0)
+        self.assertEqual(said.getvalue().count("Streamed cannot be copied"), 1)
+
+    def test_are_not_read_before_data_processes_are_there(self):
+        class Counted(Numbers):
+            read = 0
+
+            def __iter__(self):
+                Counted.read += 1
+                return super().__iter__()
+
+        class Pool(_feeder.Pool):
+            def __init__(self, *of):
+                seen.append(Counted.read)
+                super().__init__(*of)
+
+        seen = []
+        self.addCleanup(setattr, _feeder, "Pool", _feeder.Pool)
+        _feeder.Pool = Pool
+        feeder(Counted(200), 1)
+        self.assertEqual(seen, [0])
+        self.assertGreater(Counted.read, 0)
+
     def test_that_end_early_begin_again(self):
         seen = [i for b in stream(feeder(Numbers(200, short=True), 0), 6) for i in b["indices"]]
         self.assertEqual(len(seen), 192)
@@ -213,6 +354,18 @@ class Streams(unittest.TestCase):
         for first in range(0, 95, 10):
             count = min(10, 95 - first)
             self.assertTrue(equal(a.test_batch(first, count, 10), b.test_batch(first, count, 10)))
+
+
+class Tables(unittest.TestCase):
+    def test_of_other_libraries_are_read_as_they_are(self):
+        seen = []
+        for processes in (0, 2):
+            f = Feeder(Source(DataLoader(Table(200), batch_size=32, num_workers=processes), "train", 7, True, 4, 100),
+                       Source(DataLoader(Table(95), batch_size=10), "test", 7, False), 32, 4, 4)
+            self.assertEqual(f.sources[0].size, 100)
+            seen.append([(b["x"].tolist(), b["label"].tolist(), b["text"]) for b in stream(f, 6, size=100)])
+        self.assertEqual(*seen)
+        self.assertEqual(f.test_batch(90, 5, 10)["text"], [f"number {i}" for i in range(90, 95)])
 
 
 class Faults(unittest.TestCase):
@@ -282,13 +435,26 @@ class Faults(unittest.TestCase):
             def __iter__(self):
                 return iter(range(3))
 
-        for data, why in ((Stream(), "__len__"), (DataLoader(Stream(), batch_size=2), "__len__"),
+        for data, why in ((Stream(), "or set data.train_limit"), (DataLoader(Stream(), batch_size=2), "__len__"),
+                          (DataLoader(Stream(), batch_size=None), "such as webdataset's with .batched()"),
                           ([1, 2, 3].__iter__(), "a Dataset (map-style")):
             with self.assertRaises(Error) as caught:
                 Source(data, "train.py:Job, train_data", 1, True)
             self.assertIn(why, str(caught.exception))
         with self.assertRaises(Error):
             Source(DataLoader(Drawn(10), batch_size=None), "train_data", 1, True)
+
+    def test_that_threads_may_make_are_told(self):
+        """Before they happen: a fork keeps what other threads have locked."""
+        code = ("import feeder_test as t, threading, sys\nlocked = threading.Event()\n"
+                "if len(sys.argv) > 1: threading.Thread(target=locked.wait, daemon=True).start()\n"
+                "f = t.feeder(t.Drawn(200), 1)\nnext(t.stream(f, 1))")
+        for words in ((), ("thread",)):
+            done = subprocess.run([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True, timeout=120,
+                                  cwd=os.path.dirname(os.path.abspath(__file__)), env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("this worker has 2 threads when it forks its data processes (Python knows Thread-1" in done.stderr,
+                             bool(words), done.stderr)
 
     def test_data_processes_end_with_their_worker(self):
         # A process of its own: this one may have threads, and a worker forks before it has any.

@@ -13,10 +13,11 @@ from support import Case, children, kill, last_step, lines, wait, workers_of
 
 class Digest(Case):
     def test_is_the_same_for_all_workers_and_data_processes(self):
-        cells = [(1, 0), (2, 1), (3, 4)]
+        cells = [(1, 0, "blobs.py:Job"), (2, 1, "blobs.py:Job"), (3, 4, "blobs.py:Job")]  # and of a loop: see there
         if os.environ.get("DUCTILE_ALL_SIZES"):
-            cells = [(workers, processes) for workers in (1, 2, 3, 4) for processes in (0, 1, 4)]
-        results = [self.quiet(w, args=("--processes", p))[1] for w, p in cells]
+            cells = [(workers, processes, job) for workers in (1, 2, 3, 4) for processes in (0, 1, 4)
+                     for job in ("blobs.py:Job", "loop.py")]
+        results = [self.quiet(w, args=("--processes", p), job=job)[1] for w, p, job in cells]
         self.assertEqual({r["digest"] for r in results}, {results[0]["digest"]}, results)
         self.assertEqual({r["weights_digest"] for r in results}, {results[0]["weights_digest"]})
         other = self.train("other", sets=("seed=4", "train.max_steps=10"))
@@ -116,6 +117,23 @@ class Start(Case):
         self.assertEqual(done.returncode, 0, done.stderr)
         _, by_command = self.quiet(sets=("train.max_steps=10",))
         self.assertEqual(done.stdout.split()[0], by_command["digest"])
+
+    def test_from_python_that_is_interrupted_has_saved(self):
+        env = dict(os.environ, PYTHONPATH=os.path.join(support.BUILD, "python"), OUT=self.out("run"))
+        process = subprocess.Popen([support.PYTHON, os.path.join(support.HERE, "blobs.py"), "--slow", "0.1"], env=env,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(support.end, process)
+        self.wait_for_step("run", 5)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, -signal.SIGINT, err)
+        saved = [line["step"] for line in lines(self.out("run"), "events.jsonl") if line.get("kind") == "checkpoint"]
+        self.assertGreaterEqual(max(saved, default=0), 5)
+        done = subprocess.run([support.DUCTILE, "train", "--resume", self.out("run"), "--json"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        _, by_command = self.quiet(sets=("train.max_steps=10",))
+        self.assertEqual(json.loads(done.stdout)["result"]["digest"], by_command["digest"])
 
     def test_gives_a_model_that_can_be_loaded(self):
         run, result = self.quiet(args=("--processes", 1))

@@ -43,6 +43,7 @@ class Case(unittest.TestCase):
 
     def quiet(self, workers=2, **how):
         """(folder, result) of a run that nothing disturbs; it is trained once for all tests."""
+        how = {"job": "blobs.py:Job", **how}
         key = json.dumps([workers, how], sort_keys=True)
         if key not in _quiet:
             folder = tempfile.mkdtemp(prefix="ductile-python-")

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import ductile
 from ductile import worker
 from ductile._errors import Error
+from ductile._loop import Loop as OwnLoop
 from ductile._task import Task
 
 OPTIONS = {"seed": 3, "train": {"virtual_ranks": 2, "batch_size": 8, "eval_batch_size": 0},
@@ -100,6 +101,21 @@ class Buffers(Case):
             self.assertTrue(torch.equal(place, before[name]), name)
             self.assertEqual(dict(task.model.named_buffers())[name].data_ptr(), place.data_ptr())
 
+    def test_that_are_nothing_at_first_are_named(self):
+        """A buffer without a place in the state would be lost with its worker, and differ on one that joins."""
+        for first in (lambda net: net.register_buffer("late", None), lambda net: None):
+            job = Job()
+            job.model = lambda: first(made := Net()) or made
+            job.change = lambda job, model: model.bn.register_buffer("none", None)
+            task, _ = task_of(job)
+            loss(task)
+            task.evaluate(lambda count: None)
+            job.change = lambda job, model: model.register_buffer("late", torch.ones(2))
+            self.refused("conflict", lambda: loss(task), "buffer late was nothing when the model was made", "torch.zeros")
+            del task.model._buffers["late"]
+            job.change = lambda job, model: setattr(model.bn, "none", torch.ones(2))
+            self.refused("conflict", lambda: task.evaluate(lambda count: None), "buffer bn.none was nothing")
+
 
 class Weights(Case):
     def test_that_a_loss_changes_are_named(self):
@@ -142,6 +158,21 @@ class Weights(Case):
         task.evaluate(lambda count: None)
         loss(task)
         self.assertEqual(seen, [(True, True, True)] * 2 + [(False, False, True)] * 2 + [(True, True, True)])
+
+    def test_that_optimizer_freezes_stay_so(self):
+        def frozen(model):
+            model.fc.weight.requires_grad_(False)
+            return torch.optim.SGD(model.parameters(), lr=0.1)
+
+        job, seen = Job(), []
+        job.optimizer = frozen
+        job.change = lambda job, model: seen.append(model.fc.weight.requires_grad)
+        task, _ = task_of(job)
+        for rank in (0, 1):
+            value, _ = loss(task, rank)
+            value.backward()
+            self.assertIsNone(task.model.fc.weight.grad)
+        self.assertEqual(seen, [False, False])
 
 
 class Helper:
@@ -289,6 +320,43 @@ class LazyParameters(Case):
         task, _ = task_of(job)
         self.assertEqual(dict(task.state.tensors)["average"].shape, (2, 4))
 
+    def test_of_batch_norms_are_averaged_as_others(self):
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc, self.bn = torch.nn.LazyLinear(2), torch.nn.LazyBatchNorm1d()
+
+        job = Job()
+        job.model = Net
+        task, (parameters, averaged, carried) = task_of(job)
+        self.assertEqual({name: list(p.shape) for name, p, is_norm in parameters if is_norm}, {"bn.weight": [4], "bn.bias": [4]})
+        self.assertEqual([name for name, _, _ in averaged], ["bn.running_mean", "bn.running_var"])
+        self.assertEqual([(name, int(b)) for name, b, _ in carried], [("bn.num_batches_tracked", 0)])
+        loss(task)
+        self.assertEqual(int(task.model.bn.num_batches_tracked), 1)
+
+    def test_of_a_module_that_a_loop_has_made_begin_again(self):
+        """A worker that has lost everything makes its model once more."""
+        for layers in (lambda: torch.nn.Sequential(torch.nn.LazyBatchNorm1d(), torch.nn.LazyLinear(2)),
+                       lambda: torch.nn.LazyLinear(2), lambda: torch.nn.Sequential(torch.nn.LazyLinear(3), torch.nn.Linear(3, 2)),
+                       lambda: torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))):
+            torch.manual_seed(7)
+            net = layers()
+            loop = OwnLoop({}, net, Job().train_data(), Job().test_data(), (), {}, None)
+            loop.loss = lambda model, batch: F.cross_entropy(net(batch[0]), batch[1])
+            task, _ = task_of(loop)
+            first = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+            for _ in range(3):
+                loss(task)
+                with torch.no_grad():
+                    for p in net.parameters():
+                        p.add_(1)
+                task.make_model(5)
+                self.assertIs(task.model, net)
+                self.assertEqual(net.state_dict().keys(), first.keys())
+                for name, tensor in net.state_dict().items():
+                    self.assertTrue(torch.equal(tensor, first[name]), name)
+
 
 class Unpicklable:
     def state_dict(self):
@@ -364,6 +432,15 @@ class Refusals(Case):
                     script.write(f"import ductile\nclass Job(ductile.Job):\n    options = {options}\n"
                                  "    def train_data(self): return open('/nowhere')\n")
                 self.refused("invalid_argument", lambda: worker.describe(file + ":Job", []), words)
+
+    def test_name_the_folder_that_a_path_is_relative_to(self):
+        """Workers run elsewhere than the one who submits, or resumes."""
+        for path, is_named in (("data/images.bin", True), ("/nowhere/images.bin", False)):
+            job = Job()
+            job.train_data = lambda: open(path)
+            with self.assertRaises(Error) as caught:
+                task_of(job)
+            self.assertEqual(f"this process runs in {os.getcwd()}:" in str(caught.exception), is_named)
 
     def test_do_not_blame_a_sampler_for_a_limit(self):
         job = Job()

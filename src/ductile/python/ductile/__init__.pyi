@@ -1,6 +1,6 @@
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -13,8 +13,12 @@ __all__ = ["AbsenceError", "DamageError", "Error", "Job", "Ratio", "RefusalError
 _E = TypeVar("_E", bound=Error)
 _Number = float | torch.Tensor
 _Loss = torch.Tensor | tuple[torch.Tensor, Mapping[str, Ratio | _Number]]
-_Data = Dataset[Any] | DataLoader[Any]
+_Data = Dataset[Any] | DataLoader[Any] | Iterable[Any] | _Rows
 _Optimizer = torch.optim.Optimizer | tuple[torch.optim.Optimizer, Any]
+
+class _Rows(Protocol):
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Any: ...
 
 class Error(Exception):
     code: str

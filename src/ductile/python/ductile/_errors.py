@@ -73,4 +73,7 @@ def told(error, code="conflict"):
             break
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    if isinstance(error, FileNotFoundError) and error.filename and not os.path.isabs(error.filename):
+        text += (f"\nThe path is relative, and this process runs in {os.getcwd()}: workers run where the command or the service was "
+                 "started that has them. Give an absolute path, or begin it with os.path.dirname(os.path.abspath(__file__))")
     return code, text

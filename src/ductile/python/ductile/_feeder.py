@@ -47,6 +47,8 @@ class Feeder:
         self.hosted = (0, ranks)
         processes = max(train.processes, test.processes)
         self.pool = Pool(self.sources, processes) if processes > 0 else None
+        for source in self.sources:
+            source.check()
 
     def host(self, begin, end):
         """From now on the ranks [begin, end) are asked for."""

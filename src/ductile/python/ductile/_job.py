@@ -50,7 +50,7 @@ class Job:
         """A Dataset or a DataLoader, which is read as a description: its dataset, batch size (of all
         virtual ranks together), order, collate_fn and number of data processes. An IterableDataset is
         read once for each virtual rank, which get_worker_info() names; its __len__ is the size of an
-        epoch, of all ranks together."""
+        epoch, of all ranks together, or the option data.train_limit is, where it has none."""
         raise NotImplementedError
 
     def test_data(self):

@@ -3,11 +3,13 @@
 The engine, which is the C++ worker, runs in a thread of its own and asks for the loss of a virtual rank;
 the main thread answers it from the body of the user's loop."""
 
+import copy
 import os
 import sys
 import threading
 
 import torch
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from ductile._errors import Error, told
 from ductile._job import Described, Job
@@ -41,6 +43,41 @@ class Step:
         self.loss, self.metrics = loss, metrics
 
 
+class _Module:
+    """A module that the program has made itself. A worker that begins again needs it as it was: the same object, with the
+    values of then, and with lazy parameters that have no sizes yet."""
+
+    def __init__(self, module):
+        self.module, self.begun = module, False
+        self.values, self.kind, self.parts = None, type(module), None
+        tensors = [*module.named_parameters(), *module.named_buffers()]
+        if any(is_lazy(tensor) for _, tensor in tensors):
+            self.parts = self._copied(vars(module), tensors)
+        else:
+            self.values = {name: tensor.detach().clone() for name, tensor in tensors}
+
+    def _copied(self, parts, tensors):
+        """What the module consists of. In the copy it stands for itself, since hooks of lazy modules are bound to it."""
+        memo = {id(self.module): self.module}
+        for _, tensor in tensors:
+            if is_lazy(tensor) and not isinstance(tensor, torch.nn.Parameter):  # torch copies no lazy buffer
+                memo[id(tensor)] = UninitializedBuffer(tensor.requires_grad, tensor.device, tensor.dtype)
+        return copy.deepcopy(parts, memo)
+
+    def made(self):
+        if self.parts is not None and self.begun:
+            vars(self.module).clear()
+            self.module.__class__ = self.kind
+            vars(self.module).update(self.parts)
+            self.parts = self._copied(self.parts, [*self.module.named_parameters(), *self.module.named_buffers()])
+        elif self.values is not None:
+            with torch.no_grad():
+                for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+                    tensor.data = self.values[name].clone()
+        self.begun = True
+        return self.module
+
+
 class Loop(Job):
     """A job as its program's own loop has it; made by ductile.job()."""
 
@@ -49,9 +86,8 @@ class Loop(Job):
         self._state = state
         if optimizer is not None:
             self.optimizer = optimizer
-        self._model, self._train, self._test = model, train, test
-        self._first = None if not isinstance(model, torch.nn.Module) else \
-            {n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]}
+        self._train, self._test = train, test
+        self._model = _Module(model).made if isinstance(model, torch.nn.Module) else model
         self._turns = None  # of the engine, which asks, and the body, which answers
         self._step, self._error, self._over = None, None, False
         self._thread, self._entered, self._given = None, False, False
@@ -60,14 +96,8 @@ class Loop(Job):
     # ---- What the engine calls, in its thread.
 
     def model(self):
-        if self._first is None:
-            self.net = self._model()
-            return self.net
-        with torch.no_grad():
-            for name, value in [*self._model.named_parameters(), *self._model.named_buffers()]:
-                value.data = self._first[name].clone()
-        self.net = self._model
-        return self._model
+        self.net = self._model()
+        return self.net
 
     def train_data(self):
         return self._train
@@ -167,8 +197,10 @@ def job(options=None, *, model, train, test, metrics=(), state=None, optimizer=N
     if Mode.now == "describe":
         raise Described(loop)
     if Mode.now == "start":
+        from ductile._program import refuse_while_read
         from ductile._run import command_of
 
+        refuse_while_read("ductile.job()")
         # Of a notebook, sys.argv[0] is the kernel's: it must not be replaced by a run.
         script = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or "")
         if hasattr(sys, "ps1") or not os.path.isfile(script):

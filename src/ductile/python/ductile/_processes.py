@@ -8,6 +8,7 @@ import pickle
 import signal
 import socket
 import sys
+import threading
 import time
 import weakref
 
@@ -203,11 +204,24 @@ def _serve(sources, number, count, link):
             os.close(fd)
 
 
+def _warn_of_threads():
+    """A fork has one of this process's threads, and what the others hold stays locked in it. Most threads hold nothing, so
+    this need not go wrong; if it does, data processes hang, and this line says why."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        print(f"ductile: this worker has {threads} threads when it forks its data processes"
+              f"{' (Python knows ' + ', '.join(names) + ')' if names else ''}. What they hold at this moment stays locked in a "
+              "data process, which may hang by it: start threads later, in the first loss, or set num_workers=0",
+              file=sys.stderr, flush=True)
+
+
 class Keeper:
     """A process that forks data processes, and forks one again that has died. The worker forks it while
     it has one thread; it has one itself, so it may fork at any time."""
 
     def __init__(self, sources, links, control, of_worker):
+        _warn_of_threads()
         sys.stdout.flush()
         sys.stderr.flush()
         worker = os.getpid()

@@ -1,6 +1,6 @@
 """The user's program: finding the job's class, and telling whether its files are those of the run."""
 
-import hashlib
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -8,8 +8,11 @@ import platform
 import runpy
 import sys
 
+from ductile import _files
 from ductile._errors import Error, of_user, told
 from ductile._job import Described, Job
+
+_read = None  # the program that is imported, or run, in this process now
 
 
 def split(text):
@@ -27,6 +30,27 @@ def script_of(text):
     """The file of the program as an absolute path; None for a module."""
     where, _ = split(text)
     return os.path.abspath(where) if where.endswith(".py") else None
+
+
+@contextlib.contextmanager
+def _reading(text):
+    """While a program is imported, or run, to find the job in it."""
+    global _read
+    before, _read = _read, text
+    try:
+        yield
+    finally:
+        _read = before
+
+
+def refuse_while_read(call):
+    """A program that starts a run while it is read would be read again by that run, and so on without end."""
+    if _read is None:
+        return
+    where, name = split(_read)
+    remedy = "write the call below `if __name__ == \"__main__\":`" if name else f"name the class of the job: {where}:CLASS"
+    raise Error("invalid_argument", f"{where} calls {call} when it is {'imported' if name else 'run'}, as it is by every worker, "
+                f"so a run would start another one; {remedy}")
 
 
 def _imported(text):
@@ -51,7 +75,8 @@ def load(text, args):
     where, name = split(text)
     sys.argv = [script_of(text) or where, *args]
     try:
-        module = _imported(text)
+        with _reading(text):
+            module = _imported(text)
     except Error:
         raise
     except BaseException as error:  # sys.exit() of a program without a main guard, too
@@ -75,7 +100,8 @@ def run_loop(text, args):
     sys.argv = [path, *args]
     sys.path.insert(0, os.path.dirname(path))
     try:
-        runpy.run_path(path, run_name="__main__")
+        with _reading(text):
+            runpy.run_path(path, run_name="__main__")
     except (Error, Described):
         raise
     except SystemExit:
@@ -105,48 +131,52 @@ def no_loop(text):
                  f"{text}:Job")
 
 
-def sources_digest(text):
-    """A digest of the program: of its file and of those it imported from its folder."""
-    script = script_of(text)
-    if script is None:
-        module = sys.modules[split(text)[0]]
-        script = getattr(module, "__file__", None)
-        if script is None:
-            return ""
-    folder = os.path.dirname(os.path.realpath(script)) + os.sep
-    files = {os.path.realpath(script)}
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if path and path.endswith(".py") and os.path.realpath(path).startswith(folder):
-            if "site-packages" not in path and "dist-packages" not in path:
-                files.add(os.path.realpath(path))
-    digest = hashlib.sha256()
-    for path in sorted(files):
-        with open(path, "rb") as file:
-            content = file.read()
-        digest.update(f"{path[len(folder):]}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()[:32]
+def sources(text):
+    """The program's files, as python.source in job.toml has them: a digest of what is in them, and their names."""
+    script = _file_of(text)
+    return _files.described(script, _files.of(script)) if script else ""
+
+
+def _file_of(text):
+    """The file of the program; None if it has none that could be read."""
+    return script_of(text) or getattr(sys.modules[split(text)[0]], "__file__", None)
+
+
+def vectors(flags, environment):
+    """What oneDNN and OpenBLAS choose their kernels by: with other vectors they sum in another order, in the convolutions
+    of a user's model, say. `flags` are the processor's; variables may hold both to less."""
+    if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags:
+        held = environment.get("ONEDNN_MAX_CPU_ISA", "").upper() in ("AVX2", "AVX2_VNNI") and \
+            environment.get("OPENBLAS_CORETYPE", "").lower() in ("haswell", "zen")
+        return "AVX2" if held else "AVX-512"
+    return "AVX2" if {"avx2", "fma"} <= flags else platform.machine()
+
+
+def _flags():
+    with open("/proc/cpuinfo") as file:
+        return set(next((line for line in file if line.startswith("flags")), "").split())
 
 
 def versions():
-    """What shapes the results besides the program: "Python 3.11.2, torch 1.13.1, numpy 1.24.2"."""
+    """What shapes the results besides the program: "Python 3.11.2, torch 1.13.1, numpy 1.24.2, AVX2"."""
     import numpy
     import torch
 
-    return f"Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}"
+    return f"Python {platform.python_version()}, torch {torch.__version__}, numpy {numpy.__version__}, " + \
+        vectors(_flags(), os.environ)
 
 
 def check_same(text, python):
     """Refuses a program or libraries other than those that the run began with."""
-    if python["source"] and python["source"] != sources_digest(text):
+    if python["source"] and not _files.are_those(_file_of(text), python["source"]):
         raise Error("invalid_argument",
                     f"{text}: its files are not those that the run began with, so the result could be "
                     "another; put them back, or start a new run. To go on nevertheless, empty "
                     "python.source in the run's job.toml")
-    here = versions()
-    if python["versions"] and python["versions"] != here:
+    here, began = versions(), python["versions"]
+    if began and began not in (here, here.rpartition(", ")[0]):  # older runs do not name the vectors
         raise Error("invalid_argument",
-                    f"this worker has {here}, and the run began with {python['versions']}, so the result "
-                    "could be another; install the same, or start a new run. To go on nevertheless, "
-                    "empty python.versions in the run's job.toml")
+                    f"this worker has {here}, and the run began with {began}, so the result could be another; install the "
+                    "same, or start a new run (a run that begins with ONEDNN_MAX_CPU_ISA=AVX2 OPENBLAS_CORETYPE=Haswell in "
+                    "the environment of all its workers needs AVX2 alone). To go on nevertheless, empty python.versions in the "
+                    "run's job.toml")

@@ -4,9 +4,11 @@ import inspect
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import threading
 
 from ductile._errors import Error, of_user
 from ductile._job import Job
@@ -71,6 +73,47 @@ def command_of(script):
     return [_program(), "train", script, "--set", f"python.interpreter={sys.executable}", "--", *sys.argv[1:]]
 
 
+def _finished(command):
+    """(exit code, output, errors) of a program that trains. It saves a checkpoint at the first signal, and ends without one
+    at the second: so it has a session of its own, where neither a terminal's Ctrl-C reaches it nor that of a notebook that
+    tells all processes of its kernel, and gets each signal of this process once."""
+    process, passed, kept = None, [], {}
+
+    def pass_on(number, frame=None):
+        passed.append(number)
+        if process is not None:
+            process.send_signal(number)
+
+    if threading.current_thread() is threading.main_thread():  # no other one may set a handler
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                kept[number] = signal.signal(number, pass_on)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+                                   start_new_session=True)
+        for number in passed:  # meanwhile
+            process.send_signal(number)
+        while True:
+            try:
+                out, err = process.communicate()
+                break
+            except KeyboardInterrupt:
+                pass_on(signal.SIGINT)
+    except BaseException:
+        if process is not None:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        for number, before in kept.items():
+            signal.signal(number, before)
+    if passed and passed[0] != signal.SIGINT:
+        os.kill(os.getpid(), passed[0])  # which ends this process, too
+    if passed:
+        raise KeyboardInterrupt
+    return process.returncode, out, err
+
+
 def train(job, workers=1, out=None, options=(), weights=None):
     """Trains a job in `workers` processes, as `ductile train FILE.py:CLASS` does, and returns its Run.
 
@@ -78,8 +121,11 @@ def train(job, workers=1, out=None, options=(), weights=None):
     options  like those of --set: ["train.epochs=3"]
     weights  a file of weights to begin with, of torch.save() or safetensors
 
-    Raises Error if the job fails, and KeyboardInterrupt if it is interrupted; its run can be resumed
-    with `ductile train --resume RUN` then."""
+    Raises Error if the job fails, and KeyboardInterrupt if it is interrupted, after a checkpoint was saved: the run can be
+    resumed with `ductile train --resume RUN` then. A second Ctrl-C does not wait for the checkpoint."""
+    from ductile._program import refuse_while_read
+
+    refuse_while_read("ductile.train()")
     command = [_program(), "train", _object_of(job), "--json", "--workers", str(workers),
                "--set", f"python.interpreter={sys.executable}"]
     for option in options:
@@ -89,12 +135,12 @@ def train(job, workers=1, out=None, options=(), weights=None):
     if out is not None:
         command += ["--out", os.fspath(out)]
     command += ["--", *sys.argv[1:]]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if done.returncode == 130:
+    code, out, err = _finished(command)
+    if code == 130:
         raise KeyboardInterrupt
-    told = json.loads(done.stdout) if done.stdout else {}
-    if done.returncode != 0:
-        raise Error(_EXIT_CODES.get(done.returncode, "internal"), told.get("error") or done.stderr.strip())
+    told = json.loads(out) if out else {}
+    if code != 0:
+        raise Error(_EXIT_CODES.get(code, "internal"), told.get("error") or err.strip())
     return Run(told["run"], told["result"])
 
 

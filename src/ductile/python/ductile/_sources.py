@@ -12,10 +12,10 @@ from ductile._streams import Streams
 
 
 class Source:
-    """One of the job's two sets of samples, for a number of virtual ranks. `fetch` depends on the seed of the
-    job and on its arguments alone, so it does not matter which process calls it."""
+    """One of the job's two sets of samples, of which an epoch has at most `limit` (0: all), for a number of virtual ranks.
+    `fetch` depends on the seed of the job and on its arguments alone, so it does not matter which process calls it."""
 
-    def __init__(self, data, what, seed, shuffle, ranks=1):
+    def __init__(self, data, what, seed, shuffle, ranks=1, limit=0):
         self.what, self.seed, self.ranks = what, seed, ranks
         self.streams = None  # of data that can only be read from the beginning
         self.shuffled, self.sampler = False, None
@@ -28,7 +28,7 @@ class Source:
         else:
             self.dataset, self.collate, self.init = data, default_collate, None
         if self._is_stream():
-            self._read_as_streams()
+            self._read_as_streams(limit)
             return
         plain = self._is_plain(sampler)
         self.shuffled = shuffle and plain and not isinstance(sampler, SequentialSampler)
@@ -36,6 +36,7 @@ class Source:
         self.size = self._listed = len(self.dataset) if plain else len(sampler)
         if self.size < 1:
             raise Error("invalid_argument", f"{what}(): the data set is empty")
+        self.size = min(self.size, limit or self.size)
         self._order = (-1, None)  # of an epoch, by the user's sampler
 
     def _is_plain(self, sampler):
@@ -55,16 +56,25 @@ class Source:
                         "and __getitem__, or an IterableDataset) or a DataLoader of one is needed")
         return False
 
-    def _read_as_streams(self):
+    def _read_as_streams(self, limit):
         try:
             self.size = len(self.dataset)
-        except TypeError:
-            raise Error("invalid_argument", f"{self.what}(): {type(self.dataset).__name__} does not say how many samples an "
-                        "epoch has; give it a __len__ (of all virtual ranks together)") from None
+        except (TypeError, NotImplementedError):
+            if not limit:
+                raise Error("invalid_argument", f"{self.what}(): {type(self.dataset).__name__} does not say how many samples an "
+                            "epoch has; give it a __len__, or set data.train_limit (of the samples to evaluate on, "
+                            "data.test_limit) to that number, of all virtual ranks together") from None
+            self.size = limit
         if self.size < 1:
             raise Error("invalid_argument", f"{self.what}(): the data set is empty")
+        self.size = min(self.size, limit or self.size)
         self.streams = Streams(self.dataset, self.what, self.seed, self.ranks)
-        self.streams.check()
+
+    def check(self):
+        """Refuses what only a look into the data shows. That may open files and start threads, so it waits until the data
+        processes are there."""
+        if self.streams is not None:
+            self.streams.check()
 
     def place(self, first, count, rank):
         """(first, stream) that fetch() takes for `count` samples of a virtual rank from place `first` of the
@@ -76,7 +86,8 @@ class Source:
     def _check_batches(self, loader):
         if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
             raise Error("invalid_argument", f"{self.what}(): a DataLoader with a batch_sampler of its own, or without "
-                        "batches, does not say which samples a virtual rank has; give batch_size and a sampler")
+                        "batches, does not say which samples a virtual rank has; give batch_size and a sampler (and let a data "
+                        "set that makes batches itself, such as webdataset's with .batched(), give samples)")
 
     def indices(self, epoch, first, count):
         """The samples at the places [first, first + count) of an epoch."""

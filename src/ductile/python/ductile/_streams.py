@@ -2,7 +2,12 @@
 
 import contextlib
 import copy
+import gc
+import sys
+import types
 
+import numpy
+import torch
 from torch.utils.data import _utils
 
 from ductile import _core
@@ -22,6 +27,39 @@ class _Info(_utils.worker.WorkerInfo):
         return super().__getattribute__(name)
 
 
+# What has so many bytes, or entries, is the data of a data set; what is smaller may be its state. Tables are always data.
+_LARGE_BYTES, _LARGE = 1 << 20, 1 << 14
+_TABLES = ("pandas", "polars", "pyarrow")
+
+
+def _copied(dataset):
+    """A data set of its own, which has what is large in common with the other one."""
+    known, seen, waiting = {}, set(), [dataset]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+            continue  # copy.deepcopy() leaves these alone
+        seen.add(id(value))
+        if isinstance(value, torch.Generator):  # which torch does not copy
+            known[id(value)] = torch.Generator(value.device)
+            known[id(value)].set_state(value.get_state())
+        elif _is_data(value):
+            known[id(value)] = value
+        else:
+            waiting += gc.get_referents(value)
+    return copy.deepcopy(dataset, known)
+
+
+def _is_data(value):
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size() >= _LARGE_BYTES
+    if isinstance(value, numpy.ndarray):
+        return value.nbytes >= _LARGE_BYTES
+    if isinstance(value, (list, tuple, dict, set, frozenset)):
+        return len(value) >= _LARGE
+    return isinstance(value, types.ModuleType) or type(value).__module__.partition(".")[0] in _TABLES
+
+
 class Streams:
     """One stream for each of `count` virtual ranks. The data set is told which one it is read for as it
     would be in a DataLoader's worker: torch.utils.data.get_worker_info() gives the rank as `id` and `count`
@@ -29,11 +67,13 @@ class Streams:
 
     What comes at a place of a stream depends on the job's seed, the epoch, the rank and the place, as long
     as the data set gives the same samples each time it is read; so a stream may be read again, from its
-    beginning, in another process."""
+    beginning, in another process. The data set itself is never read: each stream begins with a copy of it, so what
+    one has counted or drawn changes no other one."""
 
     def __init__(self, dataset, what, seed, count):
         self.dataset, self.what, self.seed, self.count = dataset, what, seed, count
-        self._open = {}  # rank -> [epoch, place, iterator]
+        self._open = {}  # rank -> [epoch, place, iterator, the data set that it reads]
+        self._shared = False
 
     def check(self):
         """Refuses a data set that gives two ranks the same samples because it does not ask which of them it is read for:
@@ -60,28 +100,32 @@ class Streams:
         """The samples [first, first + count) of the rank's stream in an epoch."""
         stream = self._open.get(rank)
         if stream is None or stream[0] != epoch or stream[1] > first:
-            stream = self._open[rank] = [epoch, 0, None]
+            stream = self._open[rank] = [epoch, 0, None, self.dataset]
         while stream[1] < first:
             self._next(stream, rank)
         return [self._next(stream, rank) for _ in range(count)]
 
     def _next(self, stream, rank):
-        epoch, place, iterator = stream
+        epoch, place, iterator, dataset = stream
         of_stream = _core.mix(_core.mix(self.seed, epoch), rank)
         before = _utils.worker._worker_info
-        _utils.worker._worker_info = _Info(id=rank, num_workers=self.count, seed=of_stream, dataset=self.dataset)
         try:
             for _ in range(2):  # it may have ended exactly here
                 if iterator is None:
+                    dataset = self._copy()
+                _utils.worker._worker_info = _Info(id=rank, num_workers=self.count, seed=of_stream, dataset=dataset)
+                if iterator is None:
                     seed_all(of_stream)
-                    iterator = self._iterator(epoch)
+                    if hasattr(dataset, "set_epoch"):
+                        dataset.set_epoch(epoch)
+                    iterator = iter(dataset)
                 seed_all(_core.mix(of_stream, place))
                 try:
                     sample = next(iterator)
                 except StopIteration:
                     iterator = None
                     continue
-                stream[1:] = place + 1, iterator
+                stream[1:] = place + 1, iterator, dataset
                 return sample
         except Exception as error:
             error.ductile_sample = f"{place} of the stream of virtual rank {rank}"
@@ -91,8 +135,15 @@ class Streams:
         raise Error("invalid_argument", f"{self.what}(): the stream of virtual rank {rank} has no samples; each of "
                     f"{self.count} ranks needs some (torch.utils.data.get_worker_info() says which one is read for)")
 
-    def _iterator(self, epoch):
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(epoch)
-        # One that is its own iterator can be at one place only.
-        return iter(copy.deepcopy(self.dataset) if hasattr(self.dataset, "__next__") else self.dataset)
+    def _copy(self):
+        try:
+            return _copied(self.dataset)
+        except Exception as error:
+            if hasattr(self.dataset, "__next__"):  # it is its own iterator, which can be at one place only
+                raise
+            if not self._shared:
+                print(f"ductile: {self.what}(): {type(self.dataset).__name__} cannot be copied ({error}), so the streams of a process "
+                      "share it: what it keeps in itself depends on the workers. Let its __iter__ open what it reads",
+                      file=sys.stderr, flush=True)
+            self._shared = True
+            return self.dataset

@@ -41,11 +41,9 @@ class Task:
         self.seed = options["seed"]
         self.ranks = options["train"]["virtual_ranks"]
         self.metrics = self._metrics(job.metrics)
-        self.train = self._made(job.train_data, "train_data", options["loader"]["shuffle"], self.ranks)
-        self.test = self._made(job.test_data, "test_data", False, 1)
-        for source, limit in ((self.train, "train_limit"), (self.test, "test_limit")):
-            if options["data"][limit]:
-                source.size = min(source.size, options["data"][limit])
+        self.train = self._made(job.train_data, "train_data", options["loader"]["shuffle"], self.ranks,
+                                options["data"]["train_limit"])
+        self.test = self._made(job.test_data, "test_data", False, 1, options["data"]["test_limit"])
         self.train_size, self.test_size = self.train.size, self.test.size
         batch = options["train"]["batch_size"]
         self.test_batch = options["train"]["eval_batch_size"] or self.test.batch_size or batch
@@ -58,9 +56,9 @@ class Task:
                         'metrics = ("accuracy",)')
         return list(given)
 
-    def _made(self, make, what, shuffle, ranks):
+    def _made(self, make, what, shuffle, ranks, limit):
         try:
-            return Source(make(), f"{self.name}, {what}", self.seed, shuffle, ranks)
+            return Source(make(), f"{self.name}, {what}", self.seed, shuffle, ranks, limit)
         except Error:
             raise
         except BaseException as error:
@@ -89,10 +87,10 @@ class Task:
         self._modules = list(self.model.modules())
         self._modes = [module.training for module in self._modules]
         self._weights = [p for _, p in self._parameters]
-        self._trained = [p.requires_grad for p in self._weights]
         self._marks = None
         self._looks = _LOOKS
         self.rule = Rule(self.job, self.model, seed, self.name) if has_rule(self.job) else None
+        self._trained = [p.requires_grad for p in self._weights]  # optimizer() may freeze some
         averaged, carried = self._sort_buffers(owners, norms)
         self._register(carried)
         return parameters, averaged, carried
@@ -127,6 +125,8 @@ class Task:
         """Statistics of norm layers are averaged over the ranks; other small buffers are carried; the
         rest has to stay as it is. Every buffer has to stay the tensor that it is now."""
         averaged, carried, self._kept, self._constant = [], [], [], []
+        self._named = [(at, module._buffers, {key for key, buffer in module._buffers.items() if buffer is not None})
+                       for module, at in owners]
         self._places = None
         seen, num_carried = set(), 0
         for module, at in owners:
@@ -208,6 +208,11 @@ class Task:
             if now is not buffer or not is_in(buffer, place):
                 put_back(buffer, place, now, f"{self.name}: buffer {name}", keep)
                 buffers[key] = buffer
+        for at, buffers, keys in self._named:
+            if len(buffers) > len(keys) and (new := [key for key, buffer in buffers.items() if buffer is not None and key not in keys]):
+                raise Error("conflict", f"{self.name}: buffer {at}{new[0]} was nothing when the model was made, and is a tensor after "
+                            "loss(). What is not there at first reaches no other worker and no checkpoint: register it with its "
+                            "shape and type (torch.zeros(...)), or keep what is made anew each time in a variable")
         for name, buffer, version in self._constant:
             if buffer._version != version:
                 raise Error("conflict", f"{self.name}: buffer {name} was changed by loss(). Such a change reaches other "

@@ -72,7 +72,7 @@ def describe(text, args):
             data = job.train_data()
         if getattr(data, "batch_size", None):
             options["train"]["batch_size"] = data.batch_size
-    return {"options": options, "source": _program.sources_digest(text), "versions": _program.versions(),
+    return {"options": options, "source": _program.sources(text), "versions": _program.versions(),
             "optimizer": has_rule(job)}
 
 
