@@ -3,13 +3,17 @@
 import json
 import os
 import pickle
+import signal
 import subprocess
+import sys
+import time
 import unittest
 
 import torch
 
 import ductile
 import support
+from ductile import _weights
 from support import Case
 
 
@@ -125,8 +129,156 @@ class Import(Case):
         self.assertIn("head", said)
         said = self.refused("--out", self.out("c"), "--weights",
                             self.save("shape.pt", {**self.state, "fc.bias": torch.ones(3)}), code=2)
-        self.assertIn("fc.bias is f32 [3]", said)
+        self.assertIn("fc.bias is float32 [3]", said)
         self.ductile("train", "--resume", self.out("a"), "--weights", self.out("less.pt"), code=2)
+
+    def test_is_in_a_run_from_its_beginning(self):
+        """The command is killed as soon as there is a run. Weights of this size take some time to be written."""
+        ductile.ckpt.save_weights(self.out("large.safetensors"), {"w": torch.zeros(1 << 25)})
+        for name in ("a", "b"):
+            run = self.out(name)
+            process = subprocess.Popen(self.command("--out", run, "--weights", self.out("large.safetensors")),
+                                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.addCleanup(support.end, process)
+            until = time.monotonic() + support.PATIENCE
+            while not os.path.exists(os.path.join(run, "job.toml")):
+                self.assertIsNone(process.poll())
+                self.assertLess(time.monotonic(), until)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kept = ductile.ckpt.weights(os.path.join(run, "initial.safetensors"))  # compared with their digest
+            self.assertEqual(kept["w"].shape, (1 << 25,))
+
+
+class Kinds(Case):
+    """Buffers of all kinds and a tied weight, of given.py."""
+
+    def setUp(self):
+        super().setUp()
+        g = torch.Generator().manual_seed(7)
+        strange = torch.tensor([0x7f812345, 1], dtype=torch.int32)  # no number, and a very small one
+        tied = torch.randn(8, 8, generator=g)
+        self.state = {"first.weight": tied, "second.weight": tied, "norm.weight": torch.ones(8), "norm.bias": torch.zeros(8),
+                      "norm.running_mean": torch.randn(8, generator=g), "norm.running_var": torch.ones(8),
+                      "norm.num_batches_tracked": torch.tensor(40), "last.weight": torch.randn(2, 8, generator=g),
+                      "last.bias": torch.zeros(2), "mean": torch.randn(8, generator=g),
+                      "unused": strange.view(torch.float32),
+                      "exact": torch.tensor([1 / 3], dtype=torch.float64), "mask": torch.tensor([False, True]),
+                      "seen": torch.tensor(100), "large": torch.linspace(0, 1, 70_000)}
+
+    def save(self, name, **changes):
+        state = {**self.state, **changes}
+        torch.save({key: value for key, value in state.items() if value is not None}, self.out(name))
+        return self.out(name)
+
+    def result(self, name, weights, workers=1, **how):
+        done = subprocess.run(self.command("--out", self.out(name), "--workers", str(workers), "--weights", weights,
+                                           job="given.py:Job", **how),
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=support.PATIENCE)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr + support.log_of(self.out(name)))
+        return json.loads(done.stdout)["result"]["digest"]
+
+    def saved(self, name):
+        return {key: torch.from_numpy(value) for key, value in ductile.ckpt.weights(self.out(name)).items()}
+
+    def test_are_what_a_run_begins_with(self):
+        still = ("optimizer.lr=0", "train.max_steps=3")
+        digest = self.result("one", self.save("net.pt"), sets=still)
+        self.assertEqual(self.result("two", self.out("net.pt"), workers=2, sets=still), digest)
+        found = self.saved("one")
+        for name in ("first.weight", "last.weight", "mean", "unused", "exact", "mask"):
+            self.assertEqual(found[name].numpy().tobytes(), self.state[name].numpy().tobytes(), name)
+        self.assertEqual(int(found["seen"]), 103)
+        self.assertEqual(int(found["norm.num_batches_tracked"]), 43)
+        drawn = self.train("drawn", job="given.py:Job", sets=still)
+        self.assertNotEqual(drawn["digest"], digest)
+        done = subprocess.run([support.DUCTILE, "train", "--replay", self.out("one"), "--out", self.out("again")],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=support.PATIENCE)
+        self.assertIn("the same bits", done.stdout + done.stderr)
+
+    def test_of_a_run_are_what_another_begins_with(self):
+        self.result("one", self.save("net.pt"), sets=("train.max_steps=3",))
+        before = self.saved("one")
+        self.assertIn("state/steps", before)
+        self.result("two", os.path.join(self.out("one"), "model.safetensors"), sets=("optimizer.lr=0", "train.max_steps=1"))
+        after = self.saved("two")
+        for name in ("first.weight", "last.weight", "mean", "unused", "exact", "mask", "table"):
+            self.assertEqual(after[name].numpy().tobytes(), before[name].numpy().tobytes(), name)
+        self.assertEqual(int(after["seen"]), 104)
+        self.assertNotEqual(after["state/steps"].tolist(), before["state/steps"].tolist())  # which begins anew
+
+    def test_reach_a_worker_that_joins_at_once(self):
+        sets, args = ("train.max_steps=6",), ("--slow", 0.1)
+        digest = self.result("quiet", self.save("net.pt"), workers=2, sets=sets)
+        process = subprocess.Popen(self.command("--out", self.out("killed"), "--workers", "2", "--weights", self.out("net.pt"),
+                                                job="given.py:Job", sets=sets, args=args),
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(support.end, process)
+        self.wait_for_step("killed", 1)
+        support.kill(support.workers_of(self.out("killed"))[0])
+        self.assertEqual(self.finished(process, "killed")["digest"], digest)
+
+    def test_are_what_load_puts_into_a_module(self):
+        self.result("run", self.save("net.pt"), sets=("train.max_steps=1",))
+        self.assertEqual(int(ductile.load(self.out("run")).seen), 101)
+        for name, changes in (("both.pt", {}), ("first.pt", {"second.weight": None}), ("second.pt", {"first.weight": None})):
+            self.imported(self.save(name, **changes))
+            net = ductile.load(self.out("run"), weights=self.out("w.safetensors"))
+            self.assertIs(net.first.weight, net.second.weight)
+            self.assertTrue(torch.equal(net.first.weight, self.state["first.weight"]), name)
+            self.assertEqual(net.mask.tolist(), [False, True])
+        self.imported(self.save("differs.pt", **{"second.weight": torch.ones(8, 8)}))
+        with self.assertRaisesRegex(ductile.Error, "first.weight and second.weight differ"):
+            ductile.load(self.out("run"), weights=self.out("w.safetensors"))
+
+    def imported(self, file):
+        done = subprocess.run([support.DUCTILE, "ckpt", "import", file, "--output", self.out("w.safetensors")],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=support.PATIENCE,
+                              env={**os.environ, "DUCTILE_PYTHON__INTERPRETER": support.PYTHON})
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_that_do_not_fit_are_refused_by_name(self):
+        for name, changes, text in (("tied.pt", {"second.weight": torch.ones(8, 8)}, "first.weight and second.weight differ"),
+                                    ("large.pt", {"large": torch.zeros(70_000)}, "buffer large has other values")):
+            said = self.refused("--out", self.out(name + "-run"), "--weights", self.save(name, **changes), job="given.py:Job", code=2)
+            self.assertIn(text, said)
+
+    def test_fit_a_model_or_are_refused_without_a_worker(self):
+        make = _net()
+        for changes in ({"second.weight": None}, {"first.weight": None}, {"large": None}, {"seen": None, "mask": None},
+                        {"norm.num_batches_tracked": None}, {"ids": torch.arange(3)}, {"state/x": torch.ones(2)},
+                        {"table": torch.zeros(3)}, {"mask": torch.tensor([2, 0], dtype=torch.uint8)}):
+            self.begin(make(), **changes)
+        for changes, text in (({"mean": torch.zeros(9)}, "mean is float32 \\[9\\], and in the model it is float32 \\[8\\]"),
+                              ({"mean": torch.zeros(8, dtype=torch.int64)}, "mean is int64"),
+                              ({"mean": torch.zeros(0, 1 << 40)}, "mean is float32 \\[0"),
+                              ({"seen": torch.tensor(1.0)}, "seen is float32"),
+                              ({"seen": torch.tensor(1, dtype=torch.int32)}, "seen is int32"),
+                              ({"mask": torch.tensor([1, 0])}, "mask is int64"),
+                              ({"last.bias": torch.zeros(2).half()}, "last.bias is float16.*ckpt import"),
+                              ({"last.bias": None}, "holds no tensor last.bias"), ({"mean": None}, "holds no tensor mean"),
+                              ({"first.weight": None, "second.weight": None, "frist.weight": torch.ones(8, 8)},
+                               "no tensor first.weight, which the model has; it holds frist.weight"),
+                              ({"first.weight": torch.zeros(8, 8), "second.weight": -torch.zeros(8, 8)}, "differ"),
+                              ({"head": torch.ones(1)}, "holds tensor head"),
+                              ({"large": torch.full((70_000,), float("nan"))}, "buffer large")):
+            with self.assertRaisesRegex(ductile.Error, text):
+                self.begin(make(), **changes)
+
+    def begin(self, net, **changes):
+        given = {**self.state, "exact": self.state["exact"].float(), **changes}  # as `ductile ckpt import` gives them
+        _weights.begin(net, {name: value for name, value in given.items() if value is not None}, "w.safetensors", [net.large])
+        self.assertEqual(float(net.exact), 1 / 3)
+        return net
+
+
+def _net():
+    argv, sys.argv = sys.argv, ["given.py"]
+    try:
+        import given
+    finally:
+        sys.argv = argv
+    return given.Net
 
 
 if __name__ == "__main__":

@@ -114,7 +114,8 @@ TensorInfo parse_entry(const std::string& name, const json& entry) {
   if (shape == entry.end() || !shape->is_array()) bad("shape");
   if (offsets == entry.end() || !offsets->is_array() || offsets->size() != 2) bad("data_offsets");
   try {
-    t.dtype = dtype_from_string(dtype->get_ref<const std::string&>());
+    const auto& type = dtype->get_ref<const std::string&>();
+    t.dtype = type == "BOOL" ? DType::u8 : dtype_from_string(type);  // a byte for each truth value
   } catch (Error& e) {
     e.with_context("tensor '" + name + "'");
     throw;

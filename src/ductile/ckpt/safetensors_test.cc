@@ -166,6 +166,16 @@ std::string with_header(const std::string& header, size_t data) {
   return text + header + std::string(data, 'd');
 }
 
+TEST(Safetensors, TruthValuesOfOtherProgramsAreBytes) {
+  const FastFolder folder;
+  const fs::path path = folder.path() / "x.safetensors";
+  write_file_atomic(path,
+                    with_header(R"({"a":{"dtype":"BOOL","shape":[2,2],"data_offsets":[0,4]}})", 4));
+  const SafetensorsFile file(path);
+  EXPECT_EQ(file.tensors().at(0).dtype, DType::u8);
+  EXPECT_EQ(file.bytes(file.tensors().at(0)).size(), 4U);
+}
+
 TEST(Safetensors, HostileHeadersAreRefused) {
   const FastFolder folder;
   const fs::path path = folder.path() / "x.safetensors";

@@ -1,9 +1,12 @@
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <signal.h>
 #include <string.h>
@@ -32,6 +35,7 @@
 #include "ductile/run/history.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/lock.h"
+#include "ductile/run/new_folder.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_line.h"
 #include "ductile/run/trace.h"
@@ -76,14 +80,15 @@ void settle_threads(JobConfig& config, Console& console) {
        out.string());
 }
 
-// The run directory of a new run, with the resolved job in it.
-run::RunFolder new_run(const TrainCommand& command, JobConfig& config, Console& console) {
+// The run directory of a new run, with these files and the resolved job in it.
+run::RunFolder new_run(const TrainCommand& command, JobConfig& config,
+                       std::span<const run::FirstFile> files, Console& console) {
   config.make_paths_absolute();
   settle_threads(config, console);
   const std::string job = config.options.to_toml();
-  if (!command.out) return run::RunFolder::create(config.job.runs, config.job.name, job);
+  if (!command.out) return run::create_folder(config.job.runs, config.job.name, job, files);
   try {
-    return run::RunFolder::create_at(*command.out, job);
+    return run::create_folder_at(*command.out, job, files);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::conflict) throw;
     refuse_existing(*command.out);
@@ -268,17 +273,14 @@ struct Replaced {
   std::optional<std::string> plan;
 };
 
-// Puts the plan into the run's folder and, where the run goes on, into its job.
+// Puts the plan into the folder and the job of a run that goes on.
 std::optional<Replaced> put_plan(const TrainCommand& command, const std::string& plan,
                                  JobConfig& config, const run::RunFolder& folder) {
-  if (!command.plan) return std::nullopt;
+  if (!command.plan || !command.resume) return std::nullopt;
   const fs::path file = run::plan_file(folder);
-  std::optional<Replaced> before;
-  if (command.resume) {
-    before.emplace(Replaced{read_file(folder.job_file()), std::nullopt});
-    if (kind_of(file) == FileKind::file) before->plan = read_file(file);
-    write_file_atomic(folder.job_file(), config.options.to_toml());
-  }
+  Replaced before{read_file(folder.job_file()), std::nullopt};
+  if (kind_of(file) == FileKind::file) before.plan = read_file(file);
+  write_file_atomic(folder.job_file(), config.options.to_toml());
   write_file_atomic(file, plan);
   return before;
 }
@@ -297,20 +299,14 @@ class GivenWeights {
  public:
   GivenWeights(const fs::path& file, const std::string& interpreter) {
     import_weights({&file, 1}, {.interpreter = interpreter}, file_);
+    read_ = MappedFile(file_);
   }
-  // A run without them, which would begin with drawn ones when it is resumed, does not stay.
-  void put_into(const run::RunFolder& folder) const {
-    const fs::path place = run::initial_weights_of(folder);
-    std::error_code error, ignored;
-    fs::copy_file(file_, place, error);
-    if (!error) return;
-    fs::remove_all(folder.path(), ignored);
-    fail(ErrorCode::unavailable, "{}: cannot be written: {}", place.string(), error.message());
-  }
+  run::FirstFile first_file() const { return {run::kInitialWeights, read_.bytes()}; }
 
  private:
   TempFolder folder_;
-  fs::path file_ = folder_.path() / "initial.safetensors";
+  fs::path file_ = folder_.path() / run::kInitialWeights;
+  MappedFile read_;
 };
 
 std::unique_ptr<GivenWeights> given_weights(const TrainCommand& command,
@@ -357,15 +353,14 @@ Original original_of(const fs::path& run) {
   return out;
 }
 
-// What a run repeats is kept in its folder, for a resumption.
-void keep(const Original& original, const run::RunFolder& folder) {
-  write_file_atomic(folder.replay_file(), dump_json(nlohmann::json{{"run", original.run},
-                                                                   {"digest", original.digest},
-                                                                   {"batches", original.batches}}) +
-                                              "\n");
+// What a run repeats is kept in its folder, for a resumption: files by name.
+std::map<std::string, std::string> files_of(const Original& original) {
+  const nlohmann::json replay = {
+      {"run", original.run}, {"digest", original.digest}, {"batches", original.batches}};
+  std::map<std::string, std::string> out = {{"replay.json", dump_json(replay) + "\n"}};
   if (!original.batches.empty())
-    write_file_atomic(folder.batch_file(),
-                      dump_json(nlohmann::json{{"replay", original.batches}}) + "\n");
+    out["batch.json"] = dump_json(nlohmann::json{{"replay", original.batches}}) + "\n";
+  return out;
 }
 
 std::optional<Original> kept(const run::RunFolder& folder) {
@@ -381,6 +376,20 @@ std::optional<Original> kept(const run::RunFolder& folder) {
          "repeats",
          error.message());
   }
+}
+
+// A new run has all that it begins with from the moment on at which it is a run. One that was
+// killed before it had its weights would begin with drawn ones when it is resumed.
+run::RunFolder begin_run(const TrainCommand& command, JobConfig& config, const std::string& plan,
+                         const std::optional<Original>& original, Console& console) {
+  const std::unique_ptr<GivenWeights> weights = given_weights(command, config.job);
+  std::map<std::string, std::string> texts;
+  if (original) texts = files_of(*original);
+  if (command.plan) texts["plan.json"] = plan;
+  std::vector<run::FirstFile> files;
+  for (const auto& [name, text] : texts) files.push_back({name, std::as_bytes(std::span(text))});
+  if (weights) files.push_back(weights->first_file());
+  return new_run(command, config, files, console);
 }
 
 // Whether the new run has the bits of the one that it repeats.
@@ -422,16 +431,19 @@ ExitCode train(const TrainCommand& command, Context& context) {
     if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
   fs::path program = process::find_worker();
   if (!config.job.python.object.empty()) program = process::python_worker(program);
-  const std::unique_ptr<GivenWeights> weights = given_weights(command, config.job);
-  const run::RunFolder folder =
-      command.resume ? run::RunFolder::open(*command.resume) : new_run(command, config, console);
-  if (weights) weights->put_into(folder);
+  const run::RunFolder folder = command.resume
+                                    ? run::RunFolder::open(*command.resume)
+                                    : begin_run(command, config, plan, original, console);
   // Before anything in the folder is changed.
   const run::RunLock lock(folder.path(), run::RunLock::kController);
   folder.remove_leftovers();
-  if (command.resume) original = kept(folder);
-  if (original) keep(*original, folder);
-  if (command.resume) settle_threads(config, console);  // of a version that left it open
+  if (command.resume) {
+    original = kept(folder);
+    if (original)
+      for (const auto& [name, text] : files_of(*original))
+        write_file_atomic(folder.path() / name, text);
+    settle_threads(config, console);  // of a version that left it open
+  }
   const auto replaced = put_plan(command, plan, config, folder);
   console.say("run {}", folder.path().string());
 

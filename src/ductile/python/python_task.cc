@@ -12,6 +12,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "ductile/base/dtype.h"
@@ -207,6 +208,19 @@ class PythonTask final : public train::Task {
     for (const NamedBuffer& b : carried_)
       out.push_back({b.name, dtype_of(b), b.shape, bytes_of(b)});
     return out;
+  }
+
+  void take_weights(std::span<const ckpt::TensorView> tensors, const std::string& file) override {
+    guarded([&] {
+      py::dict given;
+      for (const ckpt::TensorView& t : tensors) {
+        const auto type = scalar_type(t.dtype);
+        if (!type) continue;  // whole numbers that torch does not have, so no model has them
+        void* const bytes = const_cast<std::byte*>(t.bytes.data());  // nobody writes there
+        given[py::str(t.name)] = at::from_blob(bytes, t.shape, *type);
+      }
+      task_.attr("take_weights")(given, file);
+    });
   }
 
  private:

@@ -10,8 +10,6 @@ fs::path checkpoints_of(const fs::path& path) {
   return RunFolder::open(path).checkpoints();
 }
 
-fs::path initial_weights_of(const RunFolder& folder) {
-  return folder.path() / "initial.safetensors";
-}
+fs::path initial_weights_of(const RunFolder& folder) { return folder.path() / kInitialWeights; }
 
 }  // namespace ductile::run

@@ -10,6 +10,7 @@ namespace ductile::run {
 fs::path checkpoints_of(const fs::path& path);
 
 // The weights with which a run begins in place of drawn ones; there is a file if they were given.
+inline constexpr const char* kInitialWeights = "initial.safetensors";
 fs::path initial_weights_of(const RunFolder& folder);
 
 }  // namespace ductile::run

@@ -11,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
+#include "ductile/run/new_folder.h"
 
 namespace ductile::run {
 namespace {
@@ -63,16 +64,18 @@ std::string file_name_of(std::string_view job_name) {
   return out.empty() ? "job" : out;
 }
 
+namespace {
+
 // Of a folder that was just made: a run, or nothing.
-RunFolder RunFolder::fill(const fs::path& path, std::string_view job) {
+RunFolder filled(const fs::path& path, std::string_view job, std::span<const FirstFile> files) {
   try {
     std::error_code error;
-    RunFolder folder(fs::canonical(path, error));
+    const fs::path real = fs::canonical(path, error);
     if (error) fail_errno(path.string(), error.value());
-    make_folder(folder.checkpoints());
-    make_folder(folder.tensorboard());
-    write_file_atomic(folder.job_file(), job);
-    return folder;
+    for (const char* name : {"checkpoints", "tensorboard"}) make_folder(real / name);
+    for (const FirstFile& file : files) write_file_atomic(real / file.name, file.bytes);
+    write_file_atomic(real / "job.toml", job);
+    return RunFolder::open(real);
   } catch (const Error&) {
     std::error_code ignored;
     fs::remove_all(path, ignored);
@@ -80,7 +83,10 @@ RunFolder RunFolder::fill(const fs::path& path, std::string_view job) {
   }
 }
 
-RunFolder RunFolder::create(const fs::path& runs, std::string_view job_name, std::string_view job) {
+}  // namespace
+
+RunFolder create_folder(const fs::path& runs, std::string_view job_name, std::string_view job,
+                        std::span<const FirstFile> files) {
   std::error_code error;
   fs::create_directories(runs, error);
   if (error) fail_errno(runs.string() + ": mkdir", error.value());
@@ -91,17 +97,26 @@ RunFolder RunFolder::create(const fs::path& runs, std::string_view job_name, std
     if (errno != EEXIST) fail_errno((runs / name).string() + ": mkdir", errno);
     name = stem + "-" + std::to_string(n);
   }
-  RunFolder folder = fill(runs / name, job);
+  RunFolder folder = filled(runs / name, job, files);
   point_latest_at(runs, name);
   return folder;
 }
 
-RunFolder RunFolder::create_at(const fs::path& path, std::string_view job) {
+RunFolder create_folder_at(const fs::path& path, std::string_view job,
+                           std::span<const FirstFile> files) {
   std::error_code error;
   if (path.has_parent_path()) fs::create_directories(path.parent_path(), error);
   if (error) fail_errno(path.parent_path().string() + ": mkdir", error.value());
   make_folder(path);
-  return fill(path, job);
+  return filled(path, job, files);
+}
+
+RunFolder RunFolder::create(const fs::path& runs, std::string_view job_name, std::string_view job) {
+  return create_folder(runs, job_name, job, {});
+}
+
+RunFolder RunFolder::create_at(const fs::path& path, std::string_view job) {
+  return create_folder_at(path, job, {});
 }
 
 RunFolder RunFolder::open(const fs::path& path) {

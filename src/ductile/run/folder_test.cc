@@ -2,14 +2,18 @@
 
 #include <csignal>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/run/new_folder.h"
 
 namespace ductile::run {
 namespace {
@@ -104,6 +108,52 @@ TEST(RunFolder, IsWholeOrNotThere) {
   ::setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_FALSE(fs::exists(temp.path() / "run"));
   EXPECT_TRUE(fs::is_empty(temp.path() / "runs"));
+}
+
+TEST(RunFolder, HasItsFirstFilesFromTheBeginning) {
+  const TempFolder temp;
+  const std::string text = "{}";
+  const FirstFile first[] = {{"a.json", std::as_bytes(std::span(text))}, {"empty", {}}};
+  for (const RunFolder& run : {create_folder(temp.path() / "runs", "job", "x", first),
+                               create_folder_at(temp.path() / "mine", "x", first)}) {
+    EXPECT_EQ(read_file(run.path() / "a.json"), text);
+    EXPECT_EQ(read_file(run.path() / "empty"), "");
+    EXPECT_EQ(read_file(run.job_file()), "x");
+  }
+  const FirstFile bad[] = {first[0], {"no/folder", {}}};
+  EXPECT_THROW(create_folder_at(temp.path() / "other", "x", bad), Error);
+  EXPECT_FALSE(fs::exists(temp.path() / "other"));
+}
+
+// A process that may write no more than so many bytes is killed by the signal SIGXFSZ in the middle
+// of a file: of the first one, and of the second one, which is larger.
+TEST(RunFolder, IsNoRunWhereItsMakerWasKilledBeforeAllFilesWereThere) {
+  const std::string text(1000, 'x'), more(2000, 'y');
+  const FirstFile files[] = {{"a.json", std::as_bytes(std::span(text))},
+                             {"b.json", std::as_bytes(std::span(more))}};
+  for (const rlim_t bytes : {500, 1500}) {
+    const TempFolder temp;
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const rlimit limit{bytes, bytes}, none{0, 0};
+      ::setrlimit(RLIMIT_FSIZE, &limit);
+      ::setrlimit(RLIMIT_CORE, &none);
+      std::signal(SIGXFSZ, SIG_DFL);
+      create_folder(temp.path(), "job", "name = \"job\"\n", files);
+      ::_exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGXFSZ) << status;
+    EXPECT_FALSE(fs::is_symlink(temp.path() / "latest"));
+    for (const auto& entry : fs::directory_iterator(temp.path())) {
+      EXPECT_NE(failure([&] { RunFolder::open(entry.path()); }, ErrorCode::not_found)
+                    .find("it holds no job.toml"),
+                std::string::npos);
+      EXPECT_EQ(fs::exists(entry.path() / "a.json"), bytes > text.size());
+      EXPECT_FALSE(fs::exists(entry.path() / "b.json"));
+    }
+  }
 }
 
 TEST(RunFolder, ThatCannotBeLookedAtIsNotAbsent) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/run/checkpoints.h"
 #include "ductile/train/data_form.h"
+#include "ductile/train/task_method.h"
 
 namespace ductile::train {
 namespace {
@@ -22,12 +24,17 @@ bool is_floating(DType type) {
   return type == DType::f16 || type == DType::bf16 || type == DType::f32 || type == DType::f64;
 }
 
-void check_digest(const ckpt::SafetensorsFile& file, const fs::path& path) {
-  const auto written = file.metadata().find(kWeightsDigestKey);
-  if (written == file.metadata().end()) return;
+std::vector<ckpt::TensorView> views_of(const ckpt::SafetensorsFile& file) {
   std::vector<ckpt::TensorView> views;
   for (const ckpt::TensorInfo& info : file.tensors())
     views.push_back({info.name, info.dtype, info.shape, file.bytes(info)});
+  return views;
+}
+
+void check_digest(const ckpt::SafetensorsFile& file, std::span<const ckpt::TensorView> views,
+                  const fs::path& path) {
+  const auto written = file.metadata().find(kWeightsDigestKey);
+  if (written == file.metadata().end()) return;
   if (const std::string digest = ckpt::tensors_digest(views); digest != written->second)
     fail(ErrorCode::data_loss,
          "{}: the weights are not those that were written (their digest is {}, and it was {})",
@@ -78,20 +85,27 @@ class Reader {
 
 }  // namespace
 
-void begin_with_initial_weights(JobState& state, const spec::JobOptions& job,
-                                const run::RunFolder& folder) {
+void begin_with_initial_weights(Replica& replica, const run::RunFolder& folder) {
   const fs::path path = run::initial_weights_of(folder);
   if (kind_of(path) == FileKind::none) return;
-  if (job.tune.online)
+  if (replica.job().tune.online)
     fail(ErrorCode::invalid_argument,
          "{}: a run that begins with given weights cannot have tune.online = true", path.string());
   const ckpt::SafetensorsFile file(path);
-  check_digest(file, path);
-  Reader reader(file, path);
+  const std::vector<ckpt::TensorView> views = views_of(file);
+  check_digest(file, views, path);
+  JobState& state = replica.state();
   FlatModel& flat = state.flat;
-  for (const FlatModel::Entry& p : flat.parameters()) reader.read(p, flat.weights());
-  for (const FlatModel::Entry& b : flat.buffers()) reader.read(b, flat.buffer_values());
-  reader.check_rest();
+  if (Task* const task = replica.task()) {
+    carry_in(*task, state);  // a step that was given up may have left it otherwise
+    task->take_weights(views, path.string());
+    carry_out(*task, state);
+  } else {
+    Reader reader(file, path);
+    for (const FlatModel::Entry& p : flat.parameters()) reader.read(p, flat.weights());
+    for (const FlatModel::Entry& b : flat.buffers()) reader.read(b, flat.buffer_values());
+    reader.check_rest();
+  }
   if (!state.average.span().empty()) {
     std::ranges::copy(flat.weights(), state.average.span().begin());
     std::ranges::copy(flat.buffer_values(), state.buffer_average.span().begin());

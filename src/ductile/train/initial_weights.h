@@ -1,17 +1,17 @@
 #pragma once
 
 #include "ductile/run/folder.h"
-#include "ductile/train/state.h"
+#include "ductile/train/replica.h"
 
 namespace ductile::train {
 
 // The weights with which a run begins in place of drawn ones, if its folder has some
 // (run/checkpoints.h): of each parameter and floating-point buffer of the model, under its name, in
-// fp32. Whole numbers in the file are left out. The moving averages begin with them, too.
+// fp32. Whole numbers in the file are left out. A task takes what its model has, as it says itself
+// (Task::take_weights). The moving averages begin with them, too.
 //
 // Call it for a state in which nothing was trained. Throws data_loss for a damaged file, and
 // invalid_argument, which names the tensor, for weights of another model.
-void begin_with_initial_weights(JobState& state, const spec::JobOptions& job,
-                                const run::RunFolder& folder);
+void begin_with_initial_weights(Replica& replica, const run::RunFolder& folder);
 
 }  // namespace ductile::train

@@ -44,6 +44,7 @@ class Replica {
   const std::vector<std::string>& class_names() const { return train_info().class_names; }
   const JobState& state() const { return state_; }
   JobState& state() { return state_; }
+  Task* task() const { return ingredients_.task.get(); }  // null in a job that has none
   const optim::ParamLayout& layout() const { return state_.flat.layout(); }
   int64_t num_parameters() const { return layout().num_parameters(); }
   int64_t num_ranks() const { return job_.train.virtual_ranks; }

@@ -80,6 +80,11 @@ class Task {
   virtual void carry_in(std::span<const float> /*pieces*/) {}
   // The same as tensors beside the weights in model.safetensors.
   virtual std::vector<ckpt::TensorView> carried() { return {}; }
+
+  // The model that was made last takes the weights of a file, of which these are all tensors: its
+  // parameters and buffers, and of what is carried that which is a part of the model. Throws
+  // invalid_argument, which names `file` and the tensor, for weights of another model.
+  virtual void take_weights(std::span<const ckpt::TensorView> tensors, const std::string& file) = 0;
 };
 
 }  // namespace ductile::train

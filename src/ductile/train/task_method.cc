@@ -101,4 +101,9 @@ void carry_in(Task& task, const JobState& state) {
   task.carry_in(pieces);
 }
 
+void carry_out(Task& task, JobState& state) {
+  if (const int64_t size = task.num_carried(); size > 0)
+    task.carry_out(state.extra_array(kTaskPart, kCarried, size));
+}
+
 }  // namespace ductile::train

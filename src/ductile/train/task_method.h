@@ -16,7 +16,8 @@ inline constexpr std::string_view kRatioSum = "ratio/", kRatioOf = "of/";
 // `task` outlives it.
 std::unique_ptr<StepMethod> make_task_method(Task& task);
 
-// Gives the task what it carries, as it is in this state.
+// Gives the task what it carries, as it is in this state; and the other way.
 void carry_in(Task& task, const JobState& state);
+void carry_out(Task& task, JobState& state);
 
 }  // namespace ductile::train

@@ -293,7 +293,7 @@ void WorkerLoop::Impl::on(const Restore& command) {
       if (replica_->step() > 0 || !replica_->state().optimizer->holds_all()) {
         replica_ = std::make_unique<Replica>(input_.job, recipe_);
       }
-      begin_with_initial_weights(replica_->state(), input_.job, input_.folder);
+      begin_with_initial_weights(*replica_, input_.folder);
       break;
   }
   bring_parts(command);

@@ -31,6 +31,12 @@ bool is_fixed(std::string_view option) {
   });
 }
 
+// The optimizer() of a Python job says all that these options would say.
+bool is_said_by_program(std::string_view option, const spec::JobOptions& job) {
+  return job.optimizer.name == "python" && option != "optimizer.clip_norm" &&
+         (option.starts_with("optimizer.") || option.starts_with("schedule."));
+}
+
 // As --set and TOML take it.
 std::string assignment(const std::string& name, const Json& value) {
   return fmt::format("{}={}", name, dump_json(value));
@@ -52,6 +58,12 @@ void check(const tune::Dimension& d, const spec::JobOptions& job, std::string_vi
   if (is_fixed(d.name)) {
     fail(ErrorCode::invalid_argument,
          "{}: this option is the same in all trials, which could not be compared otherwise", where);
+  }
+  if (is_said_by_program(d.name, job)) {
+    fail(ErrorCode::invalid_argument,
+         "{}: the option says nothing, since the job has an optimizer() of its own, so all trials "
+         "would be equal; leave one of the two out",
+         where);
   }
   const bool whole = std::holds_alternative<int64_t*>(field->ref);
   if (d.kind == tune::Kind::real && whole)
@@ -139,6 +151,12 @@ Tuning default_tuning(const spec::JobOptions& job) {
   using tune::Kind;
   using tune::Scale;
   const std::string& rule = job.optimizer.name;
+  if (rule == "python") {
+    fail(ErrorCode::invalid_argument,
+         "what is tuned by default (learning rate, weight decay) is said by the job's own "
+         "optimizer(), so all trials would be equal; name other options with --space FILE, such as "
+         "train.batch_size, or leave optimizer() out, and one of Ductile's rules is tuned");
+  }
   const bool sgd = rule == "sgd" || rule == "lars" || rule == "neumann";
   std::vector<Dimension> dimensions;
   if (job.train.rate_control != "lrtuner") {  // which finds it by itself

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
@@ -89,6 +90,31 @@ TEST(Setup, TunesTheLearningRateAndTheMomentumWhereTheyHaveAnEffect) {
   EXPECT_TRUE(tuned(job, "optimizer.lr"));
   job.train.rate_control = "lrtuner";
   EXPECT_FALSE(tuned(job, "optimizer.lr"));
+}
+
+// Of a Python job: trials that differ in nothing would be compared.
+TEST(Setup, RefusesWhatAnOptimiserOfTheJobsOwnSays) {
+  spec::JobOptions job;
+  job.optimizer.name = "python";
+  try {
+    default_tuning(job);
+    ADD_FAILURE() << "no error";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("--space"), std::string::npos) << e.what();
+  }
+  const std::string range = "\nlow = 0.01\nhigh = 1.0\n";
+  for (const char* option : {"optimizer.lr", "optimizer.adam.eps", "schedule.warmup_epochs"}) {
+    const std::string space = fmt::format("[space.\"{}\"]{}", option, range);
+    EXPECT_NE(refusal(space, job).find("optimizer() of its own"), std::string::npos) << option;
+    EXPECT_EQ(read_tuning(space, "tune.toml", {}).space.size(), 1U) << option;
+  }
+  for (const char* option : {"optimizer.clip_norm", "train.ema_decay"})
+    EXPECT_EQ(read_tuning(fmt::format("[space.\"{}\"]\nlow = 0.01\nhigh = 0.9\n", option),
+                          "tune.toml", job)
+                  .space.size(),
+              1U)
+        << option;
 }
 
 TEST(Setup, RefusesAMetricThatTheJobDoesNotHave) {

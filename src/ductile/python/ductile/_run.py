@@ -149,9 +149,8 @@ def load(run, weights=None):
     RUN/model.safetensors, or of the safetensors file `weights`, in evaluation mode. Imports the user's program; one with a loop of its own is run
     as far as ductile.job(), in this process."""
     import torch
-    from torch.nn.parameter import is_lazy
 
-    from ductile import _core, _program as program
+    from ductile import _core, _program as program, _weights
 
     folder = run.folder if isinstance(run, Run) else os.fspath(run)
     python = json.loads(_core.job(folder))["python"]
@@ -166,24 +165,13 @@ def load(run, weights=None):
         sys.argv = argv
     path = os.path.join(folder, "model.safetensors") if weights is None else os.fspath(weights)
     saved = _core.tensors(path)
-    wanted = dict(model.named_parameters())
-    wanted.update(model.named_buffers())
-    with torch.no_grad():
-        for name, value in saved.items():
-            if name.startswith("state/"):
-                continue  # of the job, outside of its model
-            place = wanted.get(name)
-            if is_lazy(place):
-                place.materialize(value.shape)
-            if place is not None and place.dtype == torch.bool:
-                value = value.bool()
-            if place is None or place.shape != value.shape or place.dtype != value.dtype:
-                here = "nothing of that name" if place is None else f"{place.dtype} {list(place.shape)}"
-                raise Error("invalid_argument", f"{path}: holds {name}, {value.dtype} {list(value.shape)}, and the model "
-                            f"of {python['object']} has {here}; it is not the program that was trained")
-            place.copy_(value)
-    missing = [name for name, _ in model.named_parameters() if name not in saved]
-    if missing:
-        raise Error("invalid_argument", f"{path}: holds no {missing[0]}, which the model of {python['object']} has; it "
-                    "is not the program that was trained")
+    verdict = "it is not the program that was trained" if weights is None else "they are weights of another model"
+    missing, others = _weights.put(model, saved, path, verdict)
+    for name in others:
+        if weights is None or saved[name].is_floating_point():
+            raise Error("invalid_argument", f"{path}: holds {name}, {saved[name].dtype} {list(saved[name].shape)}, and the "
+                        f"model of {python['object']} has nothing of that name; {verdict}")
+    for name, place, _ in missing:
+        if isinstance(place, torch.nn.Parameter):
+            raise Error("invalid_argument", f"{path}: holds no {name}, which the model of {python['object']} has; {verdict}")
     return model.eval()

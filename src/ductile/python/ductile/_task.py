@@ -8,7 +8,7 @@ import numpy
 import torch
 from torch.nn.parameter import is_lazy
 
-from ductile import _core, _logs
+from ductile import _core, _logs, _weights
 from ductile._errors import Error, of_user, told
 from ductile._feeder import Feeder
 from ductile._job import Ratio
@@ -218,6 +218,10 @@ class Task:
                 raise Error("conflict", f"{self.name}: buffer {name} was changed by loss(). Such a change reaches other "
                             f"workers where a job's buffers together have at most {_MOST_CARRIED} values; make it a "
                             "parameter, or smaller")
+
+    def take_weights(self, given, file):
+        """The model that was made last takes tensors of a file, by name."""
+        _weights.begin(self.model, given, file, [buffer for _, buffer, _ in self._constant])
 
     def set_training(self, on):
         self.model.train(on)

@@ -1,6 +1,7 @@
-"""Files of torch.save(), read for the command line."""
+"""Weights from elsewhere: files of torch.save(), read for the command line, and how a model takes tensors by name."""
 
 import collections
+import difflib
 import pickle
 import types
 import zipfile
@@ -8,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import serialization
+from torch.nn.parameter import is_lazy
 
 from ductile._errors import Error
 
@@ -104,6 +106,89 @@ def _tensors(file, state):
         half = value.dtype in (torch.bfloat16, torch.float16)  # numpy has no bf16
         tensors[name] = value.detach().to(torch.float32) if half else value.detach()
     return tensors
+
+
+def _shown(tensor):
+    return f"{str(tensor.dtype)[6:]} {list(tensor.shape)}"  # float32 [3, 4]
+
+
+def _same(a, b):
+    """To the bit: what is no number equals itself."""
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(
+        *(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
+
+
+def _places(model):
+    """(name, tensor, whether state_dict() has it) of the parameters and buffers; a tied one under each of its names."""
+    for at, module in model.named_modules(remove_duplicate=False):
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                yield f"{at}.{key}" if at else key, tensor, key not in module._non_persistent_buffers_set
+
+
+def _check_fits(name, value, place, file, verdict):
+    number = value.dtype == torch.float32 and place.is_floating_point()  # what `ductile ckpt import` makes of others
+    if value.shape == place.shape and (value.dtype == place.dtype or
+                                       place.dtype == torch.bool and value.dtype == torch.uint8 or
+                                       number and not isinstance(place, torch.nn.Parameter)):
+        return
+    if value.shape == place.shape and value.is_floating_point() and place.is_floating_point():
+        verdict = "`ductile ckpt import` makes other types float32"
+    raise Error("invalid_argument", f"{file}: tensor {name} is {_shown(value)}, and in the model it is {_shown(place)}; {verdict}")
+
+
+def put(model, given, file, verdict, constant=()):
+    """A model takes tensors by name, each under one of the names that state_dict() has for it. Returns
+
+    missing  (name, tensor, whether state_dict() has it) of each parameter and buffer that was not given
+    others   the names of what was given and is not in the model; state/... belongs to a job, outside of its model
+
+    Raises Error, which ends with `verdict`, where types or shapes differ, where the names of a tied tensor have several
+    values, and where one of the tensors in `constant` would have to change."""
+    places = list(_places(model))
+    read, fixed = {}, {id(tensor) for tensor in constant}
+    for name, place, _ in places:
+        value = given.get(name)
+        if value is None:
+            continue
+        first = read.setdefault(id(place), name)
+        if first != name:
+            if not _same(value, given[first]):
+                raise Error("invalid_argument", f"{file}: tensors {first} and {name} differ, and in the model they are one "
+                            f"({_shown(place)}); {verdict}")
+            continue
+        if is_lazy(place):
+            place.materialize(value.shape)
+        _check_fits(name, value, place, file, verdict)
+        if _same(place.detach().to(value.dtype), value):
+            continue
+        if id(place) in fixed:
+            raise Error("invalid_argument", f"{file}: buffer {name} has other values than model() gives it, and is too large to "
+                        "be a part of the job's state; make it a parameter with requires_grad=False, or leave it out of the file")
+        with torch.no_grad():
+            place.copy_(value)
+    missing = {}
+    for place in places:
+        if id(place[1]) not in read:
+            missing.setdefault(id(place[1]), place)
+    known = {name for name, _, _ in places}
+    return list(missing.values()), [name for name in given if name not in known and not name.startswith("state/")]
+
+
+def begin(model, given, file, constant):
+    """A run begins with these weights: all that the model has and can be given, and no other. A file may lack whole numbers
+    (counters) that the model has, and hold some that it does not have."""
+    verdict = "they are weights of another model"
+    missing, others = put(model, given, file, verdict, constant)
+    fixed = {id(tensor) for tensor in constant}
+    for name, place, lasting in missing:
+        if lasting and place.is_floating_point() and id(place) not in fixed:
+            near = difflib.get_close_matches(name, others, 1)
+            raise Error("invalid_argument", f"{file}: holds no tensor {name}, which the model has"
+                        f"{f'; it holds {near[0]}' if near else ''}")
+    for name in others:
+        if given[name].is_floating_point():
+            raise Error("invalid_argument", f"{file}: holds tensor {name}, which the model does not have; {verdict}")
 
 
 def convert(file, out, key=""):

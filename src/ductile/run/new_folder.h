@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "ductile/run/folder.h"
+
+namespace ductile::run {
+
+// A file that a run has from its beginning, beside job.toml.
+struct FirstFile {
+  std::string name;                  // in the run's folder
+  std::span<const std::byte> bytes;  // they live as long as the call that takes this
+};
+
+// RunFolder::create() and create_at() for a run that begins with more than a job. job.toml, which
+// makes a folder a run, is written last, when the others are on disk: whoever finds a run finds all
+// of them, wherever the process was killed that made it.
+RunFolder create_folder(const fs::path& runs, std::string_view job_name, std::string_view job,
+                        std::span<const FirstFile> files);
+RunFolder create_folder_at(const fs::path& path, std::string_view job,
+                           std::span<const FirstFile> files);
+
+}  // namespace ductile::run
