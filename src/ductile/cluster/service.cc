@@ -121,7 +121,8 @@ void Service::Impl::recall() {
   try {
     const std::string text = reader_.memory(kMemory);
     if (text.empty()) return;
-    scheduler_.restore(parse_json(text, "what the scheduler had learnt", ErrorCode::data_loss));
+    scheduler_.restore(parse_json(text, "what the scheduler had learnt", ErrorCode::data_loss),
+                       schedule_time());
   } catch (const Error& error) {
     if (error.code() != ErrorCode::data_loss) throw;
     log_line(error.message());
