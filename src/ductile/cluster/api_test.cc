@@ -139,6 +139,10 @@ TEST_F(Service, EachRoleMayDoWhatItMay) {
   EXPECT_EQ(send("POST", cancel).status, 200);
   EXPECT_EQ(send("POST", "/v1/nodes/n1/drain", R"({"reason": "loud"})").status, 200);
   for (const char* wrong :
+  const Answer unknown = send("POST", "/v1/nodes/n1/drain", R"({"reason": "loud"})");
+  EXPECT_EQ(unknown.status, 404) << unknown.body;
+  EXPECT_TRUE(Reader(file).drains().empty());
+  queue.commit([](Change& change) { change.set_nodes({NodeRecord{"n1", "cpu"}}, 1); });
        {R"({"in": -1})", R"({"in": "soon"})", R"({"for": 0})", R"({"until": 3})"})
     EXPECT_EQ(send("POST", "/v1/nodes/n1/drain", wrong).status, 400) << wrong;
   EXPECT_EQ(send("POST", "/v1/nodes/n1/drain", R"({"in": 60, "for": 3600})").status, 200);

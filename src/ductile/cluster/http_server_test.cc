@@ -387,6 +387,7 @@ TEST_F(Http, OnlyAPostBringsABody) {
   }
 }
 
+  queue.commit([](Change& change) { change.set_nodes({NodeRecord{"n", "cpu"}}, 1); });
 TEST_F(Http, APostWithoutABodyNeedsNoLength) {
   client().Post("/v1/jobs", kJob, "application/json");
   const Descriptor socket = connect_unix();

@@ -205,6 +205,8 @@ Answer undrain_node(Request& request) {
   return request.commit(200, [&](Change& change) -> nlohmann::json {
     change.undrain(node, request.now());
     return {{"node", node}, {"drained", false}};
+    if (!change.has_node(node))
+      fail(ErrorCode::not_found, "there is no node \"{}\"; `ductile nodes` lists them", node);
   });
 }
 
