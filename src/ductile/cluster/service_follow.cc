@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -20,6 +23,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAgain{1000};                   // after a store that could not be read
 constexpr milliseconds kShow{500};                     // while jobs start
 constexpr double kSoonest = 0.02, kLookAtDrains = 60;  // seconds
+constexpr const char* kClock = "clock";  // its name in the store
 
 }  // namespace
 
@@ -167,8 +171,38 @@ void Service::Impl::follow_demand() {
   engine_->follow(devices, held);
 }
 
+// What an earlier service believed last; of a store that has no such time yet, when something
+// happened last.
+double Service::Impl::known_time() {
+  const std::string kept = reader_.memory(kClock);
+  double known = 0;
+  if (std::from_chars(kept.data(), kept.data() + kept.size(), known).ec == std::errc() && known > 0)
+    return known;
+  const std::vector<Event> last = reader_.newest_events(1);
+  known = last.empty() ? wall_seconds() : last[0].time;
+  queue_.post([known](Change& change) { change.set_memory(kClock, fmt::format("{:.0f}", known)); },
+              [](const Error*) {});
+  return known;
+}
+
+// Where the clock is not believed nothing is removed for its age, and the rest as ever.
+Retention Service::Impl::retention_at(double wall) {
+  Retention out = options_.retention;
+  const bool doubted =
+      !clock_.now(wall, std::chrono::duration<double>(loop_.now().time_since_epoch()).count());
+  if (doubted && !clock_doubted_)
+    log_line(
+        fmt::format("the clock is {:.0f} days ahead of what it said last: until it has gone on for "
+                    "a day nothing is removed from the store for its age",
+                    (wall - clock_.known()) / TrustedTime::kDay));
+  clock_doubted_ = doubted;
+  if (doubted) out.seconds = 0;
+  return out;
+}
+
 // A little at a time on the thread that commits, so that nobody waits for it.
 void Service::Impl::prune() {
+  constexpr double kKeepClock = 3600;
   constexpr int64_t kMost = 500;  // rows
   static constexpr milliseconds kBetween{20}, kNext{60'000};
   const auto more = std::make_shared<bool>();
@@ -183,10 +217,18 @@ void Service::Impl::prune() {
       prune_ = loop_.after(again ? kBetween : kNext, [this] { prune(); });
     });
   };
+  const double now = wall_seconds();
+  const Retention retention = retention_at(now);
+  const bool keeps = clock_.known() >= clock_kept_ + kKeepClock;
+  if (keeps) clock_kept_ = clock_.known();
   try {
-    queue_.post([more, retention = options_.retention](
-                    Change& change) { *more = change.prune(retention, wall_seconds(), kMost); },
-                next);
+    queue_.post(
+        [more, retention, now,
+         clock = keeps ? fmt::format("{:.0f}", clock_kept_) : std::string()](Change& change) {
+          *more = change.prune(retention, now, kMost);
+          if (!clock.empty()) change.set_memory(kClock, clock);
+        },
+        next);
   } catch (const Error&) {  // too many others wait for the disk
     prune_ = loop_.after(kNext, [this] { prune(); });
   }

@@ -21,6 +21,7 @@
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
+#include "ductile/cluster/trusted_time_impl.h"
 #include "ductile/cluster/why_impl.h"
 #include "ductile/server/launcher.h"
 
@@ -53,7 +54,7 @@ class Service::Impl {
     spec::Allocation asked;    // what its workers were told to take
     int waits = 0;             // for devices, one after the other
     bool starting = false, stopping = false;
-    net::Loop::Timer rest;  // after a start that failed: until it is tried again
+    net::Loop::Timer rest;              // after a start that failed: until it is tried again
     // Where the steps of the present workers were counted from.
     int64_t generation = -1, first_step = 0, pauses = 0;
     net::Deadline first_time{};
@@ -73,6 +74,8 @@ class Service::Impl {
   void remember();         // the same, for the next one
   void remember_now();
   void prune();  // what need not be kept any more
+  double known_time();
+  Retention retention_at(double wall);
   void go_on();  // with what ran when the last service ended
   void look();   // at what the store says anew
   void look_at_events();
@@ -122,6 +125,9 @@ class Service::Impl {
   CommitQueue queue_;
   StoreWriter writer_{loop_, queue_};
   Reader reader_;
+  TrustedTime clock_{known_time()};     // before anything new is written
+  double clock_kept_ = clock_.known();  // in the store
+  bool clock_doubted_ = false;
   const std::unique_ptr<Engine> engine_;
   Nodes nodes_;
   Scheduler scheduler_;

@@ -1,9 +1,12 @@
 // The service with real processes: torch-free workers that speak the real protocol.
 #include "ductile/cluster/service.h"
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -16,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/descriptor.h"
 #include "ductile/base/json.h"
 #include "ductile/cluster/commit_queue.h"
@@ -420,7 +424,25 @@ TEST(Service, AStoreThatContradictsItIsTheEndOfTheServiceAndOfNoJob) {
   cluster.wait_for(runs, "cancelled");
 }
 
-// It was to grow, and is to shrink before those that were to join it have begun.
+TEST(Service, AClockThatIsSetForwardRemovesNoHistory) {
+  LiveService cluster(1);
+  const JobId old = cluster.submit("old", 20);
+  cluster.expect_result(old);
+  EXPECT_EQ(cluster.stop(), 0);
+  // As if all of this had been a hundred days ago.
+  Database(cluster.folder() / "store.db", Database::Access::write)
+      .execute(
+          "UPDATE jobs SET submitted = submitted - 8640000, started = started - 8640000, ended = "
+          "ended - 8640000; UPDATE events SET time = time - 8640000; DELETE FROM memory WHERE name "
+          "= 'clock'");
+  for (const char* name : {"one", "two"}) {  // the second service finds events of the first one
+    cluster.start();
+    cluster.expect_result(cluster.submit(name, 20));  // what was to be removed at the start is now
+    EXPECT_EQ(cluster.get("/v1/jobs/" + std::to_string(old)).value("phase", ""), "finished");
+    EXPECT_EQ(cluster.stop(), 0);
+  }
+}
+
 TEST(Service, SaysWhenWhatIsTooOldCannotBeRemoved) {
   const TempFolder folder;
   const fs::path log = folder.path() / "log";
@@ -442,6 +464,7 @@ TEST(Service, SaysWhenWhatIsTooOldCannotBeRemoved) {
   cluster.expect_result(cluster.submit("job", 100));
 }
 
+// It was to grow, and is to shrink before those that were to join it have begun.
 TEST(Service, DevicesThatWereNeverTakenUpAreFree) {
   TempFolder folder;
   const fs::path hold = folder.path() / "hold", script = folder.path() / "worker";
