@@ -301,6 +301,7 @@ void Service::Impl::decide() {
     if (live.runner || live.starting || live.record.phase != Phase::queued) continue;
     if (scheduler_.knows(id)) say(live, scheduler_.why(id));
   }
+  write_reasons();
   show();
 }
 
@@ -391,6 +392,7 @@ bool Service::Impl::approach(Live& live, Counts& free) {
 void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
   live.starting = true;
+  live.said.reset();
   live.asked = devices;
   if (live.record.run.empty()) live.run = unused(live.run);
   live.record.run = live.run.string();

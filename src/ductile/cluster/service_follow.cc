@@ -23,6 +23,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAgain{1000};                   // after a store that could not be read
 constexpr milliseconds kShow{500};                     // while jobs start
 constexpr double kSoonest = 0.02, kLookAtDrains = 60;  // seconds
+constexpr std::chrono::minutes kSayAgain{10};
 constexpr const char* kClock = "clock";  // its name in the store
 
 }  // namespace
@@ -91,7 +92,8 @@ void Service::Impl::look_at_events() {
     const std::vector<Event> events = reader_.events(seen, kPage);
     for (const Event& event : events) {
       seen = event.seq;
-      if (event.job != 0) changed.insert(event.job);
+      // A reason is this service's own, and of many jobs at once.
+      if (event.job != 0 && event.kind != "reason") changed.insert(event.job);
       if (event.kind == "drain" || event.kind == "undrain") drains = true;
     }
     if (static_cast<int64_t>(events.size()) < kPage) break;
@@ -270,8 +272,38 @@ void Service::Impl::show() {
 void Service::Impl::say(Live& live, const std::string& reason) {
   if (reason.empty() || reason == live.record.reason) return;
   live.record.reason = reason;
-  writer_.write([id = live.record.id, reason](Change& change) {
-    change.set_reason(id, reason, wall_seconds());
+  live.unsaid = true;
+  if (!say_soon_.armed()) say_soon_ = loop_.after(milliseconds(0), [this] { write_reasons(); });
+}
+
+// One job that ends changes what thousands of others wait for, and nobody may wait until all of
+// that is on the disk: many are written in one change, when nothing else is, and each job's again
+// only after a while. Who asks meanwhile is told what the policy says now (LiveView).
+void Service::Impl::write_reasons() {
+  constexpr size_t kMost = 500;  // in one change, which others may have to wait for
+  static constexpr milliseconds kBetween{20}, kBusy{200};
+  if (stopping_) return;
+  if (!writer_.idle()) {
+    say_soon_ = loop_.after(kBusy, [this] { write_reasons(); });
+    return;
+  }
+  const net::Deadline now = loop_.now();
+  std::vector<std::pair<JobId, std::string>> reasons;
+  for (auto& [id, live] : live_) {
+    if (live.runner || live.starting || live.record.phase != Phase::queued) live.unsaid = false;
+    if (!live.unsaid || (live.said && now < *live.said + kSayAgain)) continue;
+    if (reasons.size() == kMost) {
+      say_soon_ = loop_.after(kBetween, [this] { write_reasons(); });
+      break;
+    }
+    live.unsaid = false;
+    live.said = now;
+    reasons.emplace_back(id, live.record.reason);
+  }
+  if (reasons.empty()) return;
+  writer_.write([reasons = std::move(reasons)](Change& change) {
+    const double now = wall_seconds();
+    for (const auto& [id, reason] : reasons) change.set_reason(id, reason, now);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -54,6 +55,8 @@ class Service::Impl {
     spec::Allocation asked;    // what its workers were told to take
     int waits = 0;             // for devices, one after the other
     bool starting = false, stopping = false;
+    bool unsaid = false;                // what the store says of why it waits is out of date
+    std::optional<net::Deadline> said;  // when it was written last, since it waits
     net::Loop::Timer rest;              // after a start that failed: until it is tried again
     // Where the steps of the present workers were counted from.
     int64_t generation = -1, first_step = 0, pauses = 0;
@@ -108,6 +111,7 @@ class Service::Impl {
   void ended(JobId id, RunnerEnd end);
   void end(JobId id, Phase phase, const std::string& reason);
   void say(Live& live, const std::string& reason);
+  void write_reasons();
   LiveState state_of(const Live& live) const;
   void show();  // to those who ask: what each job is doing
   void decide_soon();
@@ -142,7 +146,7 @@ class Service::Impl {
   std::string prune_trouble_;                                 // that was said
   std::vector<std::unique_ptr<server::Launcher>> leftovers_;  // processes that are about to end
   net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_,
-      drains_, leftovers_timer_;
+      say_soon_, drains_, leftovers_timer_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
   std::string address_;

@@ -424,6 +424,52 @@ TEST(Service, AStoreThatContradictsItIsTheEndOfTheServiceAndOfNoJob) {
   cluster.wait_for(runs, "cancelled");
 }
 
+// One that ends changes what all others wait for.
+TEST(Service, ThousandWaitingJobsKeepNobodyFromTheDisk) {
+  constexpr JobId kJobs = 1000, kEnded = 5;
+  LiveService cluster([](ServiceOptions& options) { options.interval = 2; });
+  EXPECT_EQ(cluster.stop(), 0);
+  {
+    Database database(cluster.folder() / "store.db", Database::Access::write);
+    Transaction transaction(database);
+    Change change(database);
+    Submission job;
+    job.team = "all";
+    const std::string spec =
+        dump_json(Json{{"job", "[train]\nmax_steps = 20\nvirtual_ranks = 4\nbatch_size = 64\n"}});
+    for (JobId id = 1; id <= kJobs; ++id) {
+      job.name = "job" + std::to_string(id);
+      change.submit(job, spec, wall_seconds());
+    }
+    transaction.commit();
+  }
+  cluster.start();
+  Reader reader(cluster.folder() / "store.db");
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto wait_until = [&](const std::function<bool()>& holds) {
+    while (!holds() && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(5ms);
+    EXPECT_TRUE(holds());
+  };
+  const auto ended = [&] { return reader.count_by_phase()[Phase::finished]; };
+  const auto commits = [&] {
+    const std::string figures = cluster.text("/metrics"), name = "\nductile_commits_total ";
+    return std::stod(figures.substr(figures.find(name) + name.size()));
+  };
+  wait_until([&] {
+    return ended() > 0 && std::ranges::none_of(reader.live_jobs(), [](const JobRecord& job) {
+             return job.reason == "It was just submitted.";
+           });
+  });
+  const double before = commits();
+  const int64_t first = ended();
+  wait_until([&] { return ended() >= first + kEnded; });
+  EXPECT_LT(commits() - before, 200);
+  // Whoever looks is told what holds now, which the store does not say yet.
+  const Json last = cluster.get("/v1/jobs?phase=queued&limit=1").at("jobs").at(0);
+  EXPECT_NE(last.value("reason", ""), reader.job(last.value("id", JobId{0})).reason) << last;
+}
+
 TEST(Service, AClockThatIsSetForwardRemovesNoHistory) {
   LiveService cluster(1);
   const JobId old = cluster.submit("old", 20);
