@@ -210,6 +210,7 @@ test("a name that turns the direction of writing turns nothing else", async () =
 test("a job's page: what it holds, its events, its options, its speed", async () => {
   await go(`#/job/${first}`);
   await page.sees("running", ".title");
+  await page.sees("It runs on ", "#reason");
   await page.sees("Devices", ".tiles");
   await page.wait("document.querySelector('#life path')");
   await page.sees("Submitted by", "#events");
