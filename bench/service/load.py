@@ -97,21 +97,24 @@ def fill(folder, spec, queued, ended):
     store = sqlite3.connect(os.path.join(folder, "store.db"))
     first = store.execute("SELECT max(id) FROM jobs").fetchone()[0] + 1
     seq = store.execute("SELECT max(seq) FROM events").fetchone()[0]
+    begin = time.time() - queued - ended - first - 60  # young enough to be kept
     for job in range(first, first + queued + ended):
         done = job < first + ended
         seq += 1
         last = seq + 1 if done else seq
         store.execute(
-            "INSERT INTO jobs VALUES (?,?,?,?,'standard','train',1,1,?,'run',?,'',?,?,?,0,?)",
+            "INSERT INTO jobs (id, name, owner, team, tier, kind, min_devices, max_devices, phase, wish, reason, "
+            "run, submitted, started, ended, generation, revision) "
+            "VALUES (?,?,?,?,'standard','train',1,1,?,'run',?,'',?,?,?,0,?)",
             (job, f"job-{job}", f"user-{job % 50}", f"team-{job % 7}",
              "finished" if done else "queued", "It is done." if done else "It was just submitted.",
-             1e9 + job, 1e9 + job if done else None, 1e9 + job + 9 if done else None, last))
-        store.execute("INSERT INTO specs VALUES (?,?)", (job, spec))
-        store.execute("INSERT INTO events VALUES (?,?,?,'submitted','{}')", (seq, 1e9 + job, job))
+             begin + job, begin + job if done else None, begin + job + 9 if done else None, last))
+        store.execute("INSERT INTO specs (job, spec) VALUES (?,?)", (job, spec))
+        event = "INSERT INTO events (seq, time, job, kind, body) VALUES (?,?,?,?,'{}')"
+        store.execute(event, (seq, begin + job, job, "submitted"))
         if done:
             seq += 1
-            store.execute("INSERT INTO events VALUES (?,?,?,'finished','{}')",
-                          (seq, 1e9 + job + 9, job))
+            store.execute(event, (seq, begin + job + 9, job, "finished"))
     store.commit()
     store.close()
 

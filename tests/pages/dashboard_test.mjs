@@ -139,7 +139,8 @@ test("no other origin gets at the page: no frame, no request", async () => {
   await other.open(`http://localhost:${port}/`);
   const origin = `http://127.0.0.1:${port}`;
   assert.equal(await other.eval(`fetch("${origin}/v1/jobs", { credentials: "include" }).then(() => "read", () => "refused")`), "refused");
-  await other.eval(`fetch("${origin}/v1/nodes/x/drain", { method: "POST", mode: "no-cors", credentials: "include", body: "{}" }).catch(() => {})`);
+  const node = encodeURIComponent((await ask("GET", "/v1/nodes")).nodes[0].node);
+  await other.eval(`fetch("${origin}/v1/nodes/${node}/drain", { method: "POST", mode: "no-cors", credentials: "include", body: "{}" }).catch(() => {})`);
   assert.equal((await ask("GET", "/v1/events?limit=1000")).events.some(e => e.kind === "drain"), false);
 });
 
@@ -209,6 +210,7 @@ test("a name that turns the direction of writing turns nothing else", async () =
 test("a job's page: what it holds, its events, its options, its speed", async () => {
   await go(`#/job/${first}`);
   await page.sees("running", ".title");
+  await page.sees("It runs on ", "#reason");
   await page.sees("Devices", ".tiles");
   await page.wait("document.querySelector('#life path')");
   await page.sees("Submitted by", "#events");

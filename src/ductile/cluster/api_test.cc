@@ -1,5 +1,7 @@
 #include "ductile/cluster/api.h"
 
+#include <atomic>
+#include <future>
 #include <set>
 #include <thread>
 
@@ -137,6 +139,10 @@ TEST_F(Service, EachRoleMayDoWhatItMay) {
   EXPECT_EQ(send("GET", "/v1/jobs").status, 200);
   who = {"root", Role::admin};
   EXPECT_EQ(send("POST", cancel).status, 200);
+  const Answer unknown = send("POST", "/v1/nodes/n1/drain", R"({"reason": "loud"})");
+  EXPECT_EQ(unknown.status, 404) << unknown.body;
+  EXPECT_TRUE(Reader(file).drains().empty());
+  queue.commit([](Change& change) { change.set_nodes({NodeRecord{"n1", "cpu"}}, 1); });
   EXPECT_EQ(send("POST", "/v1/nodes/n1/drain", R"({"reason": "loud"})").status, 200);
   for (const char* wrong :
        {R"({"in": -1})", R"({"in": "soon"})", R"({"for": 0})", R"({"until": 3})"})
@@ -174,6 +180,34 @@ TEST_F(Service, AnAnswerIsKeptForADayAndNoLonger) {
   submit("third", "m");
   EXPECT_EQ(kept(), 2) << "the oldest answer is gone";
   EXPECT_NE(submit("once", "k"), id);
+}
+
+// Both have read the job before either changes it: the disk is busy meanwhile.
+TEST_F(Service, TwoWhoResizeAJobAtOnceBothGetWhatTheyNamed) {
+  const Answer job =
+      send("POST", "/v1/jobs", R"({"name": "j", "min_devices": 1, "max_devices": 4, "spec": {}})");
+  ASSERT_EQ(job.status, 201) << job.body;
+  std::atomic<bool> busy = false;
+  std::promise<void> free;
+  queue.post(
+      [&busy, until = free.get_future().share()](Change&) {
+        busy = true;
+        until.wait();
+      },
+      [](const Error*) {});
+  while (!busy) std::this_thread::yield();
+  std::vector<std::thread> threads;
+  for (const char* body : {R"({"min_devices": 2})", R"({"max_devices": 6})"})
+    threads.emplace_back([this, body] {
+      const Answer answer = send("POST", "/v1/jobs/1/resize", body);
+      EXPECT_EQ(answer.status, 200) << answer.body;
+    });
+  while (queue.figures().waiting < 2) std::this_thread::yield();
+  free.set_value();
+  for (std::thread& thread : threads) thread.join();
+  const Submission now = Reader(file).job(1).submission;
+  EXPECT_EQ(now.min_devices, 2);
+  EXPECT_EQ(now.max_devices, 6);
 }
 
 TEST_F(Service, CursorsLeadThroughAllPages) {

@@ -17,24 +17,31 @@ constexpr int64_t kMostDevices = 1 << 20;
 
 }  // namespace
 
+// One who names the least number and one who names the most may come at the same time: what a
+// request does not name stays as it is when its change is made.
 Answer resize_job(Request& request) {
   const JobRecord job = request.reader.find(request.argument);
   require_owner(request.call.principal, job);
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
   fields.only({"min_devices", "max_devices"});
-  Submission wanted = job.submission;
-  wanted.min_devices = fields.integer_or("min_devices", wanted.min_devices, 1, kMostDevices);
-  wanted.max_devices = fields.integer_or(
-      "max_devices", std::max(wanted.max_devices, wanted.min_devices), 1, kMostDevices);
-  if (wanted.max_devices < wanted.min_devices)
-    fail(ErrorCode::invalid_argument, "body: from {} to {} devices: the first must not be larger",
-         wanted.min_devices, wanted.max_devices);
-  request.check(wanted,
-                parse_json(request.reader.spec(job.id), fmt::format("the spec of job {}", job.id),
-                           ErrorCode::data_loss));
+  const nlohmann::json spec = parse_json(
+      request.reader.spec(job.id), fmt::format("the spec of job {}", job.id), ErrorCode::data_loss);
+  const auto resized = [&](Submission wanted) {
+    wanted.min_devices = fields.integer_or("min_devices", wanted.min_devices, 1, kMostDevices);
+    wanted.max_devices = fields.integer_or(
+        "max_devices", std::max(wanted.max_devices, wanted.min_devices), 1, kMostDevices);
+    if (wanted.max_devices < wanted.min_devices)
+      fail(ErrorCode::invalid_argument, "body: from {} to {} devices: the first must not be larger",
+           wanted.min_devices, wanted.max_devices);
+    request.check(wanted, spec);
+    return wanted;
+  };
+  resized(job.submission);
   return request.commit(200, [&](Change& change) -> nlohmann::json {
-    if (job.submission.kind == "command" && change.job(job.id).phase == Phase::running)
+    const JobRecord now = change.job(job.id);
+    const Submission wanted = resized(now.submission);
+    if (now.submission.kind == "command" && now.phase == Phase::running)
       fail(ErrorCode::conflict,
            "job {} is a command, which keeps its devices while it runs; `ductile preempt {}` comes "
            "first",

@@ -50,6 +50,7 @@ class Hostile : public ::testing::Test {
  protected:
   Hostile() {
     queue.commit([&](Change& change) {
+      change.set_nodes({NodeRecord{"a", "cpu"}}, 1);
       change.add_token({0, "ada", Role::admin, "", digest_of_token(token), 1, {}, {}}, "test");
     });
     api.load_tokens();

@@ -6,8 +6,11 @@
 #include <cmath>
 #include <list>
 #include <memory>
+#include <system_error>
 #include <thread>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include <fcntl.h>
 #include <httplib.h>
@@ -21,6 +24,7 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/log.h"
 #include "ductile/cluster/connection_impl.h"
 #include "ductile/cluster/limits_impl.h"
 #include "ductile/cluster/listeners_impl.h"
@@ -86,17 +90,34 @@ std::optional<Refusal> refusal_of(const httplib::Request& request) {
   return std::nullopt;
 }
 
+void tell_to_come_again(int socket) {
+  constexpr std::string_view kBusy =
+      "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+      "Content-Length: 0\r\n\r\n";
+  [[maybe_unused]] const ssize_t n =
+      ::send(socket, kBusy.data(), kBusy.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 // How limits call a principal.
 std::string client_of(const Principal& principal) { return "=" + principal.name; }
 
 }  // namespace
 
 std::string user_name(uid_t user) {
+  constexpr size_t kMostText = 1 << 20;
   passwd entry{};
   passwd* found = nullptr;
-  char text[4096];
-  ::getpwuid_r(user, &entry, text, sizeof text, &found);
-  return found != nullptr ? found->pw_name : std::to_string(user);
+  std::vector<char> text(4096);
+  int error = 0;
+  while ((error = ::getpwuid_r(user, &entry, text.data(), text.size(), &found)) == ERANGE &&
+         text.size() < kMostText)
+    text.resize(2 * text.size());
+  if (found != nullptr) return found->pw_name;
+  // Any of these is said where there is no such user.
+  if (error != 0 && error != ENOENT && error != ESRCH && error != EBADF && error != EPERM)
+    fail(ErrorCode::unavailable, "the name of user {} cannot be found out now: {}", user,
+         std::generic_category().message(error));
+  return std::to_string(user);
 }
 
 class HttpServer::Impl : httplib::Server {
@@ -123,6 +144,7 @@ class HttpServer::Impl : httplib::Server {
   };
 
   void open_tls();
+  const std::string& name_of(uid_t user);
   void accept_all();
   void accept_one(int listener, Door door);
   Limits::Seat seat_of_half_open(const std::string& stranger);
@@ -149,7 +171,8 @@ class HttpServer::Impl : httplib::Server {
   uint16_t port_ = 0, tls_port_ = 0;
   std::atomic<bool> stopping_ = false;
   Limits limits_;
-  std::list<Client> clients_;  // of the accepting thread
+  std::list<Client> clients_;  // of the accepting thread, as are
+  std::unordered_map<uid_t, std::string> names_;
   std::thread thread_;
 };
 
@@ -222,6 +245,15 @@ void HttpServer::Impl::accept_all() {
   }
 }
 
+const std::string& HttpServer::Impl::name_of(uid_t user) {
+  constexpr size_t kMostNames = 10000;
+  const auto found = names_.find(user);
+  if (found != names_.end()) return found->second;
+  std::string name = options_.name_of(user);
+  if (names_.size() >= kMostNames) names_.clear();
+  return names_.emplace(user, std::move(name)).first->second;
+}
+
 void HttpServer::Impl::accept_one(int listener, Door door) {
   Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket.get() < 0) {
@@ -239,7 +271,12 @@ void HttpServer::Impl::accept_one(int listener, Door door) {
     const Role role = options_.role_of         ? options_.role_of(who.uid)
                       : who.uid == ::geteuid() ? Role::admin
                                                : Role::submit;
-    principal = Principal{user_name(who.uid), role};
+    try {
+      principal = Principal{name_of(who.uid), role};
+    } catch (const Error& error) {
+      log_line(error.message());
+      return tell_to_come_again(socket.get());
+    }
   } else {
     const int on = 1;
     ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -249,12 +286,8 @@ void HttpServer::Impl::accept_one(int listener, Door door) {
                                 : limits_.connection(stranger, true);
   if (!seat && door == Door::tls) seat = seat_of_half_open(stranger);
   if (!seat) {
-    constexpr std::string_view kBusy =
-        "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
-        "Content-Length: 0\r\n\r\n";
-    if (door == Door::tls) return;  // a handshake would cost what the limit saves
-    [[maybe_unused]] const ssize_t n =
-        ::send(socket.get(), kBusy.data(), kBusy.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    // A handshake would cost what the limit saves.
+    if (door != Door::tls) tell_to_come_again(socket.get());
     return;
   }
   Client& client = clients_.emplace_back();

@@ -16,7 +16,8 @@
 
 namespace ductile::cluster {
 
-// A user's name, or the number where there is none.
+// A user's name, or the number where there is none. Throws unavailable where it cannot be found out
+// now: a job that is submitted under the number would not be its owner's later.
 std::string user_name(uid_t user);
 
 // What clients may have. One client: a principal; before it has said who it is, its address, or its
@@ -44,6 +45,9 @@ struct HttpOptions {
   // machine may connect; what a user may do is `role_of`'s answer. Empty: none.
   fs::path socket;
   std::function<Role(uid_t)> role_of;  // default: the service's own user is admin, others submit
+  // Asked once for each user, since a network may have to be asked. Who has none now is told to
+  // come again.
+  std::function<std::string(uid_t)> name_of = user_name;
 
   // A port of the loopback interface for programs that bring a token ("Authorization: Bearer ...")
   // and, where `page` is given (it outlives the server), for browsers. 0: any free one; none: no

@@ -1,6 +1,7 @@
 #include "ductile/cluster/http_server.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <thread>
@@ -112,6 +113,38 @@ TEST_F(Http, TheUserBehindAUnixSocketIsKnownFromTheKernel) {
     EXPECT_EQ(owner, user);
   }
   EXPECT_NE(owner, "");
+}
+
+// It may come from a network that does not answer now.
+TEST_F(Http, WhoseNameCannotBeFoundOutIsToldToComeAgain) {
+  std::atomic<int> asked = 0;
+  std::atomic<bool> known = false;
+  HttpOptions options;
+  options.name_of = [&](uid_t) -> std::string {
+    ++asked;
+    if (!known) fail(ErrorCode::unavailable, "nobody answers");
+    return "ann";
+  };
+  start(std::move(options));
+  const std::string request =
+      "POST /v1/jobs HTTP/1.1\r\nHost: x\r\nContent-Length: " + std::to_string(kJob.size()) +
+      "\r\nConnection: close\r\n\r\n" + kJob;
+  const auto answer = [&] {
+    const Descriptor socket = connect_unix();
+    send(socket, request);
+    return receive(socket);
+  };
+  EXPECT_TRUE(answer().starts_with("HTTP/1.1 503 "));
+  known = true;
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(answer().starts_with("HTTP/1.1 201 "));
+  EXPECT_EQ(asked, 2) << "a name that is known is not asked for again";
+  EXPECT_EQ(Reader(file).job(1).submission.owner, "ann");
+  server.reset();
+}
+
+TEST(UserName, IsANumberWhereThereIsNone) {
+  EXPECT_EQ(user_name(0), "root");
+  EXPECT_EQ(user_name(3999999999u), "3999999999");
 }
 
 TEST_F(Http, NobodyGetsInWithoutATokenOrWithAnothersConnection) {
@@ -354,6 +387,7 @@ TEST_F(Http, ARequestInsideAnotherOnesBodyIsNotCarriedOut) {
       "POST /v1/jobs%0a HTTP/1.1\r\nContent-Length: 99\r\n\r\n",
       "POST http://x/v1/jobs HTTP/1.1\r\nContent-Length: 99\r\n\r\n",
   };
+  queue.commit([](Change& change) { change.set_nodes({NodeRecord{"n", "cpu"}}, 1); });
   for (const std::string& outer : outers) {
     const Descriptor socket = connect_unix();
     send(socket, outer + inner);

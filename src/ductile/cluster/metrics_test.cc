@@ -86,6 +86,27 @@ TEST_F(Metrics, CountRequestsByRouteAndCode) {
   EXPECT_GT(value_of(all, "process_open_fds"), 3);
 }
 
+TEST_F(Metrics, SayWhichJobsHoldDevices) {
+  for (const char* name : {"one", "two", "three"})
+    send("POST", "/v1/jobs",
+         fmt::format(R"({{"name": "{}", "team": "vision", "spec": {{}}}})", name));
+  EXPECT_FALSE(get().contains("ductile_job_devices"));
+  queue.commit([](Change& change) {
+    for (const JobId id : {1, 2}) change.set_phase(id, Phase::running, "it runs", 1);
+    change.set_holdings(1, {{"a", 2}, {"b", 1}}, "it runs", 1);
+    change.set_holdings(2, {{"b", 4}}, "it runs", 1);
+  });
+  const auto all = get();
+  const auto devices = [&](const char* job, const char* name) {
+    return value_of(all, "ductile_job_devices",
+                    {{"job", job}, {"name", name}, {"team", "vision"}, {"tier", "standard"}});
+  };
+  EXPECT_EQ(devices("1", "one"), 3);
+  EXPECT_EQ(devices("2", "two"), 4);
+  EXPECT_EQ(all.at("ductile_job_devices").samples.size(), 2u);
+  EXPECT_EQ(value_of(all, "ductile_devices_held"), 7);
+}
+
 // A commit is counted before who waits for it is told.
 TEST_F(Metrics, ACommitIsCountedWhenItIsAnswered) {
   for (uint64_t i = 1; i <= 50; ++i) {

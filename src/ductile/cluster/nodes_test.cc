@@ -14,6 +14,7 @@
 #include "ductile/base/clock.h"
 #include "ductile/base/machine.h"
 #include "ductile/cluster/scheduler.h"
+#include "ductile/cluster/service_spec_impl.h"
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/live_nodes.h"
 #include "ductile/sched/policy.h"
@@ -42,6 +43,19 @@ TEST(Nodes, JobsRunOnAllOfThem) {
   for (const JobId id : jobs) service.expect_result(id);
   EXPECT_EQ(service.stop(), 0);
   EXPECT_TRUE(service.workers().empty());
+}
+
+TEST(Nodes, TeamsWithNumbersAreRefusedAndTheTextSaysHowTheirQuotasAreSet) {
+  ServiceOptions options;
+  on_nodes({"one"}, 1)(options);
+  options.cluster->teams.push_back({3, 0, 16});
+  try {
+    cluster_of(options);
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(error.message().find("--quota NAME=16"), std::string::npos) << error.message();
+  }
 }
 
 // They would end each other's agents and workers, each as those of nobody it knows.

@@ -123,6 +123,7 @@ TEST_F(Page, ABrowserThatLoggedInActsAsItsUser) {
   const auto seen = parse_json(http->Get("/v1/overview", admin)->body);
   EXPECT_EQ(seen.at("principal"), "me");
   EXPECT_EQ(seen.at("role"), "admin");
+  queue.commit([](Change& change) { change.set_nodes({NodeRecord{"a", "cpu"}}, 1); });
   EXPECT_EQ(http->Post("/v1/nodes/a/drain", admin, "{}", "application/json")->status, 200);
   EXPECT_EQ(http->Post("/v1/nodes/a/undrain", reader, "{}", "application/json")->status, 403);
   const auto link = http->Post("/v1/page/links", reader, "{}", "application/json");

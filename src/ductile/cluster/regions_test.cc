@@ -119,7 +119,7 @@ TEST(LiveRegions, TheDataGoWithTheJob) {
   first.holds(1, {}, 30);
   Scheduler next(cluster, "regional", 10);
   next.add(demand);
-  next.restore(first.state());
+  next.restore(first.state(), 30);
   EXPECT_EQ(started(next, 40), 0) << "where it is now";
 }
 

@@ -30,6 +30,16 @@ void require_name(std::string_view name, std::string_view what) {
          name);
 }
 
+// Why a job waits changes with every other job, and the store hears of it only now and then.
+Json shown_now(Request& request, const JobRecord& job) {
+  Json out = to_json(job);
+  if (request.view() == nullptr || job.phase != Phase::queued) return out;
+  const auto live = request.view()->of(job.id);
+  if (live && live->moment == LiveState::Moment::waiting && !live->text.empty())
+    out["reason"] = live->text;
+  return out;
+}
+
 Answer list_jobs(Request& request) {
   JobFilter filter;
   if (const auto phase = request.text("phase")) filter.phase = phase_from(*phase);
@@ -43,7 +53,7 @@ Answer list_jobs(Request& request) {
   Json out = {{"jobs", Json::array()}};
   const auto held = request.reader.all_holdings();
   for (const JobRecord& job : jobs) {
-    Json& shown = out["jobs"].emplace_back(to_json(job));
+    Json& shown = out["jobs"].emplace_back(shown_now(request, job));
     shown["devices"] = 0;
     if (const auto found = held.find(job.id); found != held.end())
       for (const Holding& h : found->second)
@@ -97,7 +107,7 @@ Answer submit_job(Request& request) {
 
 Answer show_job(Request& request) {
   const JobRecord job = request.reader.find(request.argument);
-  Json out = to_json(job);
+  Json out = shown_now(request, job);
   out["why"] = why(request, job);
   out["holdings"] = Json::object();
   for (const Holding& h : request.reader.holdings(job.id)) out["holdings"][h.node] = h.devices;
@@ -195,6 +205,8 @@ Answer drain_node(Request& request) {
   std::optional<double> lasts;
   if (fields.has("for")) lasts = fields.number("for", 1, kMostDrain);
   return request.commit(200, [&](Change& change) -> nlohmann::json {
+    if (!change.has_node(node))
+      fail(ErrorCode::not_found, "there is no node \"{}\"; `ductile nodes` lists them", node);
     change.drain(node, reason, request.now(), in, lasts);
     return {{"node", node}, {"drained", in <= 0}};
   });

@@ -1,7 +1,9 @@
 // The route of Prometheus. However many jobs there are, the number of series stays the same, but
-// for those of the services that run.
+// for those of the jobs that hold devices, of which there are no more than devices.
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "ductile/cluster/metrics_impl.h"
 #include "ductile/cluster/routes_impl.h"
@@ -27,6 +29,25 @@ void write_jobs(Request& request, MetricsText& out) {
                static_cast<double>(count));
 }
 
+void write_devices_of_jobs(const std::vector<Holder>& holders, MetricsText& out) {
+  std::map<JobId, std::pair<const Holder*, int64_t>> jobs;
+  for (const Holder& holder : holders) {
+    auto& [first, devices] = jobs[holder.job];
+    first = &holder;
+    devices += holder.devices;
+  }
+  if (jobs.empty()) return;
+  out.begin("ductile_job_devices", "gauge", "Devices that a job holds.");
+  for (const auto& [id, job] : jobs) {
+    const auto& [holder, devices] = job;
+    out.sample({{"job", std::to_string(id)},
+                {"name", holder->name},
+                {"team", holder->team},
+                {"tier", holder->tier}},
+               static_cast<double>(devices));
+  }
+}
+
 void write_devices(Request& request, MetricsText& out) {
   std::map<NodeState, int64_t> nodes, devices;
   for (const NodeRecord& node : request.reader.nodes()) {
@@ -34,7 +55,8 @@ void write_devices(Request& request, MetricsText& out) {
     devices[node.state] += node.devices;
   }
   int64_t held = 0;
-  for (const Holder& holder : request.reader.holders()) held += holder.devices;
+  const std::vector<Holder> holders = request.reader.holders();
+  for (const Holder& holder : holders) held += holder.devices;
   const auto write = [&](std::string_view name, std::string_view help, auto& counts) {
     out.begin(name, "gauge", help);
     for (const NodeState state : {NodeState::up, NodeState::away, NodeState::lost})
@@ -44,6 +66,7 @@ void write_devices(Request& request, MetricsText& out) {
   write("ductile_devices", "Devices by the state of their nodes.", devices);
   out.begin("ductile_devices_held", "gauge", "Devices that jobs hold.");
   out.sample({}, static_cast<double>(held));
+  write_devices_of_jobs(holders, out);
 }
 
 void write_service(Request& request, MetricsText& out) {

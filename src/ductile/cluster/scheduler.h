@@ -120,10 +120,10 @@ class Scheduler {
 
   // What policy and jobs have learnt, as JSON. restore(), to be called when the jobs have been
   // added and none holds anything yet, goes on from it; jobs that it does not know begin anew, and
-  // under another policy all of it does. Throws data_loss for a damaged state; then all begins
-  // anew.
+  // under another policy all of it does. A clock that was set back meanwhile makes nothing later
+  // than `now`. Throws data_loss for a damaged state; then all begins anew.
   nlohmann::json state() const;
-  void restore(const nlohmann::json& state);
+  void restore(const nlohmann::json& state, double now);
 
   const sched::PolicyTraits traits() const { return policy_->traits(); }
 
@@ -147,7 +147,7 @@ class Scheduler {
   int32_t region_of(int32_t node) const;
   void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
   static int32_t most_batch(const Job& job);
-  void restore_job(const nlohmann::json& item);
+  void restore_job(const nlohmann::json& item, double now);
   sched::JobView view_of(const Job& job, double now) const;
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
   std::vector<sched::JobView> that_fit_a_node(std::vector<sched::JobView> views);

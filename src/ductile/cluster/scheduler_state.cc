@@ -1,4 +1,6 @@
 // What a Scheduler has learnt, as JSON.
+#include <algorithm>
+
 #include "ductile/base/error.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/cluster/scheduler.h"
@@ -41,7 +43,7 @@ json Scheduler::state() const {
           {"measured", shared_.state()}, {"pause", pause_},         {"jobs", std::move(jobs)}};
 }
 
-void Scheduler::restore_job(const json& item) {
+void Scheduler::restore_job(const json& item, double now) {
   const JsonFields f(item, kWhere);
   f.only({"job", "agent", "service", "steps", "total_steps", "restarts", "started", "last_change",
           "accounted", "held", "rate_of_one", "pause", "region"});
@@ -65,19 +67,19 @@ void Scheduler::restore_job(const json& item) {
   const auto restarts = static_cast<int32_t>(f.integer("restarts", 0, INT32_MAX));
   job.agent->restore(f.at("agent"), fmt::format("{}: job {}", kWhere, found->first));
   job.view.attained_service = service;
-  job.view.started = started;
+  job.view.started = std::min(started, now);
   job.view.progress = steps;
   if (total > 0) job.total_steps = total;
   job.view.restarts = restarts;
-  job.view.last_change = last_change;
+  job.view.last_change = std::min(last_change, now);
   if (job.view.region >= 0 && job.view.movable && region >= 0) job.view.region = region;
-  job.accounted = accounted;
+  job.accounted = std::min(accounted, now);
   job.held_before = std::move(held);
   job.rate_of_one = rate;
   job.pause = pause;
 }
 
-void Scheduler::restore(const json& state) {
+void Scheduler::restore(const json& state, double now) {
   try {
     const JsonFields f(state, kWhere);
     f.only({"policy", "types", "memory", "measured", "pause", "jobs"});
@@ -85,7 +87,7 @@ void Scheduler::restore(const json& state) {
     if (f.text("policy") != policy_name_ || f.array("types") != json(cluster_.types)) return;
     shared_.restore(f.at("measured"), kWhere);
     if (state.contains("pause")) pause_ = f.number("pause", 0, kLongestPause);
-    for (const json& item : f.array("jobs")) restore_job(item);
+    for (const json& item : f.array("jobs")) restore_job(item, now);
     policy_->restore(f.at("memory"), kWhere);
   } catch (const Error& error) {
     shared_.restore(json::array(), kWhere);

@@ -71,7 +71,7 @@ class World {
     const std::string text = dump_json(scheduler_->state());
     scheduler_ = std::make_unique<Scheduler>(two_nodes(), policy_, 10);
     for (auto& [id, job] : jobs_) scheduler_->add(job.demand);
-    scheduler_->restore(parse_json(text, "state", ErrorCode::data_loss));
+    scheduler_->restore(parse_json(text, "state", ErrorCode::data_loss), now_);
     for (auto& [id, job] : jobs_)
       if (!job.held.empty()) scheduler_->holds(id, job.held, now_);
   }
@@ -202,7 +202,7 @@ TEST(SchedulerState, ADamagedStateIsRefusedAndAllBeginsAnew) {
     Scheduler other(two_nodes(), "ductile", 10);
     other.add({.id = 1, .name = "a", .max_devices = 4, .batch = 64});
     try {
-      other.restore(bad);
+      other.restore(bad, 2);
       ADD_FAILURE() << path;
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), ErrorCode::data_loss) << e.what();
@@ -211,7 +211,41 @@ TEST(SchedulerState, ADamagedStateIsRefusedAndAllBeginsAnew) {
     EXPECT_EQ(other.state().dump(), fresh) << path;
   }
   Scheduler sia(two_nodes(), "sia", 10);  // what another policy had learnt is of no use
-  sia.restore(good);
+  sia.restore(good, 2);
+}
+
+// The state was saved by a service whose clock was ahead.
+TEST(SchedulerState, WhatWasLearntUnderAClockThatWasAheadIsNotLaterThanNow) {
+  constexpr double kNow = 1e9, kAhead = kNow + 30 * 86400;
+  const auto made = [](double arrival) {
+    auto out = std::make_unique<Scheduler>(two_nodes(), "ductile", 10);
+    for (JobId id = 1; id <= 3; ++id)
+      out->add({.id = id, .name = "j", .arrival = arrival, .max_devices = 8, .batch = 64});
+    return out;
+  };
+  const auto first = made(kAhead);
+  first->decide(kAhead);
+  first->holds(1, {{0, 4}, {1, 4}}, kAhead + 1);
+  for (JobId id = 2; id <= 3; ++id) first->withdrawn(id);
+  first->decide(kAhead + 10);
+  const json saved = first->state();
+  const auto next = made(kNow);
+  next->restore(saved, kNow);
+  next->holds(1, {{0, 4}, {1, 4}}, kNow);
+  next->decide(kNow + 10);
+  next->decide(kNow + 20);
+  const json state = next->state();
+  for (const json& job : state.at("jobs"))
+    for (const char* key : {"started", "last_change", "accounted"})
+      EXPECT_LE(job.at(key).get<double>(), kNow + 20) << key;
+  const auto service = [](const json& of) {
+    return of.at("jobs").at(0).at("service").get<double>();
+  };
+  EXPECT_GT(service(state), service(saved)) << "it is counted from now on";
+  for (const json& job : state.at("memory").at("jobs")) {
+    for (const json& time : job.at("times")) EXPECT_LE(time.get<double>(), kNow + 20) << job;
+    EXPECT_GE(job.at("fair_progress").get<double>(), 0) << job;
+  }
 }
 
 }  // namespace

@@ -121,7 +121,8 @@ void Service::Impl::recall() {
   try {
     const std::string text = reader_.memory(kMemory);
     if (text.empty()) return;
-    scheduler_.restore(parse_json(text, "what the scheduler had learnt", ErrorCode::data_loss));
+    scheduler_.restore(parse_json(text, "what the scheduler had learnt", ErrorCode::data_loss),
+                       schedule_time());
   } catch (const Error& error) {
     if (error.code() != ErrorCode::data_loss) throw;
     log_line(error.message());
@@ -300,6 +301,7 @@ void Service::Impl::decide() {
     if (live.runner || live.starting || live.record.phase != Phase::queued) continue;
     if (scheduler_.knows(id)) say(live, scheduler_.why(id));
   }
+  write_reasons();
   show();
 }
 
@@ -390,6 +392,7 @@ bool Service::Impl::approach(Live& live, Counts& free) {
 void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
   live.starting = true;
+  live.said.reset();
   live.asked = devices;
   if (live.record.run.empty()) live.run = unused(live.run);
   live.record.run = live.run.string();

@@ -1,9 +1,12 @@
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -20,6 +23,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAgain{1000};                   // after a store that could not be read
 constexpr milliseconds kShow{500};                     // while jobs start
 constexpr double kSoonest = 0.02, kLookAtDrains = 60;  // seconds
+constexpr std::chrono::minutes kSayAgain{10};
+constexpr const char* kClock = "clock";  // its name in the store
 
 }  // namespace
 
@@ -87,7 +92,8 @@ void Service::Impl::look_at_events() {
     const std::vector<Event> events = reader_.events(seen, kPage);
     for (const Event& event : events) {
       seen = event.seq;
-      if (event.job != 0) changed.insert(event.job);
+      // A reason is this service's own, and of many jobs at once.
+      if (event.job != 0 && event.kind != "reason") changed.insert(event.job);
       if (event.kind == "drain" || event.kind == "undrain") drains = true;
     }
     if (static_cast<int64_t>(events.size()) < kPage) break;
@@ -167,8 +173,38 @@ void Service::Impl::follow_demand() {
   engine_->follow(devices, held);
 }
 
+// What an earlier service believed last; of a store that has no such time yet, when something
+// happened last.
+double Service::Impl::known_time() {
+  const std::string kept = reader_.memory(kClock);
+  double known = 0;
+  if (std::from_chars(kept.data(), kept.data() + kept.size(), known).ec == std::errc() && known > 0)
+    return known;
+  const std::vector<Event> last = reader_.newest_events(1);
+  known = last.empty() ? wall_seconds() : last[0].time;
+  queue_.post([known](Change& change) { change.set_memory(kClock, fmt::format("{:.0f}", known)); },
+              [](const Error*) {});
+  return known;
+}
+
+// Where the clock is not believed nothing is removed for its age, and the rest as ever.
+Retention Service::Impl::retention_at(double wall) {
+  Retention out = options_.retention;
+  const bool doubted =
+      !clock_.now(wall, std::chrono::duration<double>(loop_.now().time_since_epoch()).count());
+  if (doubted && !clock_doubted_)
+    log_line(
+        fmt::format("the clock is {:.0f} days ahead of what it said last: until it has gone on for "
+                    "a day nothing is removed from the store for its age",
+                    (wall - clock_.known()) / TrustedTime::kDay));
+  clock_doubted_ = doubted;
+  if (doubted) out.seconds = 0;
+  return out;
+}
+
 // A little at a time on the thread that commits, so that nobody waits for it.
 void Service::Impl::prune() {
+  constexpr double kKeepClock = 3600;
   constexpr int64_t kMost = 500;  // rows
   static constexpr milliseconds kBetween{20}, kNext{60'000};
   const auto more = std::make_shared<bool>();
@@ -183,10 +219,18 @@ void Service::Impl::prune() {
       prune_ = loop_.after(again ? kBetween : kNext, [this] { prune(); });
     });
   };
+  const double now = wall_seconds();
+  const Retention retention = retention_at(now);
+  const bool keeps = clock_.known() >= clock_kept_ + kKeepClock;
+  if (keeps) clock_kept_ = clock_.known();
   try {
-    queue_.post([more, retention = options_.retention](
-                    Change& change) { *more = change.prune(retention, wall_seconds(), kMost); },
-                next);
+    queue_.post(
+        [more, retention, now,
+         clock = keeps ? fmt::format("{:.0f}", clock_kept_) : std::string()](Change& change) {
+          *more = change.prune(retention, now, kMost);
+          if (!clock.empty()) change.set_memory(kClock, clock);
+        },
+        next);
   } catch (const Error&) {  // too many others wait for the disk
     prune_ = loop_.after(kNext, [this] { prune(); });
   }
@@ -228,8 +272,38 @@ void Service::Impl::show() {
 void Service::Impl::say(Live& live, const std::string& reason) {
   if (reason.empty() || reason == live.record.reason) return;
   live.record.reason = reason;
-  writer_.write([id = live.record.id, reason](Change& change) {
-    change.set_reason(id, reason, wall_seconds());
+  live.unsaid = true;
+  if (!say_soon_.armed()) say_soon_ = loop_.after(milliseconds(0), [this] { write_reasons(); });
+}
+
+// One job that ends changes what thousands of others wait for, and nobody may wait until all of
+// that is on the disk: many are written in one change, when nothing else is, and each job's again
+// only after a while. Who asks meanwhile is told what the policy says now (LiveView).
+void Service::Impl::write_reasons() {
+  constexpr size_t kMost = 500;  // in one change, which others may have to wait for
+  static constexpr milliseconds kBetween{20}, kBusy{200};
+  if (stopping_) return;
+  if (!writer_.idle()) {
+    say_soon_ = loop_.after(kBusy, [this] { write_reasons(); });
+    return;
+  }
+  const net::Deadline now = loop_.now();
+  std::vector<std::pair<JobId, std::string>> reasons;
+  for (auto& [id, live] : live_) {
+    if (live.runner || live.starting || live.record.phase != Phase::queued) live.unsaid = false;
+    if (!live.unsaid || (live.said && now < *live.said + kSayAgain)) continue;
+    if (reasons.size() == kMost) {
+      say_soon_ = loop_.after(kBetween, [this] { write_reasons(); });
+      break;
+    }
+    live.unsaid = false;
+    live.said = now;
+    reasons.emplace_back(id, live.record.reason);
+  }
+  if (reasons.empty()) return;
+  writer_.write([reasons = std::move(reasons)](Change& change) {
+    const double now = wall_seconds();
+    for (const auto& [id, reason] : reasons) change.set_reason(id, reason, now);
   });
 }
 

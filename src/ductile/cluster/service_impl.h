@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
+#include "ductile/cluster/trusted_time_impl.h"
 #include "ductile/cluster/why_impl.h"
 #include "ductile/server/launcher.h"
 
@@ -53,7 +55,9 @@ class Service::Impl {
     spec::Allocation asked;    // what its workers were told to take
     int waits = 0;             // for devices, one after the other
     bool starting = false, stopping = false;
-    net::Loop::Timer rest;  // after a start that failed: until it is tried again
+    bool unsaid = false;                // what the store says of why it waits is out of date
+    std::optional<net::Deadline> said;  // when it was written last, since it waits
+    net::Loop::Timer rest;              // after a start that failed: until it is tried again
     // Where the steps of the present workers were counted from.
     int64_t generation = -1, first_step = 0, pauses = 0;
     net::Deadline first_time{};
@@ -73,6 +77,8 @@ class Service::Impl {
   void remember();         // the same, for the next one
   void remember_now();
   void prune();  // what need not be kept any more
+  double known_time();
+  Retention retention_at(double wall);
   void go_on();  // with what ran when the last service ended
   void look();   // at what the store says anew
   void look_at_events();
@@ -105,6 +111,7 @@ class Service::Impl {
   void ended(JobId id, RunnerEnd end);
   void end(JobId id, Phase phase, const std::string& reason);
   void say(Live& live, const std::string& reason);
+  void write_reasons();
   LiveState state_of(const Live& live) const;
   void show();  // to those who ask: what each job is doing
   void decide_soon();
@@ -122,6 +129,9 @@ class Service::Impl {
   CommitQueue queue_;
   StoreWriter writer_{loop_, queue_};
   Reader reader_;
+  TrustedTime clock_{known_time()};     // before anything new is written
+  double clock_kept_ = clock_.known();  // in the store
+  bool clock_doubted_ = false;
   const std::unique_ptr<Engine> engine_;
   Nodes nodes_;
   Scheduler scheduler_;
@@ -136,7 +146,7 @@ class Service::Impl {
   std::string prune_trouble_;                                 // that was said
   std::vector<std::unique_ptr<server::Launcher>> leftovers_;  // processes that are about to end
   net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_,
-      drains_, leftovers_timer_;
+      say_soon_, drains_, leftovers_timer_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
   std::string address_;

@@ -158,7 +158,11 @@ spec::Cluster cluster_of(const ServiceOptions& options) {
   spec::Cluster out;
   if (options.cluster) {
     out = *options.cluster;
-    out.teams.clear();  // a job names its team, which has no number of its own
+    if (!out.teams.empty())
+      fail(ErrorCode::invalid_argument,
+           "the cluster file has [[teams]], which are for simulations; the teams of a service's "
+           "jobs have names: write --quota NAME={} for each instead, and leave [[teams]] out",
+           std::max<int64_t>(1, out.teams.front().quota));
   } else {
     spec::NodeGroup group;
     group.type = options.device_type;

@@ -1,9 +1,12 @@
 // The service with real processes: torch-free workers that speak the real protocol.
 #include "ductile/cluster/service.h"
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -16,6 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/descriptor.h"
 #include "ductile/base/json.h"
 #include "ductile/cluster/commit_queue.h"
@@ -311,8 +315,7 @@ TEST(Service, FewerDevicesThanBefore) {
 
 TEST(Service, ADrainCountsForItsNodeAndOutlivesTheService) {
   LiveService cluster(1);
-  cluster.send("POST", "/v1/nodes/elsewhere/drain", "{}");
-  cluster.expect_result(cluster.submit("elsewhere", 20));
+  EXPECT_EQ(cluster.send("POST", "/v1/nodes/elsewhere/drain", "{}").value("status", 0), 404);
   cluster.send("POST", "/v1/nodes/here/drain", "{}");
   cluster.kill_service();
   cluster.start();
@@ -426,7 +429,71 @@ TEST(Service, AStoreThatContradictsItIsTheEndOfTheServiceAndOfNoJob) {
   cluster.wait_for(runs, "cancelled");
 }
 
-// It was to grow, and is to shrink before those that were to join it have begun.
+// One that ends changes what all others wait for.
+TEST(Service, ThousandWaitingJobsKeepNobodyFromTheDisk) {
+  constexpr JobId kJobs = 1000, kEnded = 5;
+  LiveService cluster([](ServiceOptions& options) { options.interval = 2; });
+  EXPECT_EQ(cluster.stop(), 0);
+  {
+    Database database(cluster.folder() / "store.db", Database::Access::write);
+    Transaction transaction(database);
+    Change change(database);
+    Submission job;
+    job.team = "all";
+    const std::string spec =
+        dump_json(Json{{"job", "[train]\nmax_steps = 20\nvirtual_ranks = 4\nbatch_size = 64\n"}});
+    for (JobId id = 1; id <= kJobs; ++id) {
+      job.name = "job" + std::to_string(id);
+      change.submit(job, spec, wall_seconds());
+    }
+    transaction.commit();
+  }
+  cluster.start();
+  Reader reader(cluster.folder() / "store.db");
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto wait_until = [&](const std::function<bool()>& holds) {
+    while (!holds() && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(5ms);
+    EXPECT_TRUE(holds());
+  };
+  const auto ended = [&] { return reader.count_by_phase()[Phase::finished]; };
+  const auto commits = [&] {
+    const std::string figures = cluster.text("/metrics"), name = "\nductile_commits_total ";
+    return std::stod(figures.substr(figures.find(name) + name.size()));
+  };
+  wait_until([&] {
+    return ended() > 0 && std::ranges::none_of(reader.live_jobs(), [](const JobRecord& job) {
+             return job.reason == "It was just submitted.";
+           });
+  });
+  const double before = commits();
+  const int64_t first = ended();
+  wait_until([&] { return ended() >= first + kEnded; });
+  EXPECT_LT(commits() - before, 200);
+  // Whoever looks is told what holds now, which the store does not say yet.
+  const Json last = cluster.get("/v1/jobs?phase=queued&limit=1").at("jobs").at(0);
+  EXPECT_NE(last.value("reason", ""), reader.job(last.value("id", JobId{0})).reason) << last;
+}
+
+TEST(Service, AClockThatIsSetForwardRemovesNoHistory) {
+  LiveService cluster(1);
+  const JobId old = cluster.submit("old", 20);
+  cluster.expect_result(old);
+  EXPECT_EQ(cluster.stop(), 0);
+  // As if all of this had been a hundred days ago.
+  Database(cluster.folder() / "store.db", Database::Access::write)
+      .execute(
+          "UPDATE jobs SET submitted = submitted - 8640000, started = started - 8640000, ended = "
+          "ended - 8640000; UPDATE events SET time = time - 8640000; DELETE FROM memory WHERE name "
+          "= 'clock'");
+  for (const char* name : {"one", "two"}) {  // the second service finds events of the first one
+    cluster.start();
+    cluster.expect_result(cluster.submit(name, 20));  // what was to be removed at the start is now
+    EXPECT_EQ(cluster.get("/v1/jobs/" + std::to_string(old)).value("phase", ""), "finished");
+    EXPECT_EQ(cluster.stop(), 0);
+  }
+}
+
 TEST(Service, SaysWhenWhatIsTooOldCannotBeRemoved) {
   const TempFolder folder;
   const fs::path log = folder.path() / "log";
@@ -448,6 +515,7 @@ TEST(Service, SaysWhenWhatIsTooOldCannotBeRemoved) {
   cluster.expect_result(cluster.submit("job", 100));
 }
 
+// It was to grow, and is to shrink before those that were to join it have begun.
 TEST(Service, DevicesThatWereNeverTakenUpAreFree) {
   TempFolder folder;
   const fs::path hold = folder.path() / "hold", script = folder.path() / "worker";

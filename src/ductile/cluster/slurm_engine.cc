@@ -33,6 +33,10 @@ namespace {
 constexpr std::chrono::milliseconds kTurn{500};
 constexpr uint64_t kKeptTickets = 10;  // with the output of their pilots, for each node
 
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 // Makes the same name in every service of this folder, and in no other one.
 std::string pool_name_of(const fs::path& folder) {
   const fs::path file = folder / "pilots" / "name";
@@ -206,7 +210,7 @@ class SlurmEngine final : public Engine {
         agents_(std::make_shared<server::Agents>(loop, slurm_agents_of(cluster, options))) {
     called_.resize(pool_.nodes());
     for (size_t n = 0; n < pool_.nodes(); ++n)
-      pool_.take_over(n, errands_.generation(n), wall_seconds());
+      pool_.take_over(n, errands_.generation(n), steady_seconds());
     agents_->call_on_change([this] { changed(); });
     turn_ = loop.every(kTurn, [this] { turn(); });
     thread_ = std::thread([this] { work(); });
@@ -272,7 +276,7 @@ class SlurmEngine final : public Engine {
     busy_ = true;
     {
       const std::lock_guard lock(mutex_);
-      errand_ = pool_.plan(wall_seconds());
+      errand_ = pool_.plan(steady_seconds(), wall_seconds());
     }
     wake_.notify_one();
     follow_pilots();
@@ -280,7 +284,7 @@ class SlurmEngine final : public Engine {
 
   void learn(const SlurmNews& news) {
     busy_ = false;
-    pool_.learn(news, wall_seconds());
+    pool_.learn(news, steady_seconds());
     follow_pilots();
     changed();
   }

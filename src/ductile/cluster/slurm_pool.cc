@@ -52,18 +52,18 @@ int64_t SlurmPool::wanted(size_t pool, int64_t& devices) const {
 void SlurmPool::end(Node& node, std::string why) {
   node.leaving = std::move(why);
   node.state = State::ending;
-  node.cancelled_at = 0;
+  node.cancelled_at.reset();
 }
 
 // Jobs move away from a node that will be taken back; once they have, it is given back.
-void SlurmPool::leave_in_time(Node& node, double now) {
+void SlurmPool::leave_in_time(Node& node, double wall) {
   if (node.state != State::running) return;
   const bool late =
-      node.ends > 0 && now >= node.ends - static_cast<double>(pools_[node.pool].notice);
+      node.ends > 0 && wall >= node.ends - static_cast<double>(pools_[node.pool].notice);
   if (node.leaving.empty() && (node.noticed || late))
     node.leaving = fmt::format(
         "{}: Slurm takes it back {}", job_text(node.job),
-        node.ends > now ? fmt::format("in {:.0f} s", node.ends - now) : std::string("soon"));
+        node.ends > wall ? fmt::format("in {:.0f} s", node.ends - wall) : std::string("soon"));
   if (!node.leaving.empty() && !node.held) end(node, node.leaving);
 }
 
@@ -83,12 +83,12 @@ void SlurmPool::shrink(size_t pool, int64_t surplus, double now) {
     }
 }
 
-SlurmErrand SlurmPool::plan(double now) {
+SlurmErrand SlurmPool::plan(double now, double wall) {
   SlurmErrand out;
   int64_t devices = demand_;
   for (Node& node : nodes_) {
     if (node.held) node.idle_since = now;
-    leave_in_time(node, now);
+    leave_in_time(node, wall);
   }
   for (size_t p = 0; p < pools_.size(); ++p) {
     const int64_t pilots = wanted(p, devices);
@@ -110,7 +110,9 @@ SlurmErrand SlurmPool::plan(double now) {
   }
   for (size_t n = 0; n < nodes_.size(); ++n) {
     Node& node = nodes_[n];
-    if (node.state != State::ending || now < node.cancelled_at + kCancelEvery) continue;
+    if (node.state != State::ending ||
+        (node.cancelled_at && now < *node.cancelled_at + kCancelEvery))
+      continue;
     node.cancelled_at = now;
     out.cancel.push_back({n, node.generation});
   }
@@ -120,7 +122,8 @@ SlurmErrand SlurmPool::plan(double now) {
     node.write_again_at = now + kWriteDownEvery;
     out.write_down.push_back({n, node.generation});
   }
-  if (now >= listed_at_ + kListEvery || !out.submit.empty() || !out.cancel.empty()) {
+  if (!listed_at_ || now >= *listed_at_ + kListEvery || !out.submit.empty() ||
+      !out.cancel.empty()) {
     out.list = all();
     listed_at_ = now;
   }

@@ -39,7 +39,9 @@ struct SlurmNews {
 };
 
 // Decides which pilots there are. It has no clock, no threads and no files: plan() says what to do,
-// and learn() hears what became of it. Times are seconds since 1970. One thread at a time.
+// and learn() hears what became of it. `now` is in seconds of a clock that is never set, by which
+// it waits; `wall` in seconds since 1970, which Slurm's time limits are told in. One thread at a
+// time.
 //
 // A pilot counts as gone only when squeue answers and does not know it any more, twice, or says
 // that it has ended. While squeue does not answer nothing changes.
@@ -55,7 +57,7 @@ class SlurmPool {
   void take_over(size_t node, uint64_t generation, double now);
 
   void follow(int64_t devices, const std::vector<bool>& held);
-  SlurmErrand plan(double now);
+  SlurmErrand plan(double now, double wall);
   void learn(const SlurmNews& news, double now);
 
   // A pilot has come to this node, and is to be called.
@@ -75,14 +77,16 @@ class SlurmPool {
     uint64_t generation = 0;  // of the latest pilot
     std::string job, partition, reason, error, leaving;
     std::optional<server::PilotClaim> claim;
-    double ends = 0, idle_since = 0, retry_at = 0, cancelled_at = 0, write_again_at = 0;
+    double ends = 0;  // since 1970; 0: not known
+    double idle_since = 0, retry_at = 0, write_again_at = 0;
+    std::optional<double> cancelled_at;
     int missed = 0, failures = 0;
     bool held = false, noticed = false, taken_over = false, written_down = false;
   };
 
   int64_t wanted(size_t pool, int64_t& devices) const;
   void shrink(size_t pool, int64_t surplus, double now);
-  void leave_in_time(Node& node, double now);
+  void leave_in_time(Node& node, double wall);
   void end(Node& node, std::string why);
   void gone(Node& node, double now, const std::string& how);
   void look(Node& node, const std::vector<QueueEntry>& entries, double now);
@@ -91,7 +95,7 @@ class SlurmPool {
   std::vector<Node> nodes_;
   int64_t demand_ = 0;
   std::string trouble_;  // why squeue does not answer
-  double listed_at_ = 0;
+  std::optional<double> listed_at_;
 };
 
 }  // namespace ductile::cluster

@@ -61,7 +61,7 @@ class Pool {
 
   SlurmErrand turn(double wait = 3) {
     now += wait;
-    SlurmErrand errand = pool.plan(now);
+    SlurmErrand errand = pool.plan(now, now + ahead);
     for (const PilotKey& key : errand.submit) jobs[key] = "PENDING";
     for (const PilotKey& key : errand.cancel) jobs.erase(key);
     SlurmNews news;
@@ -87,6 +87,7 @@ class Pool {
   SlurmPool pool;
   std::map<PilotKey, std::string> jobs;
   double now = 1000, ends = 0;
+  double ahead = 1e9;  // the time of day, which may be set
   bool answers = true, takes_changes = true;
 };
 
@@ -159,7 +160,7 @@ TEST(SlurmPool, JobsLeaveBeforeTheLimitAndThePilotIsReplaced) {
   Pool slurm("max = 1\nnotice = 60\n");
   slurm.pool.follow(2, {false});
   slurm.turn();
-  slurm.ends = slurm.now + 100;
+  slurm.ends = slurm.now + slurm.ahead + 100;
   slurm.start_all();
   slurm.pool.follow(2, {true});
   slurm.turn();
@@ -173,6 +174,33 @@ TEST(SlurmPool, JobsLeaveBeforeTheLimitAndThePilotIsReplaced) {
   slurm.ends = 0;
   EXPECT_EQ(slurm.turn().submit.size() + slurm.turn().submit.size(), 1u);
   EXPECT_EQ(slurm.pool.leaving(0), "");
+}
+
+TEST(SlurmPool, AClockThatIsSetBackStopsNothing) {
+  Pool slurm("max = 1\nnotice = 60\n");
+  slurm.pool.follow(2, {false});
+  slurm.turn();
+  slurm.start_all();
+  slurm.pool.follow(2, {true});
+  EXPECT_FALSE(slurm.turn().list.empty());
+  slurm.ahead -= 86400;
+  EXPECT_FALSE(slurm.turn().list.empty());
+  slurm.ends = slurm.now + slurm.ahead + 30;  // Slurm's own clock was set, too
+  slurm.turn();
+  slurm.turn();
+  EXPECT_NE(slurm.pool.leaving(0), "");
+  slurm.pool.follow(2, {false});
+  EXPECT_EQ(slurm.turn().cancel.size(), 1u);
+  slurm.jobs[{0, 1}] = "RUNNING";  // Slurm did not hear of that
+  slurm.ahead -= 86400;
+  EXPECT_EQ(slurm.turn(5).cancel.size(), 1u);
+  slurm.turn();
+  slurm.turn();
+  EXPECT_EQ(slurm.pool.generation(0), 2u);
+  for (auto& [key, state] : slurm.jobs) state = "FAILED";
+  slurm.turn();
+  slurm.ahead -= 86400;
+  EXPECT_EQ(slurm.turn(10).submit.size() + slurm.turn(10).submit.size(), 1u);
 }
 
 TEST(SlurmPool, PilotsThatNeverComeAreNotAskedForAgainAndAgain) {

@@ -453,6 +453,10 @@ void Change::set_node(const NodeRecord& node) {
          node.since);
 }
 
+bool Change::has_node(std::string_view node) {
+  return database_.integer("SELECT count(*) FROM nodes WHERE node = ?", 0, node) > 0;
+}
+
 void Change::drain(std::string_view node, std::string_view reason, double now, double in,
                    std::optional<double> lasts) {
   std::optional<double> ends;

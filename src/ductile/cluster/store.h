@@ -124,6 +124,8 @@ class Change {
   void set_nodes(const std::vector<NodeRecord>& nodes, double now);
   void set_node(const NodeRecord& node);  // one of them; its event has the time `since`
 
+  bool has_node(std::string_view node);
+
   // From `in` seconds on, for `lasts` seconds or, without these, until undrain(). It replaces
   // another drain of the node.
   void drain(std::string_view node, std::string_view reason, double now, double in = 0,

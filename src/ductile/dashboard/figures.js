@@ -124,6 +124,10 @@ export function sentence(event) {
     case "speed": return `Takes ${Math.round(b.samples_per_second)} samples per second on ${b.devices}.`;
     case "load": return `${Number(b.requests_per_second).toPrecision(3)} requests per second on ${b.devices}.`;
     case "serving": return `${b.text}.`;
+    case "batch": return `Trains with a batch of ${b.batch} on ${b.devices}; before it was ${b.before}.`;
+    case "devices": return `${b.by} wants it to have ${b.min_devices === b.max_devices ? "" : `${b.min_devices} to `}${b.max_devices}.`;
+    case "nodes": return `The nodes are ${Object.values(b.nodes || {}).join(", ")}.`;
+    case "node": return `Node ${b.node} is ${b.state}${b.why ? `: ${b.why}` : "."}`;
     case "drain": return `Node ${b.node} is drained. ${b.reason || ""}`;
     case "undrain": return `Node ${b.node} is taken back.`;
     case "stopped": return "The service was stopped.";

@@ -110,11 +110,19 @@ test("accounts add up, however they are put together", () => {
 });
 
 test("every event has a sentence, also one that nobody knows", () => {
-  for (const kind of ["submitted", "allocation", "wish", "run", "speed", "drain", "undrain", "stopped", "running", "new"]) {
+  for (const kind of ["submitted", "allocation", "wish", "run", "speed", "drain", "undrain", "stopped", "running", "batch", "devices", "node",
+    "nodes", "new"]) {
     for (const body of [undefined, {}, { reason: "why" }, { nodes: { a: 1 } }, { some: ["thing"] }]) {
       assert.equal(typeof f.sentence({ kind, body }), "string");
     }
   }
   assert.equal(f.sentence({ kind: "allocation", body: { nodes: { a: 2 }, reason: "It grows." } }), "Holds 2 of a. It grows.");
+  assert.equal(f.sentence({ kind: "batch", body: { batch: 96, before: 64, devices: 3 } }),
+    "Trains with a batch of 96 on 3; before it was 64.");
+  assert.equal(f.sentence({ kind: "devices", body: { min_devices: 2, max_devices: 6, by: "ada" } }), "ada wants it to have 2 to 6.");
+  assert.equal(f.sentence({ kind: "devices", body: { min_devices: 2, max_devices: 2, by: "ada" } }), "ada wants it to have 2.");
+  assert.equal(f.sentence({ kind: "node", body: { node: "a", state: "up", why: "" } }), "Node a is up.");
+  assert.equal(f.sentence({ kind: "node", body: { node: "a", state: "lost", why: "It is off." } }), "Node a is lost: It is off.");
+  assert.equal(f.sentence({ kind: "nodes", body: { nodes: ["a", "b"] } }), "The nodes are a, b.");
   assert.equal(f.sentence({ kind: "new", body: { x: 1 } }), "{\"x\":1}");
 });

@@ -46,7 +46,7 @@ export function jobPage(root, name, query) {
       element("div", { class: "row", id: "actions" }, ...actions.map(([what, label, danger]) =>
         element("button", { type: "button", ...(danger ? { class: "danger" } : {}), onclick: () => actOnJob(what, job) }, label)),
       element("button", { type: "button", onclick: chooseOther }, "Compare"))),
-    element("p", { class: "about", id: "reason" }, job.reason),
+    element("p", { class: "about", id: "reason" }, job.why || job.reason),
     element("p", { class: "about muted" }, `${job.kind} of ${job.owner}${job.team ? `, team ${job.team}` : ""}, tier ${job.tier}; `
       + `submitted ${clock(job.submitted)}${job.started ? `, started ${clock(job.started)}` : ""}`
       + `${job.ended ? `, ended ${clock(job.ended)}` : ""}${job.run ? `; run directory ${job.run}` : ""}`),

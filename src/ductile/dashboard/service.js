@@ -6,6 +6,7 @@ const kPage = 1000;        // jobs of one request
 const kRecent = 200;       // jobs of each way to end, which the list begins with
 const kKeptEvents = 500;
 const kSettle = 400;       // milliseconds in which changes are gathered
+const kWaiting = 30000;    // between two looks at those that wait
 
 export class Failure extends Error {
   /** @param {number} status @param {string} text */
@@ -129,6 +130,17 @@ async function readJob(id) {
     devices: Object.values(job.holdings).reduce((sum, n) => sum + n, 0) });
 }
 
+// Why a job waits changes with others, and then without an event of its own.
+async function readWaiting() {
+  if (document.hidden || !state.online || state.login) return;
+  if (![...state.jobs.values()].some(job => job.phase === "queued")) return;
+  for (const job of await listJobs("phase=queued")) {
+    const known = state.jobs.get(job.id);
+    if (!known || known.revision <= job.revision) state.jobs.set(job.id, job);
+  }
+  tell("jobs");
+}
+
 /** Jobs anywhere in the store, the newest first. */
 export async function searchJobs(text) {
   const found = await get(`/v1/jobs?part=${encodeURIComponent(text)}&limit=${kPage}`);
@@ -188,6 +200,7 @@ function take(event) {
 
 /** Follows the service for ever: while it is away this asks again and again. */
 export async function follow() {
+  setInterval(() => readWaiting().catch(() => {}), kWaiting);  // the stream ends, too, where it fails
   let whole = 0;  // not all events up to this one are kept
   while (true) {
     try {

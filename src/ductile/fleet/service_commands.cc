@@ -24,6 +24,7 @@
 #include "ductile/net/socket.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
+#include "ductile/process/file_limit.h"
 #include "ductile/process/worker.h"
 #include "ductile/run/folder.h"
 
@@ -264,6 +265,7 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
 // Until a signal ends it; `what` are the devices, in words.
 ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context& context) {
   Console& console = context.console;
+  process::raise_file_limit();  // each live job has about ten descriptors
   net::Loop loop;
   HeldSignals held;
   ExitCode code = kDone;

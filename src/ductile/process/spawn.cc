@@ -2,21 +2,27 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <string_view>
 
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
+#include "ductile/process/file_limit.h"
 
 extern char** environ;
 
 namespace ductile::process {
 namespace {
+
+// As the limit itself, it belongs to the process.
+std::optional<rlimit> given_file_limit;
 
 std::vector<std::string> merged_environment(const SpawnOptions& launch) {
   std::vector<std::string> merged;
@@ -76,6 +82,7 @@ pid_t spawn(const SpawnOptions& launch) {
     dup2(launch.output_fd >= 0 ? launch.output_fd : log.get(), STDOUT_FILENO);
     dup2(launch.error_fd >= 0 ? launch.error_fd : log.get(), STDERR_FILENO);
     if (launch.progress_fd >= 0) fcntl(launch.progress_fd, F_SETFD, 0);
+    if (given_file_limit) setrlimit(RLIMIT_NOFILE, &*given_file_limit);
     sigset_t none;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, launch.mask != nullptr ? launch.mask : &none, nullptr);
@@ -95,6 +102,14 @@ pid_t spawn(const SpawnOptions& launch) {
     fail_errno(launch.program.string(), error);
   }
   return child;
+}
+
+void raise_file_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  const rlimit before = limit;
+  limit.rlim_cur = limit.rlim_max;
+  if (setrlimit(RLIMIT_NOFILE, &limit) == 0 && !given_file_limit) given_file_limit = before;
 }
 
 }  // namespace ductile::process

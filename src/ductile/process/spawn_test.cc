@@ -8,12 +8,14 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/machine.h"
+#include "ductile/process/file_limit.h"
 #include "ductile/process/find_program.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/worker.h"
@@ -113,6 +115,33 @@ TEST(Spawn, GivesTheChildItsEnvironmentLogPipeAndCores) {
   while (reader.read(read_end.get(), [&](std::string_view l) { lines.emplace_back(l); })) continue;
   EXPECT_EQ(lines, std::vector<std::string>{"line"});
   EXPECT_THROW(spawn({.program = folder.path() / "none", .log = log}), Error);
+}
+
+TEST(Spawn, AProgramHasTheFileLimitThatThisProcessWasGiven) {
+  const TempFolder folder;
+  const fs::path log = folder.path() / "log";
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_GT(limit.rlim_max, 200u);
+  const pid_t child = fork();  // the limit is a whole process's
+  if (child == 0) {
+    limit.rlim_cur = 200;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0) _exit(1);
+    raise_file_limit();
+    raise_file_limit();  // once more changes nothing
+    rlimit now{};
+    if (getrlimit(RLIMIT_NOFILE, &now) != 0 || now.rlim_cur != limit.rlim_max) _exit(2);
+    const pid_t pid =
+        spawn({.program = "/bin/sh", .arguments = {"-c", "ulimit -Sn; ulimit -Hn"}, .log = log});
+    int status = 0;
+    _exit(waitpid(pid, &status, 0) == pid && status == 0 ? 0 : 3);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(log_tail(log, 2),
+            "200\n" + (limit.rlim_max == RLIM_INFINITY ? std::string("unlimited")
+                                                       : std::to_string(limit.rlim_max)));
 }
 
 }  // namespace

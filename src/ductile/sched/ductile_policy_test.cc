@@ -259,6 +259,19 @@ TEST(DuctilePolicy, SaysWhoHoldsMostAndWhoComesBefore) {
       << last;
   EXPECT_NE(last.find(" other waiting jobs come before it. It starts when "), std::string::npos)
       << last;
+  // Shorter ones come first, each with two devices.
+  for (JobId id = 5; id <= 12; ++id) {
+    const int64_t before = id - 5;
+    const std::string jobs = before == 0 ? "; job-"
+                             : before == 1
+                                 ? "; 1 other waiting job comes before it. "
+                                 : fmt::format("; {} other waiting jobs come before it. ", before);
+    const std::string why = policy.explain(id);
+    EXPECT_EQ(why.find(jobs) != std::string::npos, before > 0) << why;
+    EXPECT_NE(why.find(fmt::format("It starts when {} more are free", 2 * (before + 1))),
+              std::string::npos)
+        << why;
+  }
 }
 
 // One node, which leaves in two rounds: what runs there goes on until the last round before that,

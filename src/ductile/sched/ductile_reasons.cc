@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ductile/sched/ductile_policy_impl.h"
+#include "ductile/sched/waiting_claims_impl.h"
 
 namespace ductile::sched {
 
@@ -28,15 +29,11 @@ std::string about(double seconds) {
 
 // What is left and who holds it, in each pool, after a round.
 struct DuctilePolicy::Impl::Outlook {
-  struct Claim {
-    double worth = 0;  // a device
-    int32_t devices = 0;
-  };
   struct OfPool {
     int64_t held = 0;
     int64_t holders = 0;
     std::vector<std::pair<std::string, int32_t>> most;  // who holds most, first
-    std::vector<Claim> waiting;                         // by worth, highest first
+    WaitingClaims waiting;
   };
   std::vector<OfPool> pools;
 };
@@ -75,15 +72,13 @@ const DuctilePolicy::Impl::Outlook& DuctilePolicy::Impl::outlook() const {
     if (choice < 0) continue;
     const Configuration& c = s->configurations[static_cast<size_t>(choice)];
     const double worth = allocator_->choices(s->slot)[static_cast<size_t>(choice)].value;
-    outlook_->pools[static_cast<size_t>(c.pool)].waiting.push_back({worth / c.devices, c.devices});
+    outlook_->pools[static_cast<size_t>(c.pool)].waiting.add(worth / c.devices, c.devices);
   }
   for (Outlook::OfPool& pool : outlook_->pools) {
     std::stable_sort(pool.most.begin(), pool.most.end(),
                      [](const auto& a, const auto& b) { return a.second > b.second; });
     if (pool.most.size() > kMostNamed) pool.most.resize(kMostNamed);
-    std::stable_sort(
-        pool.waiting.begin(), pool.waiting.end(),
-        [](const Outlook::Claim& a, const Outlook::Claim& b) { return a.worth > b.worth; });
+    pool.waiting.sort();
   }
   return *outlook_;
 }
@@ -158,17 +153,12 @@ std::string DuctilePolicy::Impl::why_it_waits(const State& s) const {
   if (const std::string holders = holders_of(c.pool); !holders.empty()) out += ": " + holders;
   // Those who would be given devices first.
   const double worth = allocator_->choices(s.slot)[static_cast<size_t>(choice)].value / c.devices;
-  int64_t before = 0, jobs_before = 0;
-  for (const Outlook::Claim& claim : outlook().pools[p].waiting) {
-    if (claim.worth <= worth) break;
-    before += claim.devices;
-    ++jobs_before;
-  }
-  if (jobs_before > 0)
+  const WaitingClaims::Before before = outlook().pools[p].waiting.before(worth);
+  if (before.jobs > 0)
     out += fmt::format("; {} before it",
-                       jobs_before == 1 ? "1 other waiting job comes"
-                                        : fmt::format("{} other waiting jobs come", jobs_before));
-  const int64_t needed = std::max<int64_t>(0, c.devices + before - left);
+                       before.jobs == 1 ? "1 other waiting job comes"
+                                        : fmt::format("{} other waiting jobs come", before.jobs));
+  const int64_t needed = std::max<int64_t>(0, c.devices + before.devices - left);
   out += needed > 0
              ? fmt::format(". It starts when {} more {} free", needed, needed == 1 ? "is" : "are")
              : std::string(". It starts when they are free together");

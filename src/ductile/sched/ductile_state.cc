@@ -163,10 +163,14 @@ void DuctilePolicy::Impl::restore(const json& state, const std::string& where) {
   *this = std::move(read);
 }
 
-// The pools get their nodes. In another cluster than the saved one all of it is modelled anew, and
-// where the device types are others, what was learned of them is forgotten.
+// Those who saved it may have had a clock that was ahead. The pools get their nodes. In another
+// cluster than the saved one all of it is modelled anew, and where the device types are others,
+// what was learned of them is forgotten.
 void DuctilePolicy::Impl::go_on_in(const Round& round) {
   restored_ = false;
+  for (auto& [id, s] : states_)
+    for (double* time : {&s.arrival, &s.last_update, &s.waiting_since})
+      *time = std::min(*time, round.now);
   const std::vector<Pool> now = find_pools(round.cluster, round.now);
   bool same = type_names_ == round.cluster.types && now.size() == pools_.size() &&
               nodes_ == static_cast<size_t>(round.cluster.nodes());
