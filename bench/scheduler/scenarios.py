@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Scheduling policies in every scenario of bench/scheduler/scenarios, one table each.
 
-    bench/scheduler/scenarios.py TRACES [-o FILE] [--only a,b] [--policies p,q] [--spot FOLDER]
-        [--ductile PROGRAM]
+    bench/scheduler/scenarios.py TRACES [-o FILE] [--only a,b] [--policies p,q] [--budget exact]
+        [--spot FOLDER] [--ductile PROGRAM]
 
 TRACES is a folder with pollux/ and sia/; FOLDER has the traces of spot machines that some scenarios
 name, and without it those are skipped. A scenario says which workloads, on which cluster, what is
 changed in them (from a seed) and with which options all policies run; its defaults are below. The
-workloads 1 and 2 were in sight while Ductile's policy was made, 3 and 4
-were kept apart: each table gives both halves. Virtual time: figures do not depend on the machine.
+workloads 1 and 2 were in sight while Ductile's policy was made; 3 and 4 were run only to judge what
+1 and 2 had suggested, but as its rules were chosen with these judgements known, they are not unseen.
+Each table gives both halves. Those of scenarios with `unseen` had no part in any choice. Virtual
+time: figures do not depend on the machine. `ratios.py` makes the tables of ratios.
 """
 import argparse
 import csv
@@ -39,6 +41,7 @@ HALVES = [("shown", (1, 2)), ("kept apart", (3, 4))]
 def changed(rows, scenario, number):
     """The jobs of a workload as the scenario has them, in order of time."""
     draw = random.Random(1000 * scenario.get("seed", 0) + number)
+    lengths = []
     times = scenario.get("times", 1)
     if times < 1:
         rows = [row for row in rows if draw.random() < times]
@@ -46,13 +49,14 @@ def changed(rows, scenario, number):
         rows = [dict(row, name=f"{row['name']}-{copy}",
                      time=str(max(0.0, float(row["time"]) + draw.uniform(-600, 600) * (copy > 0))))
                 for row in rows for copy in range(int(times))]
+    if "pareto" in scenario:  # cut, and then divided by their mean: as much work as before
+        lengths = [min(draw.paretovariate(scenario["pareto"]), scenario["longest"]) for _ in rows]
     for i, row in enumerate(rows):
         if "application" in scenario:
             row["application"] = scenario["application"]
             row["batch_size"] = "0"
-        if "pareto" in scenario:
-            shape = scenario["pareto"]
-            row["work"] = f"{min(draw.paretovariate(shape) * (shape - 1) / shape, 20):.6f}"
+        if lengths:
+            row["work"] = f"{lengths[i] * len(lengths) / sum(lengths):.6f}"
         if "burst" in scenario:
             first = rows[i - i % scenario["burst"]]
             row["time"] = str(float(first["time"]) + 3 * (i % scenario["burst"]))
@@ -120,7 +124,7 @@ def play(scenario, name, args, scratch):
     cluster.write_text("".join(
         f'[[nodes]]\ntype = "{t}"\ncount = {n}\ndevices = {d}\n{region}'
         for region in regions for t, n, d in scenario["cluster"]))
-    mixed = len(scenario["cluster"]) > 1
+    halves = [("unseen", scenario["unseen"])] if "unseen" in scenario else HALVES
     runs_of = (REGIONAL if "regions" in scenario else []) + RUNS
     if "kinds" in scenario:  # Ductile's rows once for each kind of plans, too
         runs_of = [(f"{label}, {kind} alone", policy, budget, [kind])
@@ -133,17 +137,17 @@ def play(scenario, name, args, scratch):
         faults = ["--scenario", str(scratch / "faults.toml")]
     text = [f"## {name}: {scenario['title']}", "",
             f"`--cluster` {scenario['cluster']}, {' '.join(scenario.get('arguments', [])) or 'no option'}",
-            "", "| load | policy | shown: mean JCT s | p99 | GPU h | restarts | worst rho | "
-            "kept apart: mean JCT s | p99 | GPU h | restarts | worst rho |",
-            "| ---: | --- |" + " ---: |" * 10]
+            "", "| load | policy |" + "".join(
+                f" {half}: mean JCT s | p99 | GPU h | restarts | worst rho |" for half, _ in halves),
+            "| ---: | --- |" + " ---: |" * 5 * len(halves)]
     for load in scenario.get("load", [1]):
         for label, policy, budget, *kinds in runs_of:
-            if mixed and policy == "srtf":
-                continue  # it knows one device type
             if args.policies and policy not in args.policies.split(","):
                 continue
+            if args.budget and budget != args.budget:
+                continue
             cells = []
-            for _, numbers in HALVES:
+            for _, numbers in halves:
                 runs = []
                 for folder in scenario["workloads"]:
                     for number in numbers:
@@ -176,7 +180,7 @@ def play(scenario, name, args, scratch):
     if "authors" in scenario:
         means = json.loads((args.traces / scenario["authors"]).read_text())["avgs"]
         halves = [sum(means[f"workload-{n}"] for n in numbers) / len(numbers)
-                  for _, numbers in HALVES]
+                  for _, numbers in halves]
         text.append(f"| 1 | pollux, its authors' file | {halves[0]:,.0f} | | | | | {halves[1]:,.0f} | | | | |")
     return text + [""]
 
@@ -189,6 +193,7 @@ def main():
     parser.add_argument("--spot", type=pathlib.Path)
     parser.add_argument("--only", help="only these scenarios, by name")
     parser.add_argument("--policies", help="only their rows; those of others do not change")
+    parser.add_argument("--budget", help="only the rows in which jobs declare this")
     parser.add_argument("--ductile", default=str(HERE.parents[1] / "build/release/bin/ductile"))
     args = parser.parse_args()
     chosen = args.only.split(",") if args.only else None
