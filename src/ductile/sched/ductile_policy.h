@@ -23,7 +23,7 @@ struct DuctileOptions {
   double fairness = 1.2;
   // The seconds of one job's waiting that one device second is worth: devices that shorten the wait
   // of jobs by less stay idle. 0: devices cost nothing; with 0.01 the policy uses no more of them
-  // than Sia does.
+  // than Sia does at the published load.
   double device_cost = 0.005;
   // The target for the distance from the optimum of the round's own objective.
   double target_gap = 1e-3;

@@ -293,6 +293,7 @@ TEST(DuctilePolicy, PreemptsNoJobForOneThatIsNotShorterByWhatItCosts) {
     const double restart = rng.uniform(1, 250), pause = rng.uniform(0, 1) * restart;
     const double left = rng.uniform(1, 2 * restart);
     jobs[0].remaining = left * rate;
+    jobs[0].progress = rng.uniform(0, 36000) * rate;  // what was done is no reason
     jobs[0].allocation = {{0, 1}};
     jobs[0].pause_left = pause;
     jobs[1].remaining = rng.uniform(0.5, 2) * left * rate;
@@ -305,6 +306,21 @@ TEST(DuctilePolicy, PreemptsNoJobForOneThatIsNotShorterByWhatItCosts) {
         << "seed " << seed << ": " << left << " s left after " << pause << ", waiting "
         << *jobs[1].remaining / rate << " s, a restart takes " << restart;
   }
+}
+
+// Ten hours of work and ten seconds before the end.
+TEST(DuctilePolicy, PreemptsNoLongJobThatIsAboutToEnd) {
+  const Cluster cluster = homogeneous_cluster(1, 1);
+  std::vector<JobView> jobs{simple_job(1, 10 * simple_rate()), simple_job(2, 60 * simple_rate())};
+  jobs[0].progress = 36000 * simple_rate();
+  jobs[0].attained_service = 36000;
+  jobs[0].allocation = {{0, 1}};
+  for (JobView& job : jobs) job.restart_seconds = 30;
+  DuctilePolicy policy;
+  EXPECT_TRUE(policy.decide({36000, 60, cluster, jobs}).changes.empty());
+  // If its budget is spent it may go on for long.
+  jobs[0].remaining = 0;
+  EXPECT_EQ(DuctilePolicy().decide({36000, 60, cluster, jobs}).changes.size(), 2u);
 }
 
 // What a start takes is lost whenever the job starts, so it is no reason to let the job wait for
@@ -355,6 +371,38 @@ TEST(DuctilePolicy, AJobThatIsLaterThanMostGoesBeforeShorterOnes) {
   EXPECT_GT(favoured, 600);
   EXPECT_LT(favoured, 0.8 * patient);
   EXPECT_LT(patient, 1e5);
+}
+
+// Jobs that can run nowhere are not late, and say nothing of whether the others are.
+TEST(DuctilePolicy, JobsThatCanRunNowhereMakeTheOthersTakeNoTurns) {
+  const Cluster cluster = homogeneous_cluster(1, 1);
+  int stops[2] = {0, 0};
+  for (const bool idle : {false, true}) {
+    DuctilePolicy policy;
+    std::vector<JobView> jobs;
+    for (JobId id = 1; id <= 8; ++id)
+      jobs.push_back(simple_job(id, (2000 + 100 * static_cast<double>(id)) * simple_rate()));
+    for (JobId id = 9; idle && id <= 24; ++id) {
+      jobs.push_back(simple_job(id, 1000 * simple_rate()));
+      jobs.back().types[0].allowed = false;
+    }
+    for (double now = 0; now < 1e5; now += 60) {
+      for (const Decision& d : policy.decide({now, 60, cluster, jobs}).changes)
+        for (JobView& job : jobs)
+          if (job.id == d.job) {
+            stops[idle] += d.allocation.empty();
+            job.allocation = d.allocation;
+          }
+      for (JobView& job : jobs)
+        if (!job.allocation.empty()) {
+          job.progress += 60 * simple_rate();
+          job.attained_service += 60;
+          *job.remaining -= 60 * simple_rate();
+        }
+      std::erase_if(jobs, [](const JobView& job) { return *job.remaining < 1e-6; });
+    }
+  }
+  EXPECT_EQ(stops[1], stops[0]);
 }
 
 // Pauses of 80 s, rounds of 60 s: a better pool does not make a job give up its start.

@@ -21,9 +21,21 @@ constexpr double kLaterThanMost = 1.5;
 // (jobs a device) times as much service. The longer the queue, the more is lost by taking turns,
 // and the more there is to learn from jobs that end.
 constexpr double kTurn = 2;
+// A job that goes on after its budget is spent is taken to have this share of its progress left.
+constexpr double kOverspent = 0.02;
 // A device that a tier's window still needs is worth so many times the best other use of any.
 constexpr double kPromised[] = {4, 1.5, 0};
 constexpr double kUrgent = 1.5;
+
+// Of the jobs whose lateness is known: those that can run nowhere at present say nothing of how
+// late the others are. 0 where it is known of none.
+double median_lateness(std::vector<double> rho) {
+  std::erase_if(rho, [](double of_job) { return of_job <= 0; });
+  if (rho.empty()) return 0;
+  const auto middle = rho.begin() + static_cast<ptrdiff_t>(rho.size() / 2);
+  std::nth_element(rho.begin(), middle, rho.end());
+  return *middle;
+}
 
 }  // namespace
 
@@ -90,9 +102,8 @@ void DuctilePolicy::Impl::size(const JobView& job, State& s, double crowd,
   parts.clear();
   s.guessed = !(options_.budgets && job.remaining);
   if (!s.guessed) {
-    // A budget that is all but spent while the job goes on was wrong.
-    s.remaining = std::max(*job.remaining, 0.02 * (job.progress + *job.remaining));
-    if (s.remaining <= 0) s.remaining = 1;
+    // A budget that is spent while the job goes on was wrong; until then it is believed to the end.
+    s.remaining = std::max(1.0, *job.remaining > 0 ? *job.remaining : kOverspent * job.progress);
     s.least_left = s.remaining;
     parts.push_back(s.remaining / s.best_per_cost);
     return;
@@ -129,7 +140,10 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
   double work = 0;     // of all jobs, in service of the dearest devices
   double devices = 0;
   for (const Pool& p : pools_) devices += static_cast<double>(p.devices);
-  const double crowd = static_cast<double>(round.jobs.size()) / std::max(1.0, devices);
+  for (const ServiceGrant& grant : grants_) devices -= device_count(grant.allocation);
+  const auto training = std::count_if(round.jobs.begin(), round.jobs.end(),
+                                      [](const JobView& job) { return !job.service; });
+  const double crowd = static_cast<double>(training) / std::max(1.0, devices);
   std::vector<CurvePoint> curve;
   std::vector<double> parts;
   for (const JobView& job : round.jobs) {
@@ -165,10 +179,7 @@ void DuctilePolicy::Impl::weigh(const Round& round) {
                    guessed / static_cast<double>(order.size()));
   std::vector<double> rho;
   for (State* s : order) rho.push_back(lateness(*s, *s->view, round, order.size()));
-  std::vector<double> sorted = rho;
-  const auto middle = sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2);
-  std::nth_element(sorted.begin(), middle, sorted.end());
-  const double late = std::max(options_.fairness, kLaterThanMost * *middle);
+  const double late = std::max(options_.fairness, kLaterThanMost * median_lateness(rho));
   patience_ = std::max(kPatience, capacity > 0 ? work / capacity : 0);
   for (size_t i = 0; i < order.size(); ++i) {
     State& s = *order[i];

@@ -79,7 +79,8 @@ struct JobView {
   double restart_seconds = 30;  // pause at each start and each change of allocation
   double unsaved_seconds = 0;   // of work that a change now would lose: since its last checkpoint
 
-  // The progress still to make, in steps of batch M0, if the job declared a budget.
+  // The progress still to make, in steps of batch M0, if the job declared a budget; 0 or less: the
+  // budget is spent, although the job goes on.
   std::optional<double> remaining;
   // The same in steps of the batch asked for.
   std::optional<double> remaining_steps;

@@ -1,6 +1,7 @@
 #include "ductile/sim/experiment.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "ductile/base/json_value.h"
@@ -40,9 +41,11 @@ class Experiment {
     Workload jobs = workload;
     Catalog applications = catalog_;
     if (options_.unique) make_unique(jobs, applications, static_cast<uint64_t>(seed));
-    if (options_.bound && which == bounds_.size()) {
+    // Unique applications are drawn from the seed, so that each seed has a bound of its own.
+    const std::pair bound_of(which, options_.unique ? seed : 0);
+    if (options_.bound && !bounds_.contains(bound_of)) {
       if (watch_.on_progress) watch_.on_progress(runs_.size(), "", workload, {});
-      bounds_.push_back(lower_bound(jobs, applications, cluster_).mean_jct);
+      bounds_[bound_of] = lower_bound(jobs, applications, cluster_).mean_jct;
     }
     for (const std::string& policy : options_.policies) {
       SimOptions sim = options_.sim;
@@ -60,7 +63,7 @@ class Experiment {
       run.seed = seed;
       run.result = simulate(jobs, applications, cluster_, *decider, sim);
       run.summary = summarise(run.result, jobs, applications, cluster_);
-      if (options_.bound) run.least_mean_jct = bounds_[which];
+      if (options_.bound) run.least_mean_jct = bounds_.at(bound_of);
       if (!options_.keep_history) {
         run.result.timeline.clear();
         run.result.rounds.clear();
@@ -73,7 +76,7 @@ class Experiment {
   const Catalog& catalog_;
   const sched::Cluster& cluster_;
   const ExperimentWatch& watch_;
-  std::vector<double> bounds_;  // of the different workloads so far
+  std::map<std::pair<size_t, int64_t>, double> bounds_;  // by workload and, if unique, seed
   std::vector<ExperimentRun> runs_;
 };
 

@@ -49,7 +49,7 @@ size_t num_runs(const ExperimentOptions& options, size_t num_workloads);
 
 // Returns the runs: for each seed all workloads, and for each workload all policies, so that
 // results which are compared come soon after each other. The bound of a workload from a file is
-// estimated once.
+// estimated once, or with `unique` once per seed.
 std::vector<ExperimentRun> run_experiment(const ExperimentOptions& options,
                                           std::vector<Workload> workloads, const Catalog& catalog,
                                           const sched::Cluster& cluster,
@@ -61,7 +61,8 @@ Summary average_of(const std::vector<ExperimentRun>& runs, const std::string& po
 // are as many of each policy.
 double mean_bound(const std::vector<ExperimentRun>& runs);
 
-// What `ductile sim --json` prints: the cluster, the average of each policy, and each run.
+// What `ductile sim --json` prints, besides the conditions: the cluster, the average of each
+// policy, and each run.
 nlohmann::ordered_json to_json(const std::vector<ExperimentRun>& runs,
                                const ExperimentOptions& options, const sched::Cluster& cluster);
 

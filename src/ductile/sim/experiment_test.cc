@@ -104,6 +104,21 @@ TEST(Experiment, TakesTheWorkloadsItIsGivenAndEstimatesTheBoundOfEachOnce) {
   }
 }
 
+TEST(Experiment, EstimatesABoundForEachSeedOfUniqueApplications) {
+  ExperimentOptions options = small_experiment();
+  options.policies = {"fifo"};
+  options.bound = options.unique = true;
+  SyntheticOptions synthetic = options.synthetic;
+  synthetic.seed = 11;
+  const Workload workload = synthetic_workload(synthetic, built_in_catalog());
+  const auto runs =
+      run_experiment(options, {workload}, built_in_catalog(), sched::homogeneous_cluster());
+  ASSERT_EQ(runs.size(), 2u);
+  EXPECT_NE(runs[0].least_mean_jct, runs[1].least_mean_jct);
+  for (size_t i = 0; i < 2; ++i)
+    expect_equal(runs[i], by_hand(options, workload, "fifo", 3 + static_cast<int64_t>(i)));
+}
+
 TEST(Experiment, AveragesOnePolicyAndKeepsHistoryOnlyWhereAsked) {
   ExperimentOptions options = small_experiment();
   options.keep_history = false;

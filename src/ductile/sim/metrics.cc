@@ -13,9 +13,16 @@ namespace {
 
 constexpr int kBatchesPerCurve = 24;
 
-// Seconds of one whole job of the application, batch chosen anew each epoch, restart not counted.
+// The whole batch that the job keeps to; 0 if it is free.
+int32_t kept_batch(const Submission& job, const Application& app) {
+  if (job.scaling == sched::Scaling::adaptive && !app.fixed_batch) return 0;
+  return job.batch > 0 ? job.batch : app.init_batch;
+}
+
+// Seconds of one whole job of the application, restart not counted. The batch is `kept`, or, with
+// 0, chosen anew each epoch.
 double fastest(const Application& app, const ReplayRules& rules, const std::string& type,
-               int32_t devices, int32_t per_node) {
+               int32_t devices, int32_t per_node, int32_t kept) {
   std::vector<int32_t> counts;
   for (int32_t left = devices; left > 0; left -= per_node)
     counts.push_back(std::min(left, per_node));
@@ -52,9 +59,12 @@ double fastest(const Application& app, const ReplayRules& rules, const std::stri
     double step;
   };
   std::vector<Candidate> candidates;
-  for (int i = 0; i < kBatchesPerCurve; ++i) {
-    const auto batch = static_cast<int32_t>(
-        std::ceil(low * std::pow(limits.max_batch / low, i / (kBatchesPerCurve - 1.0)) - 1e-8));
+  for (int i = 0; i < (kept > 0 ? 1 : kBatchesPerCurve); ++i) {
+    const auto batch =
+        kept > 0
+            ? kept
+            : static_cast<int32_t>(std::ceil(
+                  low * std::pow(limits.max_batch / low, i / (kBatchesPerCurve - 1.0)) - 1e-8));
     const sched::BatchChoice split = sched::split_batch(limits, devices, batch);
     if (split.local_batch < 1) continue;
     const int32_t whole = devices * split.local_batch * (split.accumulation + 1);
@@ -88,6 +98,7 @@ double quantile(std::vector<double> values, double share) {
 double alone_seconds(const Submission& job, const Application& app, const ReplayRules& rules,
                      const sched::Cluster& cluster, double contention) {
   const auto total = static_cast<double>(cluster.usable_devices());
+  const int32_t kept = kept_batch(job, app);
   double rate = 0;
   for (int32_t t = 0; t < cluster.type_count(); ++t) {
     const auto of_type = static_cast<double>(cluster.usable_devices(t));
@@ -102,11 +113,11 @@ double alone_seconds(const Submission& job, const Application& app, const Replay
       if (least > of_type) continue;
       const auto share = static_cast<int32_t>(
           std::max<double>(least, std::min(total / std::max(contention, 1.0), of_type)));
-      rate += of_type / total / fastest(app, rules, cluster.types[t], share, 1);
+      rate += of_type / total / fastest(app, rules, cluster.types[t], share, 1, 0);
       continue;
     }
     const sched::BatchLimits limits = app.limits(app.profile(cluster.types[t]));
-    int32_t most = std::max(limits.max_batch / limits.min_local, 1);
+    int32_t most = std::max((kept > 0 ? kept : limits.max_batch) / limits.min_local, 1);
     if (app.most_devices > 0) most = std::min(most, app.most_devices);
     if (job.scaling == sched::Scaling::rigid) most = std::min(most, job.devices);
     // In replicas, which only of pipelines are more than a device each.
@@ -115,7 +126,7 @@ double alone_seconds(const Submission& job, const Application& app, const Replay
                    static_cast<double>(std::min(most, 64))));
     const int32_t devices = replicas * unit;
     rate += of_type / total /
-            fastest(app, rules, cluster.types[t], devices, cluster.devices_per_node(t));
+            fastest(app, rules, cluster.types[t], devices, cluster.devices_per_node(t), kept);
   }
   return job.work / rate + pause_of(app, rules);
 }
@@ -180,7 +191,7 @@ Summary summarise(const SimResult& result, const Workload& workload, const Catal
   double service = 0;
   ServiceRecord served;
   double serving = 0;
-  std::map<std::tuple<std::string, int32_t, double, bool>, double> alone;
+  std::map<std::tuple<std::string, int32_t, double, bool, int32_t>, double> alone;
   for (size_t j = 0; j < result.jobs.size(); ++j) {
     const JobResult& job = result.jobs[j];
     service += job.service;
@@ -202,10 +213,10 @@ Summary summarise(const SimResult& result, const Workload& workload, const Catal
     Submission whole = workload.jobs[j];
     whole.work = 1;
     const double contention = std::max(std::round(job.contention * 10) / 10, 1.0);
-    const auto key = std::tuple(job.application, whole.devices, contention,
-                                whole.scaling == sched::Scaling::rigid);
-    auto [found, fresh] = alone.try_emplace(key, 0);
     const Application& app = catalog.find(job.application);
+    const auto key = std::tuple(job.application, whole.devices, contention,
+                                whole.scaling == sched::Scaling::rigid, kept_batch(whole, app));
+    auto [found, fresh] = alone.try_emplace(key, 0);
     if (fresh) found->second = alone_seconds(whole, app, catalog.rules, cluster, contention);
     const double pause = pause_of(app, catalog.rules);
     const double rho = job.jct() / ((found->second - pause) * workload.jobs[j].work + pause);

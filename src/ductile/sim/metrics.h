@@ -53,7 +53,8 @@ struct Summary {
 };
 
 // The least time of a job alone on an equal share of the cluster, if `contention` unfinished jobs,
-// including this one, share the cluster. On a mixed cluster it has that share of each type.
+// including this one, share the cluster. On a mixed cluster it has that share of each type. A job
+// whose batch is not free keeps to the one that it asks for.
 double alone_seconds(const Submission& job, const Application& app, const ReplayRules& rules,
                      const sched::Cluster& cluster, double contention);
 

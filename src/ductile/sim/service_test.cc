@@ -104,6 +104,21 @@ TEST(Services, GoOnWithTheReplicasThatAreLeft) {
   EXPECT_GT(result.jobs[0].served->attained(), 0.94);  // 90 s to start, 70 s to be whole again
 }
 
+// More rounds than in which a job that trains has to come further.
+TEST(Services, MayRunAloneForAsLongAsTheyLive) {
+  Workload workload;
+  Submission service{.name = "s", .application = "bert", .devices = 2};
+  service.service = ServiceSpec{{{0, 5}}, 10, 0.5, 1, 86400};
+  workload.jobs = {service};
+  SimOptions options;
+  options.interval = 8;
+  const auto policy = sched::make_policy("ductile", {0, options.interval});
+  const SimResult result =
+      simulate(workload, catalog(), sched::homogeneous_cluster(1, 4), *policy, options);
+  EXPECT_GT(result.rounds.size(), 10000u);
+  EXPECT_GT(result.jobs[0].served->attained(), 0.99);
+}
+
 TEST(Announced, LossesFindNobodyThere) {
   SyntheticOptions made;
   made.jobs = 25;

@@ -515,9 +515,7 @@ void Simulation::round() {
     run.report(view);
     if (workload_.jobs[j].service) run.report_load(view, now_, 2 * options_.interval);
     if (declared_[j] > 0) {
-      // An exceeded budget is taken to be nearly used up.
-      const double length = declared_[j] * run.total_progress();
-      view.remaining = std::max(length - run.progress(), 0.02 * length);
+      view.remaining = declared_[j] * run.total_progress() - run.progress();
       const Application& app = catalog_.find(workload_.jobs[j].application);
       // Of the epochs after this one, as Optimus counts; at least one step.
       view.remaining_steps = run.epoch() + 1 < app.epochs
@@ -543,6 +541,7 @@ void Simulation::round() {
   sample.objective = decisions.objective;
   sample.bound = decisions.bound;
   double reached = 0;
+  int64_t training = 0;  // devices
   for (const int32_t j : active_) {
     if (!runs_[j].running()) ++sample.waiting;
     sample.used += sched::device_count(runs_[j].allocation());
@@ -556,6 +555,7 @@ void Simulation::round() {
     }
     sample.goodput += runs_[j].rate() / runs_[j].total_progress() * 3600;
     reached += runs_[j].progress() / runs_[j].total_progress();
+    training += sched::device_count(runs_[j].allocation());
   }
   idle_rounds_ = sample.used == 0 && sample.usable > 0 && sample.active > 0 ? idle_rounds_ + 1 : 0;
   if (idle_rounds_ > kMostIdleRounds)
@@ -563,14 +563,14 @@ void Simulation::round() {
          "policy {} leaves {} jobs waiting and every device idle since {} s; the first: {}",
          policy_.name(), sample.active, now_ - kMostIdleRounds * options_.interval,
          policy_.explain(views_.front().id));
-  fruitless_rounds_ = reached > reached_ || sample.used == 0 ? 0 : fruitless_rounds_ + 1;
+  fruitless_rounds_ = reached > reached_ || training == 0 ? 0 : fruitless_rounds_ + 1;
   reached_ = reached;
   if (fruitless_rounds_ > kMostFruitlessRounds)
     fail(ErrorCode::internal,
          "under policy {} none of {} jobs has come further since {} s, although {} devices are "
          "held: each start is given up before it is over; the first job: {}",
-         policy_.name(), sample.active, now_ - kMostFruitlessRounds * options_.interval,
-         sample.used, policy_.explain(views_.front().id));
+         policy_.name(), sample.active, now_ - kMostFruitlessRounds * options_.interval, training,
+         policy_.explain(views_.front().id));
   result_.rounds.push_back(sample);
 }
 

@@ -179,6 +179,21 @@ TEST(Simulator, OneJobTakesItsEpochs) {
   EXPECT_EQ(result.jobs[0].restarts, 0);
 }
 
+// A job that has the cluster for itself takes what finish-time fairness compares with, also where
+// it keeps to a batch that is not the best.
+TEST(Simulator, AJobAloneIsAsFairAsCanBe) {
+  const sched::Cluster cluster = sched::homogeneous_cluster(1, 1);
+  for (const sched::Scaling scaling : {sched::Scaling::rigid, sched::Scaling::strong}) {
+    Workload workload;
+    workload.jobs.push_back(
+        {.name = "a", .application = "bert", .devices = 1, .batch = 384, .scaling = scaling});
+    const SimResult result = run("fifo", workload, cluster);
+    const Summary summary = summarise(result, workload, catalog(), cluster);
+    EXPECT_GT(summary.worst_fairness, 0.99);
+    EXPECT_LT(summary.worst_fairness, 1.01 + 60 / result.jobs[0].jct());
+  }
+}
+
 TEST(Faults, ALostNodeCostsARestartAndNoMore) {
   Workload workload;
   workload.jobs.push_back(
@@ -283,6 +298,34 @@ TEST(Budgets, WrongOnesStayWithinTheirFactor) {
   watcher.first.clear();
   simulate(workload, catalog(), sched::homogeneous_cluster(4, 4), watcher, options);
   EXPECT_TRUE(watcher.first.empty());
+}
+
+TEST(Budgets, ExactOnesAreTrueToTheEnd) {
+  const Workload workload = small_workload(4, 12);
+  struct Watcher : sched::Policy {
+    const Workload& workload;
+    explicit Watcher(const Workload& jobs) : workload(jobs) {}
+    std::unique_ptr<sched::Policy> inner = sched::make_policy("fifo");
+    double worst = 0, least = 1;
+    std::string_view name() const override { return "watcher"; }
+    sched::PolicyTraits traits() const override { return inner->traits(); }
+    std::string explain(sched::JobId job) const override { return inner->explain(job); }
+    sched::Decisions decide(const sched::Round& round) override {
+      for (const sched::JobView& job : round.jobs) {
+        const Submission& whole = workload.jobs[static_cast<size_t>(job.id)];
+        const double length = catalog().find(whole.application).total_progress() * whole.work;
+        worst = std::max(worst, std::abs((job.progress + *job.remaining) / length - 1));
+        least = std::min(least, *job.remaining / length);
+      }
+      return inner->decide(round);
+    }
+  } watcher(workload);
+  SimOptions options;
+  options.interval = 5;
+  simulate(workload, catalog(), sched::homogeneous_cluster(4, 4), watcher, options);
+  EXPECT_LT(watcher.worst, 1e-9);
+  EXPECT_GE(watcher.least, 0);
+  EXPECT_LT(watcher.least, 0.015);
 }
 
 // What a policy with these traits was shown: decisions between rounds, and corrected step times.
