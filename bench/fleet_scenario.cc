@@ -401,7 +401,7 @@ void print(const char* name, const Outcome& o) {
 
 int run(int argc, char** argv) {
   if (argc < 2) {
-    std::fprintf(stderr, "usage: fleet_scenario SCENARIO.toml [HOURS]\n");
+    std::fprintf(stderr, "usage: fleet_scenario SCENARIO.toml [HOURS [SEEDS]]\n");
     return 2;
   }
   Settings s = read(argv[1]);

@@ -41,7 +41,7 @@ void add_sim_conditions(CLI::App* sub, SimCommand& c) {
   sub->add_option(
          "--device-cost", c.device_cost,
          "for the policy ductile: seconds that a job may wait per device second saved (default "
-         "0.005; with 0.01 it takes no more devices than Sia)")
+         "0.005; with 0.01 it takes no more device hours than Sia at load 1)")
       ->option_text("X")
       ->check(CLI::Range(0.0, 1e6));
   sub->add_option("--interval", c.interval, "seconds between rounds (default 60; for gavel 360)")

@@ -80,6 +80,10 @@ std::string conditions_of(const SimCommand& c) {
   return out;
 }
 
+std::string made_by(const Context& context) {
+  return fmt::format("ductile {}: {}", version(), context.command);
+}
+
 void make_folder(const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
@@ -194,8 +198,7 @@ void write_results(const fs::path& folder, const std::vector<sim::ExperimentRun>
   write_file_atomic(folder / "runs.json", dump_json(all) + "\n");
   write_file_atomic(
       folder / "report.html",
-      sim::report_html(runs, cluster,
-                       fmt::format("{}. ductile {}: {}", conditions, version(), context.command)));
+      sim::report_html(runs, cluster, fmt::format("{}. {}", conditions, made_by(context))));
   context.console.say("report: {}", (folder / "report.html").string());
 }
 
@@ -266,7 +269,11 @@ ExitCode sim(const SimCommand& command, Context& context) {
   if (command.out) write_results(*command.out, runs, cluster, conditions, context);
   if (command.control) say_control(runs, context.console);
   if (command.json) {
-    context.console.print("{}\n", dump_json(sim::to_json(runs, options, cluster), 2));
+    nlohmann::ordered_json out = sim::to_json(runs, options, cluster);
+    out["conditions"] = conditions;
+    out["version"] = version();
+    out["command"] = context.command;
+    context.console.print("{}\n", dump_json(out, 2));
     return kDone;
   }
   print_table(runs, options.policies, context.console);
@@ -276,6 +283,7 @@ ExitCode sim(const SimCommand& command, Context& context) {
                       traces ? "" : ", built-in applications", runs_each,
                       runs_each == 1 ? "" : "s");
   context.console.say("{}", conditions);
+  context.console.say("{}", made_by(context));
   if (command.bound)
     context.console.say("estimate of the least mean JCT, with the future known: {} s",
                         seconds(sim::mean_bound(runs)));
