@@ -61,8 +61,8 @@ Summary average_of(const std::vector<ExperimentRun>& runs, const std::string& po
 // are as many of each policy.
 double mean_bound(const std::vector<ExperimentRun>& runs);
 
-// What `ductile sim --json` prints, besides the conditions: the cluster, the average of each policy,
-// and each run.
+// What `ductile sim --json` prints, besides the conditions: the cluster, the average of each
+// policy, and each run.
 nlohmann::ordered_json to_json(const std::vector<ExperimentRun>& runs,
                                const ExperimentOptions& options, const sched::Cluster& cluster);
 
