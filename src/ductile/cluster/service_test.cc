@@ -174,8 +174,8 @@ TEST(Service, JobsGoOnWhileTheServiceIsAwayForLong) {
     // A checkpoint says that all of its workers have found their meeting place, and compute.
     cluster.wait(id, [](const Json& job) {
       std::error_code error;
-      for (const auto& file :
-           fs::directory_iterator(fs::path(job.value("run", "")) / "checkpoints", error)) {
+      for (const auto& file : fs::directory_iterator(
+               fs::path(job.value("run", "")) / "checkpoints" / "manifests", error)) {
         if (file.path().extension() == ".json") return true;
       }
       return false;
