@@ -52,7 +52,6 @@ class RunFolder {
 
  private:
   explicit RunFolder(fs::path path) : path_(std::move(path)) {}
-  static RunFolder fill(const fs::path& path, std::string_view job);
 
   fs::path path_;
 };
