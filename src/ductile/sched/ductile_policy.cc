@@ -239,15 +239,26 @@ double DuctilePolicy::Impl::value(const JobView& job, const State& s,
   return value - std::min(options_.device_cost, kMostOfWorth * s.best_per_device) * c.devices;
 }
 
+// What a stop now would cost, over what the job has before it: as it nears its end the same pause
+// is a larger part of that, while its weight may stay the same. A guessed end does not come nearer.
+double DuctilePolicy::Impl::stake(const JobView& job, const State& s) const {
+  double lasts = options_.horizon;
+  if (!s.guessed)
+    for (const Configuration& c : s.configurations) lasts = std::min(lasts, s.remaining / c.rate);
+  return (job.restart_seconds + job.unsaved_seconds) / lasts;
+}
+
 void DuctilePolicy::Impl::offer(const JobView& job, State& s) {
   const int32_t devices = s.pinned ? -2 : device_count(job.allocation);
   const double promise = s.owed.devices * s.promised;
+  const double stake = this->stake(job, s);
   if (close(s.weight, s.given_weight, 0.01) && close(promise, s.given_promise, 0.01) &&
-      devices == s.given_devices && s.pool_now == s.given_pool && s.most == s.given_most &&
-      job.pause_left == s.given_pause)
+      close(stake, s.given_stake, 0.02) && devices == s.given_devices &&
+      s.pool_now == s.given_pool && s.most == s.given_most && job.pause_left == s.given_pause)
     return;
   s.given_weight = s.weight;
   s.given_promise = promise;
+  s.given_stake = stake;
   s.given_devices = devices;
   s.given_pool = s.pool_now;
   s.given_most = s.most;

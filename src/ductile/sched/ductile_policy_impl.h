@@ -84,6 +84,7 @@ class DuctilePolicy::Impl {
     int32_t given_pool = -1;
     double given_pause = 0;
     double given_promise = -1;
+    double given_stake = -1;
     int32_t given_most = -1;
   };
 
@@ -113,6 +114,7 @@ class DuctilePolicy::Impl {
   void offer(const JobView& job, State& s);
   double value(const JobView& job, const State& s, const Configuration& c) const;
   double eviction_cost(const JobView& job, const State& s) const;
+  double stake(const JobView& job, const State& s) const;
   void keep_quotas(const Round& round);
   int32_t pool_of(const Cluster& cluster, const Allocation& allocation) const;
   // ductile_leaving.cc

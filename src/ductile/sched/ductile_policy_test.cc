@@ -321,6 +321,33 @@ TEST(DuctilePolicy, PreemptsNoJobForOneThatIsNotShorterByWhatItCosts) {
   }
 }
 
+// The same over many rounds of one policy: what it knew of the first job when that had far to go
+// says nothing of its end.
+TEST(DuctilePolicy, PreemptsNoJobNearItsEndForWhatItKnewBefore) {
+  const Cluster cluster = homogeneous_cluster(1, 1);
+  const double rate = simple_rate();
+  for (uint64_t seed = 0; seed < 500; ++seed) {
+    Rng rng(seed, 6);
+    const double restart = rng.uniform(1, 120);
+    double left = rng.uniform(120, 3600);
+    std::vector<JobView> jobs{simple_job(1, left * rate), simple_job(2, 0)};
+    jobs[0].allocation = {{0, 1}};
+    // Never shorter by what both starts cost.
+    jobs[1].remaining = std::max(1.0, left - 2 * restart + rng.uniform(0, 600)) * rate;
+    for (JobView& job : jobs) job.restart_seconds = restart;
+    DuctilePolicy policy;
+    for (double now = 0; left > 0; now += 15, left -= 15) {
+      jobs[0].remaining = left * rate;
+      jobs[0].progress = now * rate;
+      jobs[0].attained_service = now;
+      const Decisions d = policy.decide({now, 15, cluster, jobs});
+      ASSERT_TRUE(d.changes.empty())
+          << "seed " << seed << ", " << left << " s left, waiting " << *jobs[1].remaining / rate
+          << " s, a restart takes " << restart;
+    }
+  }
+}
+
 // Ten hours of work and ten seconds before the end.
 TEST(DuctilePolicy, PreemptsNoLongJobThatIsAboutToEnd) {
   const Cluster cluster = homogeneous_cluster(1, 1);

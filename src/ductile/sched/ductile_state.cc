@@ -25,6 +25,7 @@ json DuctilePolicy::Impl::to_json(const State& s) {
               {"fair_progress", s.fair_progress},
               {"best_per_device", s.best_per_device},
               {"given", {s.given_weight, s.given_pause, s.given_promise}},
+              {"given_stake", s.given_stake},
               {"given_shape", {s.given_devices, s.given_pool, s.given_most}}};
   if (s.noise) out["noise"] = sched::to_json(*s.noise);
   return out;
@@ -34,8 +35,8 @@ DuctilePolicy::Impl::State DuctilePolicy::Impl::state_from(const json& item,
                                                            const std::string& where, size_t pools) {
   const JsonFields f(item, where);
   f.only({"job", "slot", "modelled", "seen_devices", "bounds", "configurations", "application",
-          "service", "had", "times", "fair_progress", "best_per_device", "given", "given_shape",
-          "noise"});
+          "service", "had", "times", "fair_progress", "best_per_device", "given", "given_stake",
+          "given_shape", "noise"});
   State s;
   s.slot = static_cast<int>(f.integer("slot", 0, kMostSavedJobs));
   s.modelled = f.boolean("modelled");
@@ -66,6 +67,8 @@ DuctilePolicy::Impl::State DuctilePolicy::Impl::state_from(const json& item,
   s.fair_progress = f.number("fair_progress", 0, kMostSaved);
   s.best_per_device = f.number("best_per_device", 0, kMostSaved);
   s.given_weight = given[0], s.given_pause = given[1], s.given_promise = given[2];
+  // Not in states of earlier versions.
+  if (f.has("given_stake")) s.given_stake = f.number("given_stake", -1, kMostSaved);
   for (size_t i = 0; i < 3; ++i) {
     int32_t* const fields[] = {&s.given_devices, &s.given_pool, &s.given_most};
     *fields[i] =
