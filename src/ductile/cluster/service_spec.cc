@@ -10,6 +10,7 @@
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
+#include "ductile/run/new_folder.h"
 #include "ductile/sched/policy.h"
 #include "ductile/spec/methods.h"
 
@@ -26,28 +27,6 @@ sched::Tier tier_of(const std::string& name) {
   }
   fail_unknown_name("tier", name, known);
 }
-
-// Empty folders, and job.toml before it got its name: what a service that was killed while it made
-// the directory has left. Anything else stays, and is then in the way.
-void remove_half_made(const fs::path& run) {
-  std::error_code error;
-  std::vector<fs::path> halves;
-  for (auto it = fs::directory_iterator(run, error); !error && it != fs::directory_iterator();
-       it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    constexpr std::string_view kHalf = "job.toml.tmp";
-    if (name.starts_with(kHalf) &&
-        name.find_first_not_of("0123456789", kHalf.size()) == std::string::npos)
-      halves.push_back(it->path());
-  }
-  std::error_code ignored;
-  for (const fs::path& half : halves) fs::remove(half, ignored);
-  for (const char* empty : {"checkpoints", "tensorboard", ""}) fs::remove(run / empty, ignored);
-}
-
-}  // namespace
-
-namespace {
 
 spec::JobOptions training_of(const nlohmann::json& spec) {
   const JsonFields fields(spec, "spec");
@@ -148,7 +127,7 @@ fs::path unused(const fs::path& path) {
 
 run::RunFolder made_run(const fs::path& run, spec::JobOptions& job) {
   if (kind_of(run / "job.toml") == FileKind::none) {
-    remove_half_made(run);
+    run::remove_half_made(run);
     if (kind_of(run) == FileKind::none) run::RunFolder::create_at(run, OptionSet(job).to_toml());
   }
   return run::RunFolder::open(run);

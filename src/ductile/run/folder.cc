@@ -5,6 +5,7 @@
 #include <ctime>
 #include <iterator>
 #include <system_error>
+#include <vector>
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -109,6 +110,22 @@ RunFolder create_folder_at(const fs::path& path, std::string_view job,
   if (error) fail_errno(path.parent_path().string() + ": mkdir", error.value());
   make_folder(path);
   return filled(path, job, files);
+}
+
+void remove_half_made(const fs::path& path) {
+  std::error_code error;
+  std::vector<fs::path> halves;
+  for (auto it = fs::directory_iterator(path, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    constexpr std::string_view kHalf = "job.toml.tmp";
+    if (name.starts_with(kHalf) &&
+        name.find_first_not_of("0123456789", kHalf.size()) == std::string::npos)
+      halves.push_back(it->path());
+  }
+  std::error_code ignored;
+  for (const fs::path& half : halves) fs::remove(half, ignored);
+  for (const char* empty : {"checkpoints", "tensorboard", ""}) fs::remove(path / empty, ignored);
 }
 
 RunFolder RunFolder::create(const fs::path& runs, std::string_view job_name, std::string_view job) {

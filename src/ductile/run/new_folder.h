@@ -23,4 +23,8 @@ RunFolder create_folder(const fs::path& runs, std::string_view job_name, std::st
 RunFolder create_folder_at(const fs::path& path, std::string_view job,
                            std::span<const FirstFile> files);
 
+// Removes what a process that was killed while it made the run `path` has left: empty folders, and
+// job.toml before it got its name. Anything else stays, and is then in the way.
+void remove_half_made(const fs::path& path);
+
 }  // namespace ductile::run

@@ -81,6 +81,33 @@ TEST(Session, WaitingForARunOfAKilledSessionIsNoFailure) {
   EXPECT_EQ(read_file(calls).size(), 5) << "two that waited, three that failed";
 }
 
+// A run refuses a folder that is there, and a refused trial is given up.
+TEST(Session, BeginsATrialAgainWhoseMakingWasCutOff) {
+  for (const bool used : {false, true}) {
+    const TempFolder place;
+    const fs::path program = place.path() / "program", trial = place.path() / "session/trials/0000";
+    write_file_atomic(program,
+                      "#!/bin/sh\n"
+                      "while [ \"$1\" != --out ]; do shift; done\n"
+                      "[ ! -e \"$2\" ] || exit 2\nexit 1\n");
+    ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
+    Tuning tuning = default_tuning({});
+    tuning.setup.at_once = 1;
+    Session session = Session::create(place.path() / "session", job_toml(), tuning);
+    for (const char* part : {"checkpoints", "tensorboard"}) fs::create_directories(trial / part);
+    write_file_atomic(trial / "job.toml.tmp17", "name = ");
+    if (used) write_file_atomic(trial / "checkpoints" / "somebody's", "mine");
+    try {
+      session.run({.program = program});
+      ADD_FAILURE() << "it ended";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), used ? ErrorCode::invalid_argument : ErrorCode::unavailable)
+          << error.message();
+    }
+    EXPECT_EQ(fs::exists(trial), used);
+  }
+}
+
 TEST(Session, TellsAbsenceFromDamage) {
   const TempFolder place;
   EXPECT_EQ(open_error(place.path() / "nowhere"), ErrorCode::not_found);

@@ -12,6 +12,7 @@
 #include "ductile/run/folder.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/meters.h"
+#include "ductile/run/new_folder.h"
 #include "ductile/trials/trial_process_impl.h"
 
 namespace ductile::trials {
@@ -40,6 +41,7 @@ TrialProcess::TrialProcess(const Launch& launch) {
     spawn.arguments = {"-q", "train", "--resume", launch.folder.string()};
     if (launch.trust) spawn.arguments.emplace_back("--trust");
   } else {
+    run::remove_half_made(launch.folder);
     spawn.arguments = {"-q", "train", launch.job.string(), "--out", launch.folder.string()};
     for (const std::string& option : launch.options) {
       spawn.arguments.push_back("--set");
