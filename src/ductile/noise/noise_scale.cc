@@ -10,7 +10,7 @@ namespace ductile::noise {
 namespace {
 
 constexpr double kDecay = 0.999;    // per step of batch M0
-constexpr double kLeastVar = 1e-6;  // keeps the scale above 0
+constexpr double kLeastVar = 1e-6;  // of sqr: keeps the scale above 0, in whatever unit losses are
 
 }  // namespace
 
@@ -54,8 +54,8 @@ void NoiseEstimator::update(double batches, double sqr, double var) {
 
 std::optional<GradientNoise> NoiseEstimator::noise() const {
   if (state_.weight <= 0) return std::nullopt;
-  return GradientNoise{std::max(state_.sqr / state_.weight, 0.0),
-                       std::max(state_.var / state_.weight, kLeastVar)};
+  const double sqr = std::max(state_.sqr / state_.weight, 0.0);
+  return GradientNoise{sqr, std::max(state_.var / state_.weight, kLeastVar * sqr)};
 }
 
 std::optional<double> NoiseEstimator::noise_scale(double init_batch) const {

@@ -59,7 +59,7 @@ class NoiseEstimator {
   // Two successive steps of one micro-batch each: |P g_1|^2, |P g_2|^2 and |P (g_1+g_2)/2|^2.
   void add_pair(double scale, double square_1, double square_2, double square_of_mean);
 
-  // There is none before the first sample. sqr is at least 0, var at least 1e-6.
+  // There is none before the first sample. sqr is at least 0, var at least 1e-6 of sqr.
   std::optional<GradientNoise> noise() const;
   // The noise scale in samples: M0 var / sqr; infinite if sqr is 0.
   std::optional<double> noise_scale(double init_batch) const;

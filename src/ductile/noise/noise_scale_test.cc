@@ -88,6 +88,23 @@ TEST(NoiseScale, NeverNegative) {
   NoiseEstimator f;
   f.add({2, 2, 1, 1});
   EXPECT_NEAR(f.noise()->var, 1e-6, 1e-12);
+  NoiseEstimator g;  // all gradients are 0
+  g.add({2, 2, 0, 0});
+  EXPECT_EQ(g.noise()->var, 0);
+  EXPECT_TRUE(std::isinf(*g.noise_scale(8)));
+  EXPECT_EQ(gain(*g.noise(), 4), 1);
+}
+
+// A loss that is a mean instead of a sum, or is scaled for fp16, has gradients of another size.
+TEST(NoiseScale, DoesNotDependOnTheUnitOfTheLoss) {
+  Rng rng(7);
+  NoiseEstimator one, small;
+  for (int i = 0; i < 50; ++i) {
+    const double whole = rng.uniform(0.5, 1), local = whole + rng.uniform(0, 0.1);
+    one.add({2, 4, local, whole});
+    small.add({2, 4, 1e-12 * local, 1e-12 * whole});
+  }
+  EXPECT_NEAR(*small.noise_scale(8) / *one.noise_scale(8), 1, 1e-9);
 }
 
 }  // namespace
