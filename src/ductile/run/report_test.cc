@@ -325,12 +325,20 @@ TEST(Report, ShowsWhatATunerTriedAndKept) {
     writer.event("tune", {{"step", 10},
                           {"what", "trial"},
                           {"moves",
-                           {{{"what", "ran"}, {"trial", 0}, {"epochs", 0.25}, {"loss", 2.125}},
+                           {{{"what", "ran"},
+                             {"trial", 0},
+                             {"epochs", 0.25},
+                             {"loss", 2.125},
+                             {"curve", {{0.025, 2.25}, {0.25, 2.125}, {"x", 1}, {1}, nullptr}}},
                             {{"what", "started"}, {"trial", 1}, {"setting", fast}}}}});
     writer.event("tune", {{"step", 20},
                           {"what", "search_over"},
                           {"moves",
-                           {{{"what", "ran"}, {"trial", 1}, {"epochs", 0.25}, {"loss", 0.75}},
+                           {{{"what", "ran"},
+                             {"trial", 1},
+                             {"epochs", 0.25},
+                             {"loss", 0.75},
+                             {"curve", {{0.025, 2.25}, {0.25, 0.75}}}},
                             {{"what", "dropped"}, {"trial", 0}},
                             {{"what", "chosen"},
                              {"trial", 1},
@@ -351,6 +359,10 @@ TEST(Report, ShowsWhatATunerTriedAndKept) {
   has("its loss falls fastest");
   has("the search kept lr 0.1");
   has("the run went back from lr 0.1");
+  // In the frame of their search: from the top, and the winner down to the bottom.
+  has("<polyline points=\"12.8,1.0 119.0,3.2\"/>");
+  has("<polyline points=\"12.8,1.0 119.0,27.0\"/>");
+  has("loss 2.25 to 0.75 over 0.25 epochs");
   EXPECT_EQ(data_of(html)["marks"].size(), 2U) << "trials are in the table alone";
   EXPECT_EQ(page::page_fault(html), "");
   const History history = read_history(run);

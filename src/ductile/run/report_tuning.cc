@@ -2,6 +2,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -18,6 +19,9 @@ namespace {
 
 using nlohmann::json;
 using page::as_number;
+
+constexpr double kWidth = 120, kHeight = 28;
+constexpr size_t kMostPoints = 1000;
 
 // "lr 0.01, momentum 0.9".
 std::string setting_text(const json& move) {
@@ -39,7 +43,53 @@ struct Trial {
   std::string setting, state, why;
   double epochs = 0, loss = NAN;
   bool is_chosen = false;
+  std::vector<std::pair<double, double>> curve;  // epochs, loss
 };
+using Trials = std::map<std::pair<int, int64_t>, Trial>;  // by search and number
+
+// What all curves of a search are drawn in, so that they can be compared.
+struct Frame {
+  double epochs = 0, least = INFINITY, most = -INFINITY;
+
+  void take(const Trial& trial) {
+    for (const auto& [epoch, loss] : trial.curve) {
+      epochs = std::max(epochs, epoch);
+      least = std::min(least, loss);
+      most = std::max(most, loss);
+    }
+  }
+};
+
+void read_curve(const json& move, Trial& trial) {
+  const auto curve = move.find("curve");
+  if (curve == move.end() || !curve->is_array()) return;
+  for (const json& point : *curve) {
+    double epoch = NAN, loss = NAN;
+    if (point.is_array() && point.size() == 2 && number_from_json(point[0], epoch) &&
+        number_from_json(point[1], loss) && std::isfinite(epoch) && std::isfinite(loss) &&
+        epoch >= 0 && trial.curve.size() < kMostPoints)
+      trial.curve.emplace_back(epoch, loss);
+  }
+}
+
+// The loss over the epochs; the top is the largest loss of the search, the bottom the least.
+page::Cell picture(const Trial& trial, const Frame& frame) {
+  if (trial.curve.empty() || !(frame.epochs > 0)) return {};
+  const double height = std::max(frame.most - frame.least, 1e-300);
+  std::string points;
+  for (const auto& [epoch, loss] : trial.curve) {
+    points += fmt::format("{}{:.1f},{:.1f}", points.empty() ? "" : " ",
+                          1 + (kWidth - 2) * epoch / frame.epochs,
+                          kHeight - 1 - (kHeight - 2) * (loss - frame.least) / height);
+  }
+  const std::string label =
+      fmt::format("loss {} to {} over {} epochs", as_number(trial.curve.front().second),
+                  as_number(trial.curve.back().second), as_number(trial.curve.back().first));
+  return page::Cell::of_markup(
+      fmt::format("<svg class=\"trial\" viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">"
+                  "<polyline points=\"{}\"/></svg>",
+                  kWidth, kHeight, page::escape_html(label), points));
+}
 
 }  // namespace
 
@@ -61,7 +111,7 @@ std::string tuning_text(const json& event) {
 }
 
 std::string tuning_html(const History& history) {
-  std::map<std::pair<int, int64_t>, Trial> trials;  // by search and number
+  Trials trials;
   int search = 1;
   for (const json& event : history.events) {
     if (event.value("kind", json()) != "tune") continue;
@@ -80,6 +130,7 @@ std::string tuning_html(const History& history) {
       if (what == "ran" || what == "diverged") {
         trial.epochs = number_at(move, "epochs");
         trial.loss = number_at(move, "loss");
+        read_curve(move, trial);
       }
       if (const std::string why = text_at(move, "why"); !why.empty()) trial.why = why;
       trial.is_chosen |= what == "chosen";
@@ -93,13 +144,17 @@ std::string tuning_html(const History& history) {
                          {"Setting"},
                          {"Epochs", true},
                          {"Loss", true},
+                         {"Curve"},
                          {"State"},
                          {"Why"}},
                         "tuning");
+  std::map<int, Frame> frames;
+  for (const auto& [key, t] : trials) frames[key.first].take(t);
   for (const auto& [key, t] : trials) {
     table.row({std::to_string(key.first), std::to_string(key.second),
                page::with_thousands(static_cast<double>(t.first_step)), t.setting,
-               as_number(t.epochs), std::isfinite(t.loss) ? as_number(t.loss) : "", t.state, t.why},
+               as_number(t.epochs), std::isfinite(t.loss) ? as_number(t.loss) : "",
+               picture(t, frames[key.first]), t.state, t.why},
               t.is_chosen             ? "best"
               : t.state == "diverged" ? "bad"
                                       : "");

@@ -23,6 +23,7 @@ constexpr int64_t kSideBySide = 3;                     // trials of the shortest
 const std::string kApart(kTunerPart);
 const std::string kRoot = "root";         // the state from which a search begins
 const std::string kGood = "good";         // after a search: the state to go back to
+constexpr size_t kCurvePoints = 60;       // of a piece of a trial, in its event
 constexpr double kAfterDivergence = 0.3;  // the largest rate then, of the one that diverged
 
 tune::Space space_of(const spec::JobOptions& job) {
@@ -53,6 +54,16 @@ const Json* memory_of(const JobState& state) {
   const auto part = state.extras().find(kApart);
   return part == state.extras().end() || part->second.values.empty() ? nullptr
                                                                      : &part->second.values;
+}
+
+// Pairs of epochs and loss for the report: what a picture has room for.
+Json curve_of(const std::vector<tune::Observation>& seen) {
+  Json out = Json::array();
+  const size_t each = seen.size() / kCurvePoints + 1;
+  for (size_t i = 0; i < seen.size(); ++i)
+    if (std::isfinite(seen[i].value) && (i % each == 0 || i + 1 == seen.size()))
+      out.push_back({seen[i].budget, seen[i].value});
+  return out;
 }
 
 // Moves what was noted for the diary into an event.
@@ -267,6 +278,7 @@ bool OnlineTuner::end_piece(JobState& state, Json& memory, const Update& update)
     state.save_branch(branch_of(trial), kApart);
   }
   told["epochs"] = reached;
+  told["curve"] = curve_of(result.seen);
   memory["moves"].push_back(std::move(told));
   policy->tell(result);
   return move_on(state, memory, *policy) || has_diverged;
