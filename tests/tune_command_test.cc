@@ -179,6 +179,20 @@ choices = [0.05]
   EXPECT_TRUE(fs::is_regular_file(model));
 }
 
+// The environment is below --set in the session's job, so it must not be above it in a trial.
+TEST_F(Tune, TrialsDoNotReadTheEnvironmentOnceMore) {
+  ::setenv("DUCTILE_TRAIN__EPOCHS", "1", 1);
+  const int code = run(tune("a", R"(
+budget = 4
+policy = "full"
+[space."optimizer.lr"]
+choices = [0.05]
+)"));
+  ::unsetenv("DUCTILE_TRAIN__EPOCHS");
+  ASSERT_EQ(code, 0) << read_file(output());
+  EXPECT_EQ(story("a")[0][3].back()[0], 4);
+}
+
 TEST_F(Tune, SaysWhatIsWrong) {
   EXPECT_EQ(run(tune("a", "[space.\"optimizer.lrr\"]\nlow = 1\nhigh = 2\n")), 2);
   EXPECT_NE(read_file(output()).find("optimizer.lr"), std::string::npos);
@@ -187,6 +201,13 @@ TEST_F(Tune, SaysWhatIsWrong) {
   // A setting that the job as a whole refuses: 32 and 12 virtual ranks.
   EXPECT_EQ(run(tune("b", "[space.\"train.virtual_ranks\"]\nchoices = [12]\n")), 2);
   EXPECT_NE(read_file(output()).find("virtual_ranks"), std::string::npos) << read_file(output());
+  EXPECT_EQ(run(tune("c", "budget = 0.5\n[space.\"optimizer.lr\"]\nchoices = [0.05]\n")), 2);
+  // A search that has nothing to recommend.
+  EXPECT_EQ(
+      run(tune("d", "budget = 8\npolicy = \"full\"\n[space.\"optimizer.lr\"]\nchoices = [1e6]\n",
+               {"--set", "train.epochs=8"})),
+      3)
+      << read_file(output());
 }
 
 }  // namespace

@@ -70,6 +70,17 @@ class Import(Case):
                                                    for name, value in self.state.items()}))
         self.assertTrue(torch.equal(torch.from_numpy(half["fc.weight"]), self.state["fc.weight"].bfloat16().float()))
 
+    def test_a_header_whose_length_begins_like_a_pickle_is_read(self):
+        file, read = self.out("named.safetensors"), 0
+        for n in range(1, 100):
+            ductile.ckpt.save_weights(file, {"w" * n: torch.ones(2).numpy()})
+            with open(file, "rb") as opened:
+                if opened.read(1) != b"\x80" or read == 2:
+                    continue
+            self.assertEqual(list(self.imported(file)), ["w" * n])
+            read += 1
+        self.assertEqual(read, 2)
+
     def test_refuses_what_is_no_file_of_weights(self):
         os.environ["DUCTILE_TEST_MARK"] = mark = self.out("mark")
         self.addCleanup(os.environ.pop, "DUCTILE_TEST_MARK")

@@ -138,6 +138,8 @@ class OptionSet {
   // DUCTILE_TRAIN__EPOCHS=5 sets train.epochs. A variable that names no option is an error if it
   // contains "__" or nearly names one (DUCTILE_TRAIN_EPOCHS); other variables are ignored.
   void read_environment(const char* const* environment, std::string_view prefix = "DUCTILE_");
+  // The names of the variables that read_environment() reads, in the order of the fields.
+  std::vector<std::string> environment_names(std::string_view prefix = "DUCTILE_") const;
 
   const std::vector<OptionField>& fields() const { return fields_; }
   const OptionField* find(std::string_view path) const;

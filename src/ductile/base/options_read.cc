@@ -122,12 +122,17 @@ void OptionSet::set(std::string_view assignment, std::string_view origin) {
   assign(field, value, where, {std::string(origin)});
 }
 
-void OptionSet::read_environment(const char* const* environment, std::string_view prefix) {
-  std::vector<std::string> variables;  // of each field, after the prefix
+std::vector<std::string> OptionSet::environment_names(std::string_view prefix) const {
+  std::vector<std::string> out;
   for (const OptionField& f : fields_) {
-    std::string& spelled = variables.emplace_back();
+    std::string& spelled = out.emplace_back(prefix);
     for (char c : f.path) spelled += c == '.' ? "__" : std::string(1, upper(c));
   }
+  return out;
+}
+
+void OptionSet::read_environment(const char* const* environment, std::string_view prefix) {
+  const std::vector<std::string> variables = environment_names("");
   for (; environment != nullptr && *environment != nullptr; ++environment) {
     const std::string_view entry = *environment;
     const size_t equals = entry.find('=');

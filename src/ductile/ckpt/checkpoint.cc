@@ -142,6 +142,13 @@ void Checkpoint::verify() const {
   }
 }
 
+namespace {
+
+// A writer may remove a checkpoint while others look at it, the manifest first.
+bool is_gone(const ManifestFile& file) { return kind_of(file.path) == FileKind::none; }
+
+}  // namespace
+
 LatestResult open_latest(const fs::path& folder) {
   // A writer may remove a checkpoint while it is looked at; the list is then out of date.
   constexpr int kMaxTries = 10;
@@ -162,7 +169,7 @@ LatestResult open_latest(const fs::path& folder) {
                "again, or remove {} to go back to the checkpoint before it",
                file.step, e.what(), file.path.string());
         }
-        changed = kind_of(file.path) == FileKind::none;
+        changed = is_gone(file);
         if (changed && attempt < kMaxTries) break;
         result.refused.push_back(file.path.filename().string() + ": " + e.what());
       }
@@ -181,6 +188,7 @@ std::vector<CheckpointSummary> list(const fs::path& folder) {
       s.num_tensors = static_cast<int64_t>(m.tensors.size());
       s.num_chunks = static_cast<int64_t>(m.chunks.size());
     } catch (const Error& e) {
+      if (is_gone(file)) continue;
       s.error = e.what();
       s.error_code = e.code();
     }
@@ -202,6 +210,7 @@ VerifyResult verify(const fs::path& folder) {
       for (const ChunkRef& chunk : load_manifest(file).chunks) unused.erase(chunk.id);
       result.good.push_back(file.step);
     } catch (const Error& e) {
+      if (is_gone(file)) continue;
       result.refused.push_back(file.path.filename().string() + ": " + e.what());
     }
   }

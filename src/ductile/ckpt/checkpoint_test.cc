@@ -1,13 +1,17 @@
 #include "ductile/ckpt/checkpoint.h"
 
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/interruption.h"
 #include "ductile/base/testing.h"
 #include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"
@@ -293,6 +297,23 @@ TEST(Garbage, CollectsAllButWhatIsKept) {
   EXPECT_GT(freed, before - result.chunk_bytes);
   EXPECT_TRUE(fs::exists(folder.path() / "chunks" / "note.txt"));
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(4));
+}
+
+// verify() asks before each chunk whether it is still wanted; it looks at the newest one first.
+TEST(Garbage, ACheckpointThatIsRemovedMeanwhileIsNoDamage) {
+  const TempFolder folder("ckpt");
+  {
+    CheckpointWriter writer(folder.path(), {.keep = 4, .chunk_bytes = 4096});
+    for (int64_t step : {1, 2, 3}) save(writer, step, state_of_step(step));
+  }
+  bool removed = false;
+  const Interruption remove([&] {
+    if (!std::exchange(removed, true)) collect_garbage(folder.path(), 1);
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));  // it asks every 50 ms
+  const VerifyResult result = verify(folder.path());
+  EXPECT_EQ(result.good, (std::vector<int64_t>{3}));
+  EXPECT_EQ(result.refused, std::vector<std::string>{});
 }
 
 }  // namespace

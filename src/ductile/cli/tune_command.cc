@@ -24,6 +24,13 @@ using Json = nlohmann::ordered_json;
 // The program that trains a trial: this one.
 fs::path own_program() { return fs::read_symlink("/proc/self/exe"); }
 
+// The session's job has the options of the environment already, below those of --set. A trial would
+// read them once more, above both.
+void forget_options_of_environment() {
+  spec::JobOptions job;
+  for (const std::string& name : OptionSet(job).environment_names()) ::unsetenv(name.c_str());
+}
+
 trials::Session begin(const TuneCommand& command, Context& context) {
   if (command.resume) {
     if (!command.trust) require_trusted(*command.resume);
@@ -38,6 +45,7 @@ trials::Session begin(const TuneCommand& command, Context& context) {
   OptionSet options(tuning.setup);
   for (const std::string& assignment : command.assignments) options.set(assignment, "--tune");
   trials::check_metric(tuning.setup, config.job);
+  trials::check_budget(tuning.setup, config.job);
   const fs::path folder =
       command.out ? *command.out
                   : fs::path(config.job.runs) / (run::file_name_of(config.job.name) + "-tune");
@@ -89,6 +97,7 @@ ExitCode tune(const TuneCommand& command, Context& context) {
   Console& console = context.console;
   process::find_worker();  // what a trial would miss is said now
   trials::Session session = begin(command, context);
+  forget_options_of_environment();
   console.say("session {}", session.folder().string());
   const HeldSignals signals;
   trials::Session::Environment environment;
@@ -109,6 +118,11 @@ ExitCode tune(const TuneCommand& command, Context& context) {
     console.print("{}\n", dump_json(result_of(session, is_over), 2));
   } else if (is_over) {
     print_summary(console, session);
+  }
+  if (is_over && session.best() < 0) {
+    console.error(fmt::format("no trial brought a value; {} says what became of each",
+                              (session.folder() / "report.html").string()));
+    return kJobFailed;
   }
   if (is_over) return kDone;
   console.err() << "Interrupted. To go on: ductile tune --resume " << session.folder().string()

@@ -12,10 +12,12 @@
 namespace ductile::cli {
 namespace {
 
-// What torch.save() writes is a zip file, or in old versions a pickle.
+// What torch.save() writes is a zip file, or in old versions a pickle. A safetensors file may begin
+// with the same bytes, which are the length of its header; the header follows.
 bool is_of_torch(const fs::path& file) {
-  char begin[2] = {};
-  std::ifstream(file, std::ios::binary).read(begin, 2);
+  char begin[9] = {};
+  std::ifstream(file, std::ios::binary).read(begin, sizeof begin);
+  if (begin[8] == '{') return false;
   return (begin[0] == 'P' && begin[1] == 'K') || begin[0] == '\x80';
 }
 

@@ -307,7 +307,8 @@ bool OnlineTuner::move_on(JobState& state, Json& memory, tune::TrialPolicy& poli
     memory["trial"] = move.trial;
     memory["from"] = trial.budget();
     memory["until"] = move.budget;
-    memory["samples"] = std::round(trial.budget() * train_size_);
+    // Not less than its clocks took, or the last of them would end once more.
+    memory["samples"] = std::ceil(trial.budget() * train_size_ - 1e-6);
     memory["sum"] = 0.0;
     memory["count"] = 0;
     memory["seen"] = Json::array();

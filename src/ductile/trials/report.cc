@@ -28,13 +28,14 @@ std::string metric_text(const Session& session, double value) {
   return page::as_metric(session.tuning().setup.metric, value);
 }
 
-// Trials with a value, the best first, and then the others.
+// Trials with a value, the best first, then the others, and last those that diverged.
 std::vector<int64_t> ranked(const Session& session) {
   std::vector<int64_t> out;
   for (size_t i = 0; i < session.trials().size(); ++i) out.push_back(static_cast<int64_t>(i));
   const auto key = [&](int64_t trial) {
     const auto value = session.best_value(trial);
-    return value ? session.badness(*value) : INFINITY;
+    return std::pair(session.trials()[static_cast<size_t>(trial)].status == "diverged",
+                     value ? session.badness(*value) : INFINITY);
   };
   std::ranges::stable_sort(out, {}, key);
   return out;

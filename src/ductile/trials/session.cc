@@ -50,6 +50,15 @@ tune::Observation observation_from(const Json& value) {
   return {value.at(0).get<double>(), value.at(1).is_null() ? NAN : value.at(1).get<double>()};
 }
 
+// A file that did not get its name, as write_file_atomic() calls it.
+bool is_unfinished(std::string_view name) {
+  for (const std::string_view whole : {"job.toml.tmp", "tune.json.tmp"})
+    if (name.starts_with(whole) &&
+        name.find_first_not_of("0123456789", whole.size()) == std::string_view::npos)
+      return true;
+  return false;
+}
+
 // Whether a session of this folder was cut off before it was there: it has nothing but what
 // create() makes first.
 bool half_made(const fs::path& folder) {
@@ -59,7 +68,7 @@ bool half_made(const fs::path& folder) {
     const fs::path name = entry.path().filename();
     if (name == "trials" && kind_of(entry.path()) == FileKind::folder && fs::is_empty(entry.path()))
       continue;
-    if (name != "job.toml" && name != lock) return false;
+    if (name != "job.toml" && name != lock && !is_unfinished(name.string())) return false;
   }
   return true;
 }
@@ -90,6 +99,10 @@ Session Session::create(const fs::path& folder, const std::string& job_toml, con
   fs::create_directories(folder / "trials", error);
   if (error) fail(ErrorCode::unavailable, "{}: {}", folder.string(), error.message());
   Session out(folder, tuning, job_toml);
+  std::vector<fs::path> unfinished;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder))
+    if (is_unfinished(entry.path().filename().string())) unfinished.push_back(entry.path());
+  for (const fs::path& file : unfinished) fs::remove(file, error);
   write_file_atomic(folder / "job.toml", job_toml);
   out.make_policy();
   out.save();
@@ -157,7 +170,8 @@ int64_t Session::best() const {
   int64_t out = -1;
   for (size_t i = 0; i < trials_.size(); ++i) {
     const auto value = best_value(static_cast<int64_t>(i));
-    if (value && (out < 0 || badness(*value) < badness(*best_value(out))))
+    if (value && trials_[i].status != "diverged" &&
+        (out < 0 || badness(*value) < badness(*best_value(out))))
       out = static_cast<int64_t>(i);
   }
   return out;
@@ -264,7 +278,12 @@ bool Session::run(const Environment& environment) {
         return false;
       }
       fill(environment);
-      if (running_.empty()) break;
+      if (running_.empty()) {
+        if (over_.empty())
+          fail(ErrorCode::internal, "{}: the search waits for a trial that does not run",
+               folder_.string());
+        break;
+      }
       if (poll(environment)) {
         note_time();
         save();
@@ -330,7 +349,8 @@ void Session::fill(const Environment& environment) {
     }
     launch(move.trial, environment);
   }
-  if (over_.empty() || !running_.empty() || !tuning_.setup.finish || finishing_) return;
+  // If the best one diverges there, the next one is.
+  if (over_.empty() || !running_.empty() || !tuning_.setup.finish) return;
   const int64_t winner = best();
   finishing_ = true;
   if (winner < 0) return;
@@ -408,7 +428,9 @@ bool Session::complete(int64_t trial) const {
 std::map<double, double> Session::values(int64_t trial) const {
   std::map<double, double> out;
   for (const auto& [epoch, value] : evaluations(trial_folder(trial), tuning_.setup.metric))
-    out[std::min(std::max(1.0, std::round(epoch / unit())) * unit(), full())] = value;
+    out[epoch >= full() * (1 - 1e-9)
+            ? full()
+            : std::min(std::max(1.0, std::round(epoch / unit())) * unit(), full())] = value;
   return out;
 }
 
@@ -442,7 +464,10 @@ void Session::refused(int64_t trial, const std::string& why, const Environment& 
   TrialRecord& record = trials_[static_cast<size_t>(trial)];
   const std::string setting =
       fmt::format("{}", fmt::join(assignments(tuning_.space, record.setting), " "));
-  if (best() < 0 || !record.seen.empty()) {
+  bool is_first = true;
+  for (size_t i = 0; i < trials_.size(); ++i)
+    is_first = is_first && !best_value(static_cast<int64_t>(i));
+  if (is_first || !record.seen.empty()) {
     fail(ErrorCode::invalid_argument,
          "trial {} ({}) is refused: {}\nCorrect the job or the tuning file, and begin another "
          "session",
@@ -466,32 +491,31 @@ void Session::retry(int64_t trial, const std::string& why, std::map<int64_t, int
 
 void Session::tell(int64_t trial, bool is_over, bool has_diverged, const Environment& environment) {
   TrialRecord& record = trials_[static_cast<size_t>(trial)];
-  const double planned = std::exchange(planned_[trial], 0.0);
-  planned_.erase(trial);
+  const double planned = planned_.at(trial);
   const double told = record.seen.empty() ? 0 : record.seen.back().budget;
-  tune::Result result{trial, {}, is_over};
+  std::vector<tune::Observation> seen;
   for (const auto& [epochs, value] : values(trial)) {
     if (epochs <= told) continue;
     // The value at the budget, or the first one after it: not every multiple has an evaluation.
-    record.seen.push_back({std::min(epochs, planned), value});
-    result.seen.push_back({std::min(epochs, planned), badness(value)});
-    if (epochs >= planned) break;
+    seen.push_back({std::min(epochs, planned), value});
+    has_diverged |= !std::isfinite(value);
+    if (epochs >= planned || has_diverged) break;
   }
-  if (has_diverged) {
-    const double at =
-        std::min(planned, (record.seen.empty() ? 0 : record.seen.back().budget) + unit());
-    if (result.seen.empty() || result.seen.back().budget < at) {
-      result.seen.push_back({at, NAN});
-      record.seen.push_back({at, NAN});
-    } else {
-      result.seen.back().value = NAN;
-    }
-    result.ended = false;
+  if (has_diverged && (seen.empty() || std::isfinite(seen.back().value))) {
+    const double last = seen.empty() ? told : seen.back().budget;
+    if (last < planned) seen.push_back({std::min(planned, last + unit()), NAN});
   }
-  record.status = has_diverged ? "diverged" : is_over || planned >= full() ? "finished" : "paused";
+  tune::Result result{trial, {}, is_over && !has_diverged};
+  for (const tune::Observation& o : seen) result.seen.push_back({o.budget, badness(o.value)});
+  if (has_diverged && !result.seen.empty()) result.seen.back().value = NAN;
+  // Until the policy has taken them the trial is under way: an error here loses none of them.
   if (!finishing_) policy_->tell(result);
+  planned_.erase(trial);
+  record.seen.insert(record.seen.end(), seen.begin(), seen.end());
+  record.status = has_diverged ? "diverged" : is_over || planned >= full() ? "finished" : "paused";
   say(environment, trial,
-      has_diverged ? fmt::format("diverged in epoch {:g}", record.seen.back().budget)
+      has_diverged ? fmt::format("diverged in epoch {:g}",
+                                 record.seen.empty() ? 0 : record.seen.back().budget)
                    : fmt::format("{} {:.4g} after {:g} epochs", tuning_.setup.metric,
                                  record.seen.empty() ? NAN : record.seen.back().value,
                                  record.seen.empty() ? 0 : record.seen.back().budget));

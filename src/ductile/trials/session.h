@@ -66,7 +66,8 @@ class Session {
   const std::vector<TrialRecord>& trials() const { return trials_; }
   fs::path trial_folder(int64_t trial) const;
   double badness(double value) const;  // of a value of the metric: lower is better
-  int64_t best() const;                // -1: no trial has a value yet
+  // Of those that did not diverge; -1: none of them has a value.
+  int64_t best() const;
   // Of a trial; nothing before its first.
   std::optional<double> best_value(int64_t trial) const;
   double epochs_spent() const;

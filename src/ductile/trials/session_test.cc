@@ -49,8 +49,11 @@ TEST(Session, BeginsAgainWhereItsMakingWasCutOff) {
   const TempFolder place;
   const fs::path folder = place.path() / "session";
   fs::create_directories(folder / "trials");
+  write_file_atomic(folder / "job.toml", "");
+  write_file_atomic(folder / "tune.json.tmp17", "{");
   { const Session session = Session::create(folder, job_toml(), default_tuning({})); }
   Session::open(folder);
+  EXPECT_FALSE(fs::exists(folder / "tune.json.tmp17"));
   // Anything else there is somebody's.
   const fs::path other = place.path() / "other";
   fs::create_directories(other);
@@ -105,6 +108,96 @@ TEST(Session, BeginsATrialAgainWhoseMakingWasCutOff) {
           << error.message();
     }
     EXPECT_EQ(fs::exists(trial), used);
+  }
+}
+
+// A program in the place of `ductile` that leaves the events of a run behind, by the learning rate.
+fs::path told_runs(const fs::path& folder, const std::string& good, const std::string& bad) {
+  const auto file = [&](const char* name, const std::string& text) {
+    write_file_atomic(folder / name, text);
+    return (folder / name).string();
+  };
+  const std::string ends = R"({"kind":"end","status":"done"})";
+  const std::string lost = R"({"kind":"end","status":"failed","message":"the run diverged"})";
+  const fs::path program = folder / "program";
+  write_file_atomic(
+      program,
+      fmt::format("#!/bin/sh\nevents={}\n"
+                  "for word; do case $word in *=1|*=1.0) events={};; esac; done\n"
+                  "while [ \"$1\" != --out ] && [ \"$1\" != --resume ]; do shift; done\n"
+                  "mkdir -p \"$2\"; touch \"$2/job.toml\"; cp $events \"$2/events.jsonl\"\n",
+                  file("good", good + ends + "\n"), file("bad", bad + lost + "\n")));
+  EXPECT_EQ(::chmod(program.c_str(), 0700), 0);
+  return program;
+}
+
+std::string evaluation(int epoch, const std::string& figures) {
+  return fmt::format("{{\"kind\":\"evaluation\",\"epoch\":{},{}}}\n", epoch, figures);
+}
+
+Tuning two_rates(const spec::JobOptions& job) {
+  Tuning tuning = default_tuning(job);
+  tuning.space = tune::Space({{.name = "optimizer.lr",
+                               .kind = tune::Kind::choice,
+                               .low = 0,
+                               .high = 1,
+                               .choices = {"0.1", "1"}}});
+  tuning.setup.policy = "full";
+  tuning.setup.searcher = "grid";
+  tuning.setup.at_once = 1;
+  return tuning;
+}
+
+std::string job_of_two_epochs() {
+  spec::JobOptions job;
+  job.train.epochs = 2;
+  return OptionSet(job).to_toml();
+}
+
+// `ductile train best.toml` would diverge, too.
+TEST(Session, ATrialThatDivergedIsNeverTheBest) {
+  const TempFolder place;
+  Session session = Session::create(place.path() / "session", job_of_two_epochs(), two_rates({}));
+  const fs::path program = told_runs(
+      place.path(), evaluation(1, R"("accuracy":0.5)") + evaluation(2, R"("accuracy":0.6)"),
+      evaluation(1, R"("accuracy":0.9)"));
+  EXPECT_TRUE(session.run({.program = program}));
+  ASSERT_EQ(session.trials().size(), 2U);
+  ASSERT_GE(session.best(), 0);
+  const auto at = static_cast<size_t>(session.best());
+  EXPECT_EQ(session.trials()[at].status, "finished");
+  EXPECT_EQ(session.trials()[1 - at].status, "diverged");
+  EXPECT_NE(read_file(place.path() / "session/best.toml").find("lr = 0.1"), std::string::npos);
+}
+
+TEST(Session, AValueThatIsNoNumberIsADivergence) {
+  const TempFolder place;
+  Tuning tuning = two_rates({});
+  tuning.setup.metric = "loss";
+  Session session = Session::create(place.path() / "session", job_of_two_epochs(), tuning);
+  const std::string lost =
+      evaluation(1, R"("loss":"Infinity")") + evaluation(2, R"("loss":"Infinity")");
+  EXPECT_TRUE(session.run({.program = told_runs(place.path(), lost, lost)}));
+  for (const TrialRecord& trial : session.trials()) EXPECT_EQ(trial.status, "diverged");
+  EXPECT_EQ(session.best(), -1);
+}
+
+// As often as it is asked: an error while a result is taken leaves the trial under way.
+TEST(Session, NamesAMetricThatTheRunsDoNotHave) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  const std::string lines = evaluation(1, R"("loss":2)") + evaluation(2, R"("loss":1)");
+  const fs::path program = told_runs(place.path(), lines, lines);
+  for (const bool again : {false, true}) {
+    Session session =
+        again ? Session::open(folder) : Session::create(folder, job_of_two_epochs(), two_rates({}));
+    try {
+      session.run({.program = program});
+      ADD_FAILURE() << "it ended";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.message();
+      EXPECT_NE(error.message().find("metric=loss"), std::string::npos) << error.message();
+    }
   }
 }
 

@@ -115,6 +115,15 @@ void check_metric(const Setup& setup, const spec::JobOptions& job) {
          job.data.format);
 }
 
+void check_budget(const Setup& setup, const spec::JobOptions& job) {
+  const double least = std::min(job.train.eval_every_epochs, static_cast<double>(job.train.epochs));
+  if (setup.budget > 0 && setup.budget < least)
+    fail(ErrorCode::invalid_argument,
+         "budget = {:g} epochs: the first evaluation comes after {:g} epochs, so no trial would "
+         "have a value; give it more, or set a smaller train.eval_every_epochs",
+         setup.budget, least);
+}
+
 void describe(Describer& d, Setup& o) {
   d.field("metric", o.metric, "what trials are judged by")
       .one_of({"accuracy", "loss", "perplexity"});

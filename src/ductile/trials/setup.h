@@ -52,6 +52,8 @@ Tuning default_tuning(const spec::JobOptions& job);
 
 // Throws invalid_argument if the job's evaluations do not have what trials are to be judged by.
 void check_metric(const Setup& setup, const spec::JobOptions& job);
+// Throws invalid_argument for a budget that ends before the first evaluation.
+void check_budget(const Setup& setup, const spec::JobOptions& job);
 
 // "optimizer.lr=0.1", one for each dimension, as --set takes it.
 std::vector<std::string> assignments(const tune::Space& space, const tune::Setting& setting);

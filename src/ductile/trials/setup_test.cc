@@ -126,6 +126,18 @@ TEST(Setup, RefusesAMetricThatTheJobDoesNotHave) {
   check_metric(setup, job);
 }
 
+TEST(Setup, RefusesABudgetThatEndsBeforeTheFirstEvaluation) {
+  trials::Setup setup;
+  spec::JobOptions job;
+  setup.budget = 0.5;
+  EXPECT_THROW(check_budget(setup, job), Error);
+  job.train.eval_every_epochs = 0.5;
+  check_budget(setup, job);
+  setup.budget = 0;  // ten full runs
+  job.train.eval_every_epochs = 1;
+  check_budget(setup, job);
+}
+
 TEST(Setup, HasASpaceForEveryOptimiser) {
   for (const auto& row : spec::optimizers()) {
     spec::JobOptions job;

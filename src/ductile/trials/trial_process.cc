@@ -86,6 +86,10 @@ std::map<double, double> evaluations(const fs::path& run, const std::string& met
   std::map<double, double> out;
   for_each_event(run, [&](const Json& line) {
     if (line.value("kind", Json()) != "evaluation") return;
+    if (!line.contains(metric))
+      fail(ErrorCode::invalid_argument,
+           "{}: its evaluations have no {}; begin another session with --tune metric=loss",
+           run.string(), metric);
     const double epoch = run::number_at(line, "epoch", 0);
     if (epoch > 0) out[epoch] = run::number_at(line, metric.c_str(), NAN);
   });

@@ -101,6 +101,7 @@ TrialPolicy::TrialPolicy(std::string_view name, std::unique_ptr<Searcher> search
 }
 
 double TrialPolicy::rounded(double budget) const {
+  if (budget >= options_.full_budget) return options_.full_budget;  // which may be no multiple
   const double units = std::max(1.0, std::round(budget / options_.unit));
   return std::min(units * options_.unit, options_.full_budget);
 }

@@ -183,6 +183,27 @@ TEST_P(TrialPolicyTest, DamagedStatesAreRefusedAndChangeNothing) {
   }
 }
 
+// As with ten epochs and an evaluation after every three.
+TEST_P(TrialPolicyTest, RunsToTheEndOfAFullBudgetThatIsNoMultipleOfTheUnit) {
+  PolicyOptions options;
+  options.full_budget = 10;
+  options.unit = options.least_budget = 3;
+  options.total_budget = 300;
+  const auto policy = make(GetParam(), options);
+  double longest = 0;
+  for (int moves = 0; moves < 1000; ++moves) {
+    const Move move = policy->next();
+    if (move.kind == MoveKind::stop) break;
+    if (move.kind == MoveKind::drop) continue;
+    const Trial& trial = policy->searcher().trials()[static_cast<size_t>(move.trial)];
+    longest = std::max(longest, move.budget);
+    policy->tell(
+        {move.trial, {{move.budget, testing::far_from_optimum(trial.setting) + 1 / move.budget}}});
+  }
+  EXPECT_LE(longest, 10);
+  if (GetParam() == "full" || GetParam() == "one_epoch") EXPECT_EQ(longest, 10);
+}
+
 TEST_P(TrialPolicyTest, StopsWhereTheSpaceIsUsedUp) {
   const Space space = Space::from_json(parse_json(R"({"a": {"choices": [1, 2, 3, 4, 5]}})"), "s");
   PolicyOptions options;
