@@ -15,6 +15,7 @@
 #include "ductile/cli/trust.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/net/loop.h"
+#include "ductile/process/file_limit.h"
 #include "ductile/process/worker.h"
 #include "ductile/run/folder.h"
 #include "ductile/serving/replicas.h"
@@ -46,6 +47,7 @@ void serve_alone(const fs::path& run, const json& request, int64_t threads, Cons
 // Several workers behind one address.
 void serve_replicas(const fs::path& run, json request, int64_t threads, int64_t count,
                     Console& console) {
+  process::raise_file_limit();  // each request in flight has two descriptors
   net::Loop loop;
   HeldSignals held;
   serving::RouterOptions options;

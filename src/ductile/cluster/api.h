@@ -27,6 +27,7 @@ namespace ductile::cluster {
 class EventFeed;
 class LiveView;
 class RequestCounts;
+class TrustedTime;
 
 struct Call {
   std::string method;  // GET, POST
@@ -56,8 +57,9 @@ class Api {
 
   // Before the first call: what refuses a submission by throwing, and what is told of each commit,
   // on the thread of the request.
+  // It may put what was looked at in the place of what could mean something else later.
   using CheckSubmission =
-      std::function<void(const Submission&, const nlohmann::json& spec, const Principal& who)>;
+      std::function<void(const Submission&, nlohmann::json& spec, const Principal& who)>;
   void check_submission(CheckSubmission check) { check_submission_ = std::move(check); }
   // What the service says of itself, which must outlive this object; null: nothing.
   void show(const LiveView* view) { view_ = view; }
@@ -103,6 +105,7 @@ class Api {
   const fs::path store_;
   CommitQueue& queue_;
   const std::function<double()> clock_;
+  const std::unique_ptr<TrustedTime> trusted_time_;  // of the queue's thread
   CheckSubmission check_submission_;
   const LiveView* view_ = nullptr;
   std::function<void()> on_commit_;

@@ -12,6 +12,7 @@
 #include "ductile/cluster/database.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/testing/failing_vfs.h"
+#include "ductile/cluster/tokens.h"
 
 namespace ductile::cluster {
 namespace {
@@ -180,6 +181,35 @@ TEST_F(Service, AnAnswerIsKeptForADayAndNoLonger) {
   submit("third", "m");
   EXPECT_EQ(kept(), 2) << "the oldest answer is gone";
   EXPECT_NE(submit("once", "k"), id);
+}
+
+// Whoever read the tokens before one was revoked must not bring it back afterwards.
+TEST(Tokens, OfLoadsAtOnceTheOneThatBeganLastCounts) {
+  const std::string token = make_token();
+  const TokenRecord ann{1, "ann", Role::admin, "", digest_of_token(token), 1, {}, {}};
+  Tokens tokens([] { return 2.0; });
+  std::promise<void> has_read, goes_on;
+  std::thread slow([&] {
+    tokens.load([&] {
+      has_read.set_value();
+      goes_on.get_future().wait();
+      return std::vector{ann};
+    });
+  });
+  has_read.get_future().wait();
+  tokens.load([] { return std::vector<TokenRecord>(); });
+  goes_on.set_value();
+  slow.join();
+  EXPECT_FALSE(tokens.recognise(token).principal);
+  tokens.load([&] { return std::vector{ann}; });
+  EXPECT_TRUE(tokens.recognise(token).principal);
+}
+
+// As when a machine begins with a wrong date.
+TEST_F(Service, AClockThatLeapsAheadForgetsNoAnswer) {
+  const JobId id = submit("once", "k");
+  now += 400 * 86400.0;
+  EXPECT_EQ(submit("once", "k"), id);
 }
 
 // Both have read the job before either changes it: the disk is busy meanwhile.

@@ -25,8 +25,8 @@ Answer resize_job(Request& request) {
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
   fields.only({"min_devices", "max_devices"});
-  const nlohmann::json spec = parse_json(
-      request.reader.spec(job.id), fmt::format("the spec of job {}", job.id), ErrorCode::data_loss);
+  nlohmann::json spec = parse_json(request.reader.spec(job.id),
+                                   fmt::format("the spec of job {}", job.id), ErrorCode::data_loss);
   const auto resized = [&](Submission wanted) {
     wanted.min_devices = fields.integer_or("min_devices", wanted.min_devices, 1, kMostDevices);
     wanted.max_devices = fields.integer_or(

@@ -72,11 +72,13 @@ double Limits::pace(const std::string& who, bool stranger, Time now) {
   const double burst = stranger ? limits_.strangers_burst : limits_.burst;
   const std::lock_guard lock(mutex_);
   Client& c = client(who);
-  const double gained = rate * std::chrono::duration<double>(now - c.counted).count();
-  c.allowance = c.allowance < 0 ? burst : std::min(burst, c.allowance + gained);
-  c.counted = now;
-  if (c.allowance < 1) return (1 - c.allowance) / rate;
-  c.allowance -= 1;
+  // Another thread of this client may have read the clock later and come first.
+  const double gained =
+      rate * std::max(0.0, std::chrono::duration<double>(now - c.counted).count());
+  c.allowance = c.allowance ? std::min(burst, *c.allowance + gained) : burst;
+  c.counted = std::max(c.counted, now);
+  if (*c.allowance < 1) return (1 - *c.allowance) / rate;
+  *c.allowance -= 1;
   return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -71,7 +72,7 @@ class Limits {
  private:
   struct Client {
     int connections = 0, streams = 0, works = 0;
-    double allowance = -1;  // requests that may come at once; below 0: not counted yet
+    std::optional<double> allowance;  // requests that may come at once; none: not counted yet
     Time counted{};
   };
   void leave(const std::string& who, Seat::Kind kind);

@@ -81,6 +81,15 @@ TEST(Limits, RequestsComeAtARateWithABurst) {
   EXPECT_GT(limits.pace("=x", false, now), 0) << "no more than the burst is saved up";
 }
 
+TEST(Limits, WhoReadTheClockEarlierAndComesLaterGainsNothing) {
+  Limits limits(small());
+  const Time now = Time{} + 1s;
+  EXPECT_EQ(limits.pace("=x", false, now), 0);
+  EXPECT_EQ(limits.pace("=x", false, now), 0);
+  EXPECT_GT(limits.pace("=x", false, now - 1ms), 0);
+  EXPECT_GT(limits.pace("=x", false, now), 0);
+}
+
 TEST(Limits, WorkWaitsForTheClientsOwnWorkAlone) {
   Limits limits(small());
   Limits::Seat mine = limits.work("=x", Time{});

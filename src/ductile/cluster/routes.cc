@@ -96,7 +96,7 @@ Answer submit_job(Request& request) {
          s.movable ? "transfer" : "movable");
   if (s.kind == "command" && request.call.principal.role < Role::admin)
     throw Refused("a command runs as the user of the service, so only that user may submit one");
-  const nlohmann::json& spec = fields.at("spec");
+  nlohmann::json spec = fields.at("spec");
   if (!spec.is_object()) fields.wrong("spec", "an object", spec);
   request.check(s, spec);
   const std::string text = dump_json(spec);

@@ -18,9 +18,10 @@ namespace ductile::cluster {
 namespace {
 
 // Who may not act on a job may not offer its weights either. A run elsewhere may be read by the
-// service's user alone. The run of a job is called NUMBER-NAME.
-void require_own_run(const fs::path& run, const fs::path& runs, const fs::path& store,
-                     const Principal& who) {
+// service's user alone. The run of a job is called NUMBER-NAME. Returns its path without links,
+// which others could let lead elsewhere once it has been looked at.
+fs::path require_own_run(const fs::path& run, const fs::path& runs, const fs::path& store,
+                         const Principal& who) {
   std::error_code error;
   const fs::path real = fs::canonical(run, error);
   const std::string name = real.filename().string();
@@ -28,7 +29,10 @@ void require_own_run(const fs::path& run, const fs::path& runs, const fs::path& 
   std::from_chars(name.data(), name.data() + name.size(), id);
   if (!error && id > 0 && real.parent_path() == fs::canonical(runs)) {
     const auto job = Reader(store).job_if_kept(id);
-    if (job && fs::path(job->run).filename() == real.filename()) return require_owner(who, *job);
+    if (job && fs::path(job->run).filename() == real.filename()) {
+      require_owner(who, *job);
+      return real;
+    }
   }
   throw Refused(fmt::format(
       "{} is not the run of a job that this service knows; only the service's own user may have "
@@ -41,11 +45,11 @@ void require_own_run(const fs::path& run, const fs::path& runs, const fs::path& 
 void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices(),
-                          several = options_.cluster.has_value()](const Submission& s,
-                                                                  const nlohmann::json& spec,
-                                                                  const Principal& who) {
+                          several = options_.cluster.has_value()](
+                             const Submission& s, nlohmann::json& spec, const Principal& who) {
     if (s.kind == "serve" && who.role < Role::admin)
-      require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who);
+      spec["run"] =
+          require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who).string();
     check_spec(s, spec, devices, of_a_node);
     check_region(s, cluster_, options_.policy);
     if (who.role < Role::admin && runs_own_code(s, spec))

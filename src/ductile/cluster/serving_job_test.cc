@@ -259,6 +259,11 @@ TEST(ServingJob, OthersServeRunsOfTheirOwnJobsAlone) {
   EXPECT_EQ(serve(service.get("/v1/jobs/" + std::to_string(mine)).value("run", "")), 403);
   EXPECT_EQ(serve(run), 201);
   EXPECT_EQ(serve(run.parent_path() / ".." / "runs" / run.filename()), 201);
+  // What a link leads to can change later: the job keeps what was looked at.
+  const TempFolder elsewhere;
+  fs::create_directory_symlink(run, elsewhere.path() / "link");
+  EXPECT_EQ(serve(elsewhere.path() / "link"), 201);
+  EXPECT_EQ(service.get("/v1/jobs/api").at("spec").at("run"), fs::canonical(run).string());
   EXPECT_EQ(serve(run.parent_path()), 403);
   EXPECT_EQ(serve("/etc"), 403);
   fs::create_directory(run.parent_path() / "2-other");

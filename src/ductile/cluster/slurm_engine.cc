@@ -33,10 +33,6 @@ namespace {
 constexpr std::chrono::milliseconds kTurn{500};
 constexpr uint64_t kKeptTickets = 10;  // with the output of their pilots, for each node
 
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // Makes the same name in every service of this folder, and in no other one.
 std::string pool_name_of(const fs::path& folder) {
   const fs::path file = folder / "pilots" / "name";

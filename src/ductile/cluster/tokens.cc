@@ -32,9 +32,16 @@ std::string make_token() { return std::string(kMark) + net::to_hex(net::random_n
 
 std::string digest_of_token(std::string_view token) { return sha256(token); }
 
-void Tokens::load(Reader& reader) {
-  std::vector<TokenRecord> records = reader.tokens();
+void Tokens::load(const std::function<std::vector<TokenRecord>()>& read) {
+  uint64_t mine = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    mine = ++begun_;
+  }
+  std::vector<TokenRecord> records = read();
   const std::lock_guard lock(mutex_);
+  if (mine < kept_) return;
+  kept_ = mine;
   records_ = std::move(records);
 }
 

@@ -36,14 +36,16 @@ class Tokens {
   // `clock`: seconds since 1970.
   explicit Tokens(std::function<double()> clock) : clock_(std::move(clock)) {}
 
-  // What the store says, from now on.
-  void load(Reader& reader);
+  // What the store says, from now on. Of several at once the one counts that began to read last:
+  // it has seen whatever the others have.
+  void load(const std::function<std::vector<TokenRecord>()>& read);
   // Looks at all of them, and at each in the same time, whatever is given.
   Recognition recognise(std::string_view token) const;
 
  private:
   const std::function<double()> clock_;
   mutable std::mutex mutex_;
+  uint64_t begun_ = 0, kept_ = 0;  // loads
   std::vector<TokenRecord> records_;
 };
 

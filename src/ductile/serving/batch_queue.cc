@@ -9,7 +9,8 @@ bool BatchQueue::push(WorkPtr work) {
   const auto samples = static_cast<int64_t>(work->samples.size());
   // What has its weights was accepted before, and goes on.
   const bool goes_on = work->deployment.model != nullptr;
-  if (!goes_on && samples > rules_.max_waiting - waiting_) return false;
+  // A large one is taken where nothing waits: else it would be told to come again for ever.
+  if (!goes_on && waiting_ > 0 && samples > rules_.max_waiting - waiting_) return false;
   waiting_ += samples;
   queue_.push_back(std::move(work));
   return true;

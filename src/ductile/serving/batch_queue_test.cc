@@ -72,6 +72,13 @@ TEST(BatchQueue, RefusesMoreThanMayWait) {
   EXPECT_TRUE(queue.push(goes_on));
 }
 
+// Else its client would be told to come again for ever.
+TEST(BatchQueue, TakesMoreThanMayWaitWhereNothingWaits) {
+  BatchQueue queue({4, microseconds(0), 10});
+  EXPECT_TRUE(queue.push(work(12, 0)));
+  EXPECT_FALSE(queue.push(work(1, 0)));
+}
+
 TEST(BatchQueue, GivesUpWhatHasWaitedTooLong) {
   BatchQueue queue({4, microseconds(1000), 10});
   const WorkPtr late = work(1, 0), patient = work(1, 0);

@@ -54,7 +54,7 @@ class HttpReader {
   // Takes bytes of this message and returns how many; the rest belongs to the next one.
   size_t take(std::string_view bytes);
 
-  bool started() const { return state_ != State::head || !line_.empty(); }
+  bool started() const { return has_start_ || state_ != State::head || !line_.empty(); }
   bool whole() const { return state_ == State::whole; }
   const std::optional<HttpFault>& fault() const { return fault_; }
   // Once, after the head of a request that waits for "100 Continue" before it sends its body.

@@ -44,6 +44,15 @@ TEST(HttpReader, ReadsARequestInPiecesOfAnySize) {
   }
 }
 
+TEST(HttpReader, HasStartedBetweenTwoLinesToo) {
+  HttpReader reader(HttpReader::Kind::request);
+  EXPECT_FALSE(reader.started());
+  reader.take("GET / HTTP/1.1\r\n");
+  EXPECT_TRUE(reader.started());
+  reader.take("Host: a\r\n");
+  EXPECT_TRUE(reader.started());
+}
+
 TEST(HttpReader, ReadsChunks) {
   const std::string bytes = post("Transfer-Encoding: chunked\r\n",
                                  "3;x=y\r\nabc\r\nA\r\n0123456789\r\n0\r\nT: u\r\n\r\nGET");

@@ -106,6 +106,7 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
     timer_.cancel();
     watch_.set(net::Interest::none);
     HttpRequest request = reader_.request();
+    head_only_ = request.method == "HEAD";
     reader_ = HttpReader(HttpReader::Kind::request, server_.options_.limits);
     keep_alive_ = request.keep_alive;
     server_.handler_(std::move(request), [self = weak_from_this()](HttpResponse response) {
@@ -119,6 +120,8 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
     const auto keep = shared_from_this();
     keep_alive_ = response.keep_alive = keep_alive && response.keep_alive && !server_.draining_;
     output_ = to_bytes(response);
+    // What came after the head would be taken for the next answer.
+    if (std::exchange(head_only_, false)) output_.resize(output_.size() - response.body.size());
     server_.held_ -= held_ - input_.size();
     held_ = input_.size();
     sent_ = 0;
@@ -173,7 +176,7 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
   HttpReader reader_;
   std::string input_, output_;
   size_t sent_ = 0, swallowed_ = 0, held_ = 0;
-  bool keep_alive_ = true;
+  bool keep_alive_ = true, head_only_ = false;
 };
 
 HttpServer::HttpServer(net::Loop& loop, HttpOptions options, Handler handler)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -351,19 +352,26 @@ void InferenceServer::Impl::reload(std::optional<int64_t> wanted, bool only_newe
     });
   };
   const auto now = only_newer ? std::optional(version()) : std::nullopt;
-  loader_ = std::jthread([this, wanted, now, reply = std::move(reply), post]() mutable {
+  const auto load = [this, wanted, now, reply, post] {
     try {
       auto made = load_now(wanted, now);
       if (!made) return post([this] { loading_ = false; });
-      post([this, made = std::move(*made), reply = std::move(reply)] { loaded(made, reply); });
+      post([this, made = std::move(*made), reply] { loaded(made, reply); });
     } catch (const Error& error) {
-      post([this, error, reply = std::move(reply)] { not_loaded(error, reply); });
+      post([this, error, reply] { not_loaded(error, reply); });
     } catch (const std::exception& other) {
-      post([this, error = Error(ErrorCode::internal, other.what()), reply = std::move(reply)] {
+      post([this, error = Error(ErrorCode::internal, other.what()), reply] {
         not_loaded(error, reply);
       });
     }
-  });
+  };
+  try {
+    loader_ = std::jthread(load);
+  } catch (const std::system_error& error) {
+    not_loaded(Error(ErrorCode::unavailable,
+                     fmt::format("no thread can be started now ({}); try again", error.what())),
+               reply);
+  }
 }
 
 void InferenceServer::Impl::loaded(Deployment deployment, const Reply& reply) {
@@ -392,9 +400,10 @@ void InferenceServer::Impl::not_loaded(const Error& error, const Reply& reply) {
   const std::string text =
       fmt::format("the weights stay those of step {}: {}", version(), error.what());
   if (reply) reply(error_response(net::http_status(error.code()), text));
-  // One that is followed is tried again and again, and is told of once.
+  // One that is followed, or asked for by a router, is tried again and again, and is told of once.
   if (!reply && text == last_refusal_) return;
   ++metrics_.refused_reloads;
+  if (text == last_refusal_) return;
   last_refusal_ = text;
   if (options_.tell) options_.tell(text);
 }

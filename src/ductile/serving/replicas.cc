@@ -75,6 +75,7 @@ class Replicas::Impl {
   };
 
   void settle();
+  bool start_or_wait();
   void start();
   void read(Router::ReplicaId id);
   void hear(Router::ReplicaId id, std::string_view line);
@@ -110,13 +111,28 @@ void Replicas::Impl::end(std::function<void()> on_ended) {
 void Replicas::Impl::settle() {
   int64_t alive = 0;
   for (const auto& [id, replica] : replicas_) alive += replica.state != State::ending ? 1 : 0;
-  for (int64_t more = pace_.to_start(wanted_, alive); more > 0; --more, ++alive) start();
+  for (int64_t more = pace_.to_start(wanted_, alive); more > 0; --more, ++alive)
+    if (!start_or_wait()) break;
   for (const State state : {State::starting, State::ready}) {
     for (auto one = replicas_.rbegin(); one != replicas_.rend() && alive > wanted_; ++one) {
       if (one->second.state != state) continue;
       let_go(one->first, one->second);
       --alive;
     }
+  }
+}
+
+// A process that cannot be started at this moment, where others could be, is started later.
+bool Replicas::Impl::start_or_wait() {
+  try {
+    start();
+    return true;
+  } catch (const Error& error) {
+    if (!was_ready_) throw;
+    if (callbacks_.tell)
+      callbacks_.tell(fmt::format("a replica cannot be started now: {}", error.message()));
+    pace_.lost();
+    return false;
   }
 }
 

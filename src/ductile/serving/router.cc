@@ -83,6 +83,9 @@ void Router::Impl::handle(HttpRequest request, Reply reply) {
     response.body = std::move(text);
     reply(std::move(response));
   };
+  // A replica's answer to HEAD has a length and no body to wait for.
+  if (request.method != "GET" && request.method != "POST")
+    return reply(error_response(405, "GET and POST are what there is"));
   if (request.method == "GET" && request.path == "/healthz") return plain(200, "ok\n");
   if (request.method == "GET" && request.path == "/metrics") return plain(200, metrics());
   if (request.method == "GET" && request.path == "/readyz" && (draining_ || usable() == 0))
@@ -106,8 +109,12 @@ void Router::Impl::handle(HttpRequest request, Reply reply) {
 
 void Router::Impl::limit(const PassagePtr& passage) {
   passage->limit = loop_.after(options_.patience, [this, weak = std::weak_ptr(passage)] {
-    if (const PassagePtr passage = weak.lock())
-      finish(passage, error_response(504, "no replica answered in time"));
+    const PassagePtr passage = weak.lock();
+    if (!passage) return;
+    // One that answers questions about its health still loads them, and will have them.
+    if (passage->loads() && passage->at != 0 && !replicas_.at(passage->at).silent)
+      return limit(passage);
+    finish(passage, error_response(504, "no replica answered in time"));
   });
 }
 
@@ -154,13 +161,16 @@ bool Router::Impl::hand_to(ReplicaId id, const PassagePtr& passage) {
   Replica& replica = replicas_.at(id);
   auto link = std::ranges::find_if(replica.links, [](const Link& l) { return !l.passage; });
   if (link == replica.links.end()) {
+    bool is_listed = false;
     try {
       Link made;
       made.socket = begin_connect(replica.address);
       link = replica.links.insert(replica.links.end(), std::move(made));
+      is_listed = true;
       link->watch = loop_.watch(link->socket.fd(), net::Interest::both,
                                 [this, id, link](net::Ready) { on_ready(id, link); });
     } catch (const Error&) {
+      if (is_listed) replica.links.erase(link);  // nobody would hear what comes over it
       return false;
     }
   } else {
@@ -273,14 +283,21 @@ void Router::Impl::finish(const PassagePtr& passage, HttpResponse response) {
     auto& links = replicas_.at(id).links;
     const auto link =
         std::ranges::find_if(links, [&](const Link& l) { return l.passage == passage; });
+    if (passage->loads() && !options_.model.empty() && wanted_) {
+      // It may load them all the same, once it goes on.
+      replicas_.at(id).version.reset();
+      replicas_.at(id).catching_up = true;
+    }
     leave(id, *passage);
     if (link != links.end()) end_link(id, link);
     look_idle(id);
   }
   if (passage == loading_) {
     loading_.reset();
-    loop_.post([this, alive = std::weak_ptr<bool>(alive_)] {
-      if (!alive.expired()) next_load();
+    // Where no replica could load them now, probe_all() looks again.
+    const bool futile = passage->own && passage->done.empty();
+    loop_.post([this, futile, alive = std::weak_ptr<bool>(alive_)] {
+      if (!alive.expired() && !(futile && to_load_.empty())) next_load();
     });
   }
   if (draining_ && open_ == 0) end_drain();

@@ -57,7 +57,7 @@ std::vector<float> answer_of(const std::vector<float>& values, int64_t version) 
 // A router in a loop of its own, and real processes behind it.
 struct Rig {
   explicit Rig(int64_t replicas, std::vector<std::string> arguments = {},
-               const RouterOptions& options = {}) {
+               const RouterOptions& options = {}, const fs::path& program = DUCTILE_TEST_REPLICA) {
     thread.call([&] {
       router = std::make_unique<Router>(thread.loop(), options);
       address = router->address();
@@ -67,8 +67,8 @@ struct Rig {
         failed = error.what();
       };
       set = std::make_unique<Replicas>(
-          thread.loop(), *router,
-          ReplicaCommand{DUCTILE_TEST_REPLICA, std::move(arguments), {}, "/dev/null"}, callbacks);
+          thread.loop(), *router, ReplicaCommand{program, std::move(arguments), {}, "/dev/null"},
+          callbacks);
       set->resize(replicas);
     });
   }
@@ -354,6 +354,71 @@ TEST(Router, WhatALoadLeavesHalfDoneIsFinished) {
     versions = clients.versions();
   }
   EXPECT_EQ(rig.on_loop([&] { return rig.set->pids(); }).back(), stopped);
+}
+
+// A load that takes longer than the patience with a request is none the less waited for, as long as
+// the replica answers questions about its health.
+TEST(Router, ALoadMayTakeLongerThanARequest) {
+  RouterOptions options;
+  options.model = "small";
+  options.patience = milliseconds(100);
+  Rig rig(2, {"--takes", "8000"}, options);
+  rig.await_ready(2);
+  EXPECT_EQ(Client(rig.address).post(kLoad, R"({"parameters": {"version": "3"}})")->status, 200);
+  Clients clients(rig.address, 2);
+  while (clients.asked < 60) std::this_thread::sleep_for(milliseconds(1));
+  clients.end();
+  EXPECT_EQ(clients.versions(), std::set<int64_t>{3});
+}
+
+// Clients of the weights that are wanted: a replica that cannot load them now is asked again at the
+// pace of the questions about its health, and not as fast as the loop can.
+TEST(Router, AReplicaThatCannotLoadNowIsAskedAgainInTime) {
+  net::LoopThread thread;
+  std::atomic<int> loads = 0;
+  std::unique_ptr<HttpServer> replica;
+  std::unique_ptr<Router> router;
+  thread.call([&] {
+    HttpOptions http;
+    replica = std::make_unique<HttpServer>(
+        thread.loop(), http, [&](HttpRequest request, HttpServer::Reply reply) {
+          loads += request.path == kLoad ? 1 : 0;
+          reply(request.path == kLoad ? error_response(503, "not now") : HttpResponse{});
+        });
+    RouterOptions options;
+    options.model = "small";
+    router = std::make_unique<Router>(thread.loop(), options);
+    router->want(5);
+    router->add(1, replica->address(), 3);
+  });
+  while (loads == 0) std::this_thread::sleep_for(milliseconds(1));
+  // One for each turn of the loop would be thousands in the time of this many round trips.
+  for (int i = 0; i < 300; ++i) EXPECT_EQ(Client(router->address()).get("/healthz")->status, 200);
+  EXPECT_LT(loads, 150);
+  thread.call([&] {
+    router.reset();
+    replica.reset();
+  });
+}
+
+// A package that is upgraded under a running service.
+TEST(Replicas, OneThatCannotBeStartedNowIsStartedLater) {
+  const TempFolder folder;
+  const fs::path program = folder.path() / "replica", aside = folder.path() / "aside";
+  fs::copy_file(DUCTILE_TEST_REPLICA, program);
+  Rig rig(2, {}, {}, program);
+  rig.await_ready(2);
+  fs::rename(program, aside);
+  ::kill(rig.on_loop([&] { return rig.set->pids(); }).front(), SIGKILL);
+  Client client(rig.address);
+  while (rig.on_loop([&] { return rig.set->ready(); }) == 2)
+    std::this_thread::sleep_for(milliseconds(1));
+  for (int i = 0; i < 300; ++i) {
+    ASSERT_EQ(client.post(kInfer, body_of(image(1)))->status, 200);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  fs::rename(aside, program);
+  rig.await_ready(2);
 }
 
 TEST(Replicas, SayWhyTheFirstOneCannotStart) {

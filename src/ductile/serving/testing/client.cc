@@ -1,6 +1,7 @@
 #include "ductile/serving/testing/client.h"
 
 #include <span>
+#include <utility>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -19,6 +20,17 @@ void Client::say(std::string_view bytes) {
     socket_.write_all(std::as_bytes(std::span(bytes)), soon());
   } catch (const Error&) {  // the server has answered already, and ended the connection
   }
+}
+
+std::string Client::rest() {
+  std::string out = std::exchange(input_, {});
+  char block[65536];
+  try {
+    while (const size_t n = socket_.read_some(std::as_writable_bytes(std::span(block)), soon()))
+      out.append(block, n);
+  } catch (const Error&) {  // the server ended it
+  }
+  return out;
 }
 
 std::optional<HttpResponse> Client::receive() {

@@ -23,6 +23,7 @@ class Client {
   std::optional<HttpResponse> send(std::string_view bytes);
   std::optional<HttpResponse> receive();
   void say(std::string_view bytes);
+  std::string rest();  // all bytes until the server ends the connection
 
  private:
   net::Socket socket_;
