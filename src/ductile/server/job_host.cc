@@ -13,6 +13,7 @@
 #include "ductile/link/addresses.h"
 #include "ductile/link/disk.h"
 #include "ductile/net/store_server.h"
+#include "ductile/run/progress.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/connections_impl.h"
 #include "ductile/server/refusals_impl.h"
@@ -121,6 +122,7 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
   bool listen();
   void hear(Event event);
   void take_from_launcher();
+  void hear_refusal(const WorkerLine& line);
   void note_strangers();
   void serve_requests();
   void give_answer(const json& request, const RequestServer::Reply& reply);
@@ -345,12 +347,31 @@ void JobHost::Impl::take_from_launcher() {
   for (LauncherEvent& event : launcher->take()) {
     if (auto* line = std::get_if<WorkerLine>(&event)) {
       if (options.on_line) options.on_line(line->worker, line->text);
+      hear_refusal(*line);
     } else if (auto* failed = std::get_if<LaunchFailed>(&event)) {
       driver->add(std::move(*failed));
     } else {
       driver->add(std::get<WorkerExited>(event));
     }
   }
+}
+
+// What a worker says that cannot even reach its controller. On this host another one would say the
+// same; of several hosts it is as if the worker had reported it, so that the others go on.
+void JobHost::Impl::hear_refusal(const WorkerLine& line) {
+  if (line.text.find("\"error\"") == std::string::npos) return;  // most tell of steps
+  const auto known = run::decode(line.text);
+  const auto* failed = known ? std::get_if<run::Failed>(&*known) : nullptr;
+  if (failed == nullptr || failed->code != ErrorCode::invalid_argument) return;
+  when_running([this, worker = line.worker, host = line.host, error = *failed] {
+    if (options.membership.num_hosts == 1) return driver->give_up(error.text, error.code);
+    const auto last = driver->reports().find(worker);
+    WorkerStatus report = last == driver->reports().end() ? WorkerStatus{worker} : last->second;
+    ++report.sequence;
+    report.error = error.text;
+    report.error_code = error.code;
+    driver->add(WorkerReported{report, host});
+  });
 }
 
 void JobHost::Impl::note_strangers() {
@@ -473,10 +494,6 @@ void JobHost::request(const Event& event, OnAnswer on_answer) {
 
 int64_t JobHost::wanted_workers() const {
   return impl_->state == Impl::State::running ? impl_->driver->membership().wanted_workers() : 0;
-}
-
-void JobHost::give_up(const std::string& reason, ErrorCode code) {
-  impl_->when_running([impl = impl_.get(), reason, code] { impl->driver->give_up(reason, code); });
 }
 
 void JobHost::note_signal(int number) {
