@@ -32,6 +32,7 @@ using nlohmann::json;
 // Listening that took longer was interrupted. Well below the shortest deadline for a heartbeat.
 constexpr std::chrono::milliseconds kListening{100};
 constexpr int kMostRounds = 10;
+constexpr std::chrono::milliseconds kTryAgain{500};
 
 // The port that the controller before this one had, where it is known: its workers look there
 // first.
@@ -112,6 +113,7 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
 
   void start(int64_t workers, OnEnd on_end);
   void open(const std::shared_ptr<Found>& found, int64_t workers);
+  void make_known(const std::shared_ptr<Found>& found, int64_t workers);
   void listen_for_workers(const Found& found);
   void go(const std::shared_ptr<Found>& found, int64_t workers);
   void when_running(std::function<void()> what);
@@ -142,8 +144,10 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
   JobOutcome outcome;
   std::vector<std::function<void()>> later;  // until it runs
   bool killed = false;
-  bool awake = false;  // a step is on its way
-  int rounds = 0;      // of listening that were interrupted
+  bool waits_for_machine = false;  // to take over
+  bool is_restored = false;        // so the driver knows the job
+  bool awake = false;              // a step is on its way
+  int rounds = 0;                  // of listening that were interrupted
   net::Loop::Timer next_step;
   std::vector<net::Refusal> refusals;
   Refusals refused_notes;
@@ -217,9 +221,12 @@ void JobHost::Impl::open(const std::shared_ptr<Found>& found, int64_t workers) {
                                         options.on_note},
                  *this, this);
   listen_for_workers(*found);
-  driver->restore(found->job);
-  published =
-      loop.watch(driver->publisher_fd(), net::Interest::read, [this](net::Ready) { wake(); });
+  make_known(found, workers);
+}
+
+// Where workers may be at work already, what the machine refuses now is tried again: to give up
+// would end them, and their steps since the last checkpoint would be lost.
+void JobHost::Impl::make_known(const std::shared_ptr<Found>& found, int64_t workers) {
   run(
       [run = options.run, addresses = addresses, found] {
         // A controller that is started again mostly has the ports of the one before; then nothing
@@ -228,8 +235,16 @@ void JobHost::Impl::open(const std::shared_ptr<Found>& found, int64_t workers) {
         found->listener = listen_unix(run);
       },
       [this, found, workers](const std::exception_ptr& error) {
-        if (error) std::rethrow_exception(error);
-        go(found, workers);
+        if (!error) return go(found, workers);
+        try {
+          std::rethrow_exception(error);
+        } catch (const Error& refused) {
+          if (killed || !found->job.state || refused.code() != ErrorCode::unavailable) throw;
+          if (!std::exchange(waits_for_machine, true) && options.on_note)
+            options.on_note(Note{"disk", fmt::format("the job waits: {}", refused.message())});
+        }
+        next_step = loop.after(
+            kTryAgain, [this, found, workers] { guarded([&] { make_known(found, workers); }); });
       });
 }
 
@@ -259,6 +274,10 @@ void JobHost::Impl::go(const std::shared_ptr<Found>& found, int64_t workers) {
                                         asked.push_back({request, std::move(reply)});
                                         wake();
                                       });
+  driver->restore(found->job);
+  is_restored = true;
+  published =
+      loop.watch(driver->publisher_fd(), net::Interest::read, [this](net::Ready) { wake(); });
   state = State::running;
   driver->start(workers, [this](const RequestAnswer& answer) {
     if (!answer.refused.empty())
@@ -356,18 +375,17 @@ void JobHost::Impl::take_from_launcher() {
   }
 }
 
-// What a worker says that cannot even reach its controller. On this host another one would say the
-// same; of several hosts it is as if the worker had reported it, so that the others go on.
+// What a worker says that cannot even reach its controller: as if it had reported an error before
+// it took part. The others go on, and where there is none the job fails.
 void JobHost::Impl::hear_refusal(const WorkerLine& line) {
   if (line.text.find("\"error\"") == std::string::npos) return;  // most tell of steps
   const auto known = run::decode(line.text);
   const auto* failed = known ? std::get_if<run::Failed>(&*known) : nullptr;
   if (failed == nullptr || failed->code != ErrorCode::invalid_argument) return;
   when_running([this, worker = line.worker, host = line.host, error = *failed] {
-    if (options.membership.num_hosts == 1) return driver->give_up(error.text, error.code);
-    const auto last = driver->reports().find(worker);
-    WorkerStatus report = last == driver->reports().end() ? WorkerStatus{worker} : last->second;
-    ++report.sequence;
+    WorkerStatus report{worker};
+    report.sequence = 1;  // one that has reported is believed by what it reports
+    report.phase = WorkerPhase::halted;
     report.error = error.text;
     report.error_code = error.code;
     driver->add(WorkerReported{report, host});
@@ -403,7 +421,7 @@ void JobHost::Impl::give_answer(const json& request, const RequestServer::Reply&
 }
 
 json JobHost::Impl::status() const {
-  if (!driver || state == State::starting)
+  if (!is_restored || state == State::starting)
     return {{"run", options.run.string()}, {"pid", getpid()}, {"phase", "starting"}};
   const Membership& membership = driver->membership();
   const GenerationPlan& plan = membership.generation();

@@ -30,8 +30,8 @@ struct JobHostOptions {
   // lease ends.
   std::chrono::seconds alone{0};
   // Gets each line that a worker writes to its progress pipe. May be empty. The host itself hears a
-  // worker that says there why it cannot begin at all (run::Failed, invalid_argument): where the
-  // job has one host, this ends it; of several it counts as an error of that host.
+  // worker that says there why it cannot begin at all (run::Failed, invalid_argument): it counts as
+  // an error before the worker took part.
   std::function<void(control::WorkerId, std::string_view line)> on_line;
   // What happened, as it is written to events.jsonl. May be empty.
   std::function<void(const control::Note&)> on_note;

@@ -49,8 +49,9 @@ struct Job {
   std::string program = DUCTILE_TEST_WORKER;
   // On hosts 1, 2 ... of these, with its controller on host 0; none: on this machine.
   std::shared_ptr<EmulatedHosts> hosts;
-  std::vector<int> places;  // workers that hosts 1, 2 ... take
-  int sick_host = 0;        // of these: no worker can begin there
+  std::vector<int> places;     // workers that hosts 1, 2 ... take
+  int sick_host = 0;           // of these: no worker can begin there
+  WorkerId cannot_import = 0;  // it ends before it has a link
   Time heartbeat_deadline = 600ms;
   Time lease = 2s;
 };
@@ -74,6 +75,7 @@ class Live {
                        {"lease_ms", job.lease.count() / 1000},
                        {"error_at", job.error_at},
                        {"odd_error", job.odd_error},
+                       {"cannot_import", job.cannot_import},
                        {"sick_host", job.sick_host > 0 ? job.hosts->name(job.sick_host) : ""}};
     write_file_atomic(run_ / "test.json", test.dump());
   }
