@@ -16,7 +16,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from testbed import Service, Skip, Testbed, begins_of, digest_of, until  # noqa: E402
 
 POOL = 'name = "lab"\ndevices = 2\nmin = 0\nmax = 2\npartition = "main"\nidle = 3\nnotice = 20\n'
-SHORT = ["the_only_node_is_lost"]
+SHORT = ["the_only_node_is_lost", "a_node_of_a_python_job_is_lost"]
 STEPS, SHORT_STEPS = 3000, 600
 SAVED = 6  # seconds in which slurmctld saves what it was told
 
@@ -155,6 +155,45 @@ class Scenarios:
         self.testbed.slurm("scontrol", "update", f"nodename={node}", "state=resume")
         self.back(node)
 
+    def a_node_of_a_python_job_is_lost(self):
+        package = pathlib.Path(self.ductile).parents[1] / "python/ductile"
+        if not list(package.glob("_core.*")):
+            print("   this build has no Python jobs")
+            return
+        script = pathlib.Path(__file__).resolve().parents[1] / "python/blobs.py"
+        options = [f"{script}:Job", "--set", "python.interpreter=/usr/bin/python3", "--set", "train.max_steps=60", "--",
+                   "--processes", "1"]
+        alone = pathlib.Path(tempfile.mkdtemp(prefix="alone")) / "run"
+        subprocess.run([self.ductile, "-q", "train", "--out", alone, *options], check=True, stdout=subprocess.DEVNULL)
+        service = Service(self.testbed, self.ductile, POOL)
+        job = service.submit("blobs", [*options, "--slow", "0.1"], 1, 4)
+        self.on_both(service)
+        run = service.job(job)["run"]
+        until(lambda: service.steps(job) >= 10 and self.hosts_of_workers(run) >= {"lab-1", "lab-2"}, 240,
+              "workers on both nodes", service)
+        node = self.node_of(service)
+        self.testbed.kill(node)
+        done = service.finish(job)
+        assert done["phase"] == "finished", done
+        assert digest_of(done["run"]) == digest_of(alone), "other bits than those of the job alone"
+        service.stop()
+        self.none_left(service)
+        until(lambda: not self.hosts_of_workers(run), 60, "workers are left", service)
+        self.back(node)
+
+    @staticmethod
+    def hosts_of_workers(run):
+        """Of the pool's nodes, those that the workers of a Python job were started on."""
+        found = set()
+        for file in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = file.read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if run in words and "ductile.worker" in words and "--host" in words:
+                found.add(words[words.index("--host") + 1])
+        return found
+
     def back(self, node):
         self.testbed.start(node)
         until(lambda: self.testbed.slurm("sinfo", "-h", "-n", node, "-o", "%t").strip() == "idle", 90,
@@ -191,8 +230,8 @@ class Scenarios:
 
 
 SCENARIOS = ["grows_and_shrinks", "pending_is_said", "slurmctld_is_killed", "slurmctld_is_killed_at_once",
-             "a_node_is_lost", "the_only_node_is_lost", "a_pilot_is_preempted", "the_time_limit_comes",
-             "the_service_is_killed"]
+             "a_node_is_lost", "the_only_node_is_lost", "a_node_of_a_python_job_is_lost", "a_pilot_is_preempted",
+             "the_time_limit_comes", "the_service_is_killed"]
 
 
 def main():

@@ -12,6 +12,7 @@
 #include "ductile/base/paths.h"
 #include "ductile/cli/held_signals.h"
 #include "ductile/link/membership_options.h"
+#include "ductile/process/worker.h"
 
 namespace ductile::cli {
 
@@ -60,13 +61,17 @@ namespace {
 std::unique_ptr<server::Launcher> make_launcher(net::Loop& loop, const run::RunFolder& folder,
                                                 const spec::JobOptions& job,
                                                 const ElasticRun& run) {
+  const bool python = !job.python.object.empty();
   if (run.setup.hosts.empty())
-    return server::make_local_launcher(loop, {run.program, folder.log_file(), job.train.threads},
+    return server::make_local_launcher(loop,
+                                       {python ? process::python_worker(run.program) : run.program,
+                                        folder.log_file(), job.train.threads},
                                        folder.path());
   server::HostsLauncherOptions options;
   options.setup = run.setup;
   options.program = fs::read_symlink("/proc/self/exe");
   options.worker = run.program;
+  options.python = python;
   options.log = folder.log_file();
   options.threads = job.train.threads;
   options.all = run.every_host;
@@ -140,14 +145,7 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
   options.keep_checkpoints = job.checkpoint.keep;
 
   server::JobHost* host = nullptr;
-  options.on_line = [&](control::WorkerId worker, std::string_view line) {
-    run.on_line(line);
-    // What a worker says that cannot even reach its controller.
-    const auto known = run::decode(line);
-    const auto* failed = known ? std::get_if<run::Failed>(&*known) : nullptr;
-    if (failed != nullptr && failed->code == ErrorCode::invalid_argument)
-      host->could_not_begin(worker, failed->text, failed->code);
-  };
+  options.on_line = [&](control::WorkerId, std::string_view line) { run.on_line(line); };
   bool first = true;
   options.on_note = [&](const control::Note& note) {
     const bool begins = note.event == "generation" && std::exchange(first, false);

@@ -429,8 +429,8 @@ ExitCode carry_out(const TrainCommand& command, Context& context) {
   }
   for (const auto& saved : {command.resume, command.replay})
     if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
-  fs::path program = process::find_worker();
-  if (!config.job.python.object.empty()) program = process::python_worker(program);
+  const fs::path program = process::find_worker();
+  if (!config.job.python.object.empty()) process::python_worker(program);  // it is there
   const run::RunFolder folder = command.resume
                                     ? run::RunFolder::open(*command.resume)
                                     : begin_run(command, config, plan, original, console);

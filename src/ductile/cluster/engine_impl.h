@@ -9,6 +9,7 @@
 #include "ductile/base/files.h"
 #include "ductile/net/loop.h"
 #include "ductile/run/folder.h"
+#include "ductile/server/hosts.h"
 #include "ductile/server/launcher.h"
 #include "ductile/spec/cluster.h"
 #include "ductile/spec/pool.h"
@@ -24,7 +25,8 @@ class Engine {
 
   // For the workers of one job, on all nodes; Launcher::place() says on which it may start them.
   // The engine must outlive it. `python`: of a Python job; throws not_found where the worker's
-  // program for these is missing. (Several nodes run none: they are refused when submitted.)
+  // program for these is missing on this machine, if they run here; a node that lacks it starts
+  // none.
   virtual std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool python) = 0;
 
   // The same for the keepers of one command (server::LocalLauncherOptions::keepers).
@@ -63,6 +65,12 @@ struct HostsEngineOptions {
   std::string launcher;              // as server::HostSetup has it
   std::string listen;                // empty: detected
 };
+// What an engine with agents says of a job's workers. Their threads are those of their shares of
+// the cores; Python's have one, as everywhere.
+inline server::JobOnHosts workers_of(const run::RunFolder& run, bool python) {
+  return {.log = run.log_file(), .threads = python ? 1 : 0, .python = python};
+}
+
 // The nodes of a cluster, with an agent on each. Throws invalid_argument where the cluster names no
 // hosts, or a node has more devices than one host takes workers.
 std::unique_ptr<Engine> make_hosts_engine(net::Loop& loop, const spec::Cluster& cluster,

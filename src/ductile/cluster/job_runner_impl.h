@@ -26,6 +26,9 @@ struct JobProgress {
   // these were measured.
   double pause = 0;
   int64_t pauses = 0;
+  // The last worker that was lost, or could not begin, since the present ones do the steps: its
+  // host and its error. Empty: none.
+  std::string trouble{};
 };
 
 // How a job ended here.

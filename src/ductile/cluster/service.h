@@ -89,7 +89,6 @@ class Service {
 
 // Whether it brings code of its submitter, besides what Ductile has. The spec was checked.
 bool runs_own_code(const Submission& submission, const nlohmann::json& spec);
-bool is_python(const Submission& submission, const nlohmann::json& spec);
 
 // Whether such a spec can run on `devices` devices; throws invalid_argument, which says why not.
 void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices,

@@ -247,10 +247,11 @@ LiveState Service::Impl::state_of(const Live& live) const {
     if (stopping_) return {Moment::saving, "the service stops", Cause::end};
     return {Moment::saving, "others get what it holds", Cause::room};
   }
-  if (live.starting || (live.runner && live.runner->progress().generation < 0))
-    return {Moment::starting, ""};
+  const JobProgress progress = live.runner ? live.runner->progress() : JobProgress{};
+  if (live.starting || (live.runner && progress.generation < 0)) return {Moment::starting, ""};
   if (live.runner)
-    return {Moment::running, live.front ? "it answers at " + live.front->address() : ""};
+    return {Moment::running,
+            live.front ? "it answers at " + live.front->address() : progress.trouble};
   if (live.rest.armed()) return {Moment::resting, live.record.reason, Cause::failure};
   const Cause cause = live.record.phase == Phase::paused ? Cause::user
                       : !scheduler_.knows(id)            ? Cause::too_large
@@ -263,7 +264,8 @@ void Service::Impl::show() {
   bool moves = false;  // somebody's state changes soon, without an event
   for (const auto& [id, live] : live_) {
     LiveState state = state_of(live);
-    moves = moves || state.moment == LiveState::Moment::starting;
+    moves = moves || state.moment == LiveState::Moment::starting ||
+            (live.runner && !live.front && !state.text.empty());
     view_.set(id, std::move(state));
   }
   if (moves) show_soon_ = loop_.after(kShow, [this] { show(); });

@@ -44,8 +44,7 @@ fs::path require_own_run(const fs::path& run, const fs::path& runs, const fs::pa
 
 void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
-  api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices(),
-                          several = options_.cluster.has_value()](
+  api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices()](
                              const Submission& s, nlohmann::json& spec, const Principal& who) {
     if (s.kind == "serve" && who.role < Role::admin)
       spec["run"] =
@@ -56,9 +55,6 @@ void Service::Impl::open_interface() {
       throw Refused(
           "model.library and python.object name code that runs as the user of the service, so only "
           "that user may submit such a job");
-    if (several && is_python(s, spec))
-      fail(ErrorCode::invalid_argument,
-           "python.object: Python jobs run on one machine so far, under `ductile up`");
   });
   api_->show(&view_);
   api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });

@@ -230,12 +230,6 @@ void check_region(const Submission& submission, const spec::Cluster& cluster,
          submission.movable ? std::string("the largest one") : submission.region, most);
 }
 
-bool is_python(const Submission& submission, const nlohmann::json& spec) {
-  const Work work = work_of(submission.kind, spec);
-  const auto* job = std::get_if<spec::JobOptions>(&work);
-  return job != nullptr && !job->python.object.empty();
-}
-
 bool runs_own_code(const Submission& submission, const nlohmann::json& spec) {
   const Work work = work_of(submission.kind, spec);
   if (const auto* serve = std::get_if<ServeSpec>(&work))

@@ -229,12 +229,11 @@ class SlurmEngine final : public Engine {
     }
   }
 
-  std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool) override {
-    return server::make_hosts_launcher(agents_, {run.log_file(), 0, false}, run.path());
+  std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool python) override {
+    return server::make_hosts_launcher(agents_, workers_of(run, python), run.path());
   }
   std::unique_ptr<server::Launcher> keepers(const fs::path& run) override {
-    return server::make_hosts_launcher(agents_, {run / "worker.log", 0, false, /*keepers=*/true},
-                                       run);
+    return server::make_hosts_launcher(agents_, {.log = run / "worker.log", .keepers = true}, run);
   }
   std::string trouble(int32_t node) const override {
     const auto n = static_cast<size_t>(node);

@@ -47,11 +47,12 @@ class TrainRunner : public JobRunner {
     options.listen = engine.listen();
     options.alone = alone;
     options.keep_checkpoints = job.checkpoint.keep;
-    options.on_line = [this](control::WorkerId worker, std::string_view line) {
-      hear(worker, line);
-    };
+    options.on_line = [this](control::WorkerId, std::string_view line) { hear(line); };
     options.on_note = [this](const control::Note& note) {
-      if (note.event == "generation") meter_.formed();
+      if (note.event == "lost" || note.event == "launch_failed") trouble_ = note.text;
+      if (note.event != "generation") return;
+      meter_.formed();
+      trouble_.clear();
     };
     host_ = std::make_unique<server::JobHost>(loop, lock_, std::move(options), std::move(launcher));
   }
@@ -85,6 +86,7 @@ class TrainRunner : public JobRunner {
     progress.total_steps = total_steps_;
     progress.pause = pause_;
     progress.pauses = pauses_;
+    progress.trouble = trouble_.substr(0, trouble_.find('\n'));  // of a traceback, what it is of
     progress.step = status.value("step", int64_t{0});
     if (status.contains("generation"))
       progress.generation = status["generation"].value("number", int64_t{0});
@@ -118,16 +120,10 @@ class TrainRunner : public JobRunner {
     ++pauses_;
   }
 
-  void hear(control::WorkerId worker, std::string_view line) {
+  void hear(std::string_view line) {
     const auto known = run::decode(line);
-    if (!known) return;
-    if (const auto* progress = std::get_if<run::Progress>(&*known)) {
-      total_steps_ = progress->total_steps;
-    } else if (const auto* failed = std::get_if<run::Failed>(&*known)) {
-      // What a worker says that cannot even reach its controller.
-      if (failed->code == ErrorCode::invalid_argument)
-        host_->could_not_begin(worker, failed->text, failed->code);
-    }
+    const auto* progress = known ? std::get_if<run::Progress>(&*known) : nullptr;
+    if (progress != nullptr) total_steps_ = progress->total_steps;
   }
 
   static std::vector<server::HostShare> shares_of(const std::vector<Holding>& devices) {
@@ -149,6 +145,7 @@ class TrainRunner : public JobRunner {
   net::Loop::Timer look_;
   double pause_ = 0;
   int64_t pauses_ = 0;
+  std::string trouble_;
   std::unique_ptr<server::JobHost> host_;
 };
 

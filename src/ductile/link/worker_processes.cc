@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <fstream>
@@ -105,6 +106,11 @@ bool has_arguments_of(pid_t pid, const std::string& run, control::WorkerId worke
 bool is_worker(pid_t pid, const fs::path& program, const std::string& run, control::WorkerId worker,
                const std::string& host) {
   return has_arguments_of(pid, run, worker, host) && runs(pid, program);
+}
+
+bool runs_worker(const fs::path& program, const std::string& run, control::WorkerId worker) {
+  return std::ranges::any_of(
+      all_processes(), [&](const pid_t pid) { return is_worker(pid, program, run, worker, ""); });
 }
 
 bool end_worker(const fs::path& program, const std::string& run, control::WorkerId worker,

@@ -22,6 +22,9 @@ std::vector<pid_t> all_processes();
 bool is_worker(pid_t pid, const fs::path& program, const std::string& run, control::WorkerId worker,
                const std::string& host);
 
+// Whether a process of this machine is one, on whichever host it was started.
+bool runs_worker(const fs::path& program, const std::string& run, control::WorkerId worker);
+
 // This user's processes that look like workers of the run, whatever their number and program.
 std::vector<pid_t> workers_of(const fs::path& run);
 

@@ -33,7 +33,7 @@ fs::path find_worker() {
 }
 
 fs::path python_worker(const fs::path& worker) {
-  const fs::path script = worker.parent_path() / "ductile-python-worker";
+  const fs::path script = worker.parent_path() / kPythonWorker;
   if (access(script.c_str(), X_OK) == 0) return script;
   fail(ErrorCode::not_found,
        "{}: not there, so this Ductile runs no Python jobs; build it where pybind11-dev and "

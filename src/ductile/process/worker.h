@@ -14,6 +14,7 @@ namespace ductile::process {
 // PATH. Throws not_found, with what to build or set.
 fs::path find_worker();
 
+inline constexpr const char* kPythonWorker = "ductile-python-worker";
 // The program that runs workers of Python jobs, a script beside `worker`, the ductile-worker.
 // Throws not_found, with what to build.
 fs::path python_worker(const fs::path& worker);

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/process/worker.h"
 
 namespace ductile::process {
 namespace {
@@ -50,7 +51,7 @@ bool send_with(int socket, std::string_view text, const std::array<int, 2>& desc
 
 bool has_zygote(const fs::path& program) {
   const char* told = std::getenv("DUCTILE_ZYGOTE");
-  return program.filename() == "ductile-python-worker" &&
+  return program.filename() == kPythonWorker &&
          (told == nullptr || std::string_view(told) != "off");
 }
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -20,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
@@ -51,8 +53,8 @@ class Fleet {
   };
 
   explicit Fleet(std::vector<Host> hosts = {{"one", "", 2}, {"two", "", 2}},
-                 std::string launcher = "env")
-      : hosts_(std::move(hosts)), launcher_(std::move(launcher)) {
+                 std::string launcher = "env", fs::path worker = DUCTILE_TEST_WORKER)
+      : hosts_(std::move(hosts)), launcher_(std::move(launcher)), worker_(std::move(worker)) {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     begin();
   }
@@ -68,7 +70,8 @@ class Fleet {
     AgentsOptions options;
     options.setup = {hosts_, launcher_, "127.0.0.1"};
     options.folder = folder_.path();
-    options.program = options.worker = DUCTILE_TEST_WORKER;
+    options.program = DUCTILE_TEST_WORKER;
+    options.worker = worker_;
     options.devices = true;
     agents = std::make_shared<Agents>(loop, options);
   }
@@ -91,7 +94,7 @@ class Fleet {
             .dump());
     return job;
   }
-  void start(Job& job, int64_t workers, const std::vector<HostShare>& shares) {
+  void start(Job& job, int64_t workers, const std::vector<HostShare>& shares, bool python = false) {
     job.lock = std::make_unique<run::RunLock>(job.run, run::RunLock::kController);
     JobHostOptions o;
     o.run = job.run;
@@ -103,7 +106,8 @@ class Fleet {
     o.membership.backoff_max = 200ms;
     o.membership.num_hosts = static_cast<int64_t>(hosts_.size());
     o.membership.checkpoint_steps = 10;
-    auto launcher = make_hosts_launcher(agents, {job.run / "worker.log", 0, false}, job.run);
+    auto launcher =
+        make_hosts_launcher(agents, {.log = job.run / "worker.log", .python = python}, job.run);
     job.launcher = launcher.get();
     job.launcher->place(shares);
     job.host = std::make_unique<JobHost>(loop, *job.lock, std::move(o), std::move(launcher));
@@ -165,6 +169,26 @@ class Fleet {
   TempFolder folder_;
   const std::vector<Host> hosts_;
   const std::string launcher_;
+  const fs::path worker_;
+};
+
+// Programs of a folder: a ductile-worker, and that of Python's workers, which says that it was used
+// and becomes the former.
+class Programs {
+ public:
+  explicit Programs(const std::string& worker = "") {
+    write(folder_.path() / "ductile-worker", worker);
+    write(folder_.path() / "ductile-python-worker", "touch " + used().string() + "; ");
+  }
+  fs::path worker() const { return folder_.path() / "ductile-worker"; }
+  fs::path used() const { return folder_.path() / "used"; }
+
+ private:
+  static void write(const fs::path& file, const std::string& text) {
+    write_file_atomic(file, "#!/bin/sh\n" + text + "exec " DUCTILE_TEST_WORKER " \"$@\"\n");
+    fs::permissions(file, fs::perms::owner_all);
+  }
+  TempFolder folder_;
 };
 
 TEST(Agents, AllJobsUseOneOnEachHost) {
@@ -288,6 +312,97 @@ TEST(Agents, AJobMovesToOtherHosts) {
   move({{"one", 1}}, 1);
   fleet.expect_result(job);
   EXPECT_EQ(read_file(job.run / "events.jsonl").find("\"lost\""), std::string::npos);
+}
+
+// It cannot even reach the controller, and says so through its pipe, as a program does that lacks
+// what it imports.
+constexpr const char* kRefuses =
+    R"(for word; do [ "$before" = --progress-fd ] && pipe=$word; before=$word; done; )"
+    R"(echo '{"error": "no data here", "code": "invalid_argument"}' >/proc/self/fd/$pipe; exit 2; )";
+
+TEST(Agents, AWorkerThatSaysWhyItCannotBeginIsAnErrorOfItsHostAlone) {
+  const Programs programs(std::string(R"(case " $* " in *" --host two "*) )") + kRefuses +
+                          ";; esac; ");
+  Fleet fleet({{"one", "", 2}, {"two", "", 2}}, "env", programs.worker());
+  Fleet::Job& job = fleet.make("a", 300);
+  fleet.start(job, 2, {{"one", 1}, {"two", 1}});
+  fleet.expect_result(job);
+  const std::string events = read_file(job.run / "events.jsonl");
+  EXPECT_NE(events.find("on host two: no data here"), std::string::npos) << events;
+}
+
+TEST(Agents, WhatEveryHostSaysEndsTheJobWithItsText) {
+  const Programs programs(kRefuses);
+  Fleet fleet({{"one", "", 2}, {"two", "", 2}}, "env", programs.worker());
+  Fleet::Job& job = fleet.make("a", 300);
+  fleet.start(job, 2, {{"one", 1}, {"two", 1}});
+  ASSERT_TRUE(fleet.turn_until([&] { return job.outcome.has_value(); }));
+  EXPECT_EQ(job.outcome->end.phase, control::Phase::failed);
+  EXPECT_EQ(job.outcome->end.error_code, ErrorCode::invalid_argument);
+  EXPECT_NE(job.outcome->end.reason.find(": no data here (an error on each of 2 hosts)"),
+            std::string::npos)
+      << job.outcome->end.reason;
+}
+
+TEST(Agents, APythonJobHasTheProgramBesideTheWorker) {
+  const Programs programs;
+  Fleet fleet({{"one", "", 2}}, "env", programs.worker());
+  Fleet::Job& plain = fleet.make("plain", 50);
+  fleet.start(plain, 1, {{"one", 1}});
+  fleet.expect_result(plain);
+  EXPECT_FALSE(fs::exists(programs.used()));
+  Fleet::Job& job = fleet.make("python", 50);
+  fleet.start(job, 1, {{"one", 1}}, /*python=*/true);
+  fleet.expect_result(job);
+  EXPECT_TRUE(fs::exists(programs.used()));
+}
+
+TEST(Agents, AHostWithoutPythonsProgramNamesIt) {
+  const Programs programs;
+  fs::remove(programs.worker().parent_path() / "ductile-python-worker");
+  Fleet fleet({{"one", "", 2}}, "env", programs.worker());
+  Fleet::Job& job = fleet.make("a", 50);
+  fleet.start(job, 1, {{"one", 1}}, /*python=*/true);
+  ASSERT_TRUE(fleet.turn_until([&] { return job.outcome.has_value(); }));
+  EXPECT_NE(job.outcome->end.reason.find("host one: "), std::string::npos);
+  EXPECT_NE(job.outcome->end.reason.find("ductile-python-worker: not there"), std::string::npos)
+      << job.outcome->end.reason;
+}
+
+TEST(Agents, AUsersCodeRunsAsThatUserAlone) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user's agent";
+  const Programs programs;
+  Fleet fleet({{"one", "", 2}}, "env", programs.worker());
+  ASSERT_EQ(::chown((fleet.folder() / "secret").c_str(), 65534, 65534), 0);
+  Fleet::Job& job = fleet.make("a", 50);
+  fleet.start(job, 1, {{"one", 1}}, /*python=*/true);
+  ASSERT_TRUE(fleet.turn_until([&] { return job.outcome.has_value(); }));
+  EXPECT_NE(job.outcome->end.reason.find("the agent runs as user 0"), std::string::npos)
+      << job.outcome->end.reason;
+  EXPECT_FALSE(fs::exists(programs.used()));
+}
+
+// Of a Python worker, whose program is a script, only the owner and the command line are known.
+TEST(Agents, PythonWorkersThatNoJobKnowsAreEndedToo) {
+  const Programs programs;
+  fs::remove(programs.worker());
+  fs::create_symlink(DUCTILE_TEST_WORKER, programs.worker());
+  Fleet fleet({{"one", "", 2}}, "env", programs.worker());
+  int input[2];
+  ASSERT_EQ(::pipe2(input, O_CLOEXEC), 0);
+  const Descriptor reads(input[0]), writes(input[1]);
+  const std::string run = (fleet.folder() / "runs" / "gone").string();
+  const pid_t stray = ::fork();
+  if (stray == 0) {
+    ::dup2(input[0], STDIN_FILENO);
+    ::execl("/bin/sh", "sh", "-c", "read line", "sh", "--run", run.c_str(), "--worker", "7",
+            "--host", "one", nullptr);
+    ::_exit(1);
+  }
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.agents->clean(0); }));
+  int status = 0;
+  ASSERT_EQ(::waitpid(stray, &status, 0), stray);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
 }
 
 // A login script, another program, or somebody who means harm: the other hosts' workers go on.

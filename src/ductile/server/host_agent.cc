@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -45,6 +46,7 @@ class HostAgent {
     fcntl(in_, F_SETFL, fcntl(in_, F_GETFL) | O_NONBLOCK);
     in_watch_ = loop_.watch(in_, net::Interest::read, [this](net::Ready) { hear(); });
     const net::Loop::Timer beat = loop_.every(kAgentBeat, [this] {
+      look_at_all();
       if (!wire_.sealed() || wire_.ready()) say({{"beat", true}});
     });
     say({{"beat", true}});
@@ -55,6 +57,7 @@ class HostAgent {
  private:
   struct Job {
     std::unique_ptr<Launcher> launcher;
+    bool python = false;
     bool ready = false;  // the launcher has something to tell
     bool closing = false;
     std::set<control::WorkerId> own;  // running
@@ -163,19 +166,43 @@ class HostAgent {
     if (jobs_.contains(run)) return;
     LocalLauncherOptions options;
     options.keepers = value.at("keepers");
-    options.program = options.keepers ? keeper_ : program_;
+    const bool python = value.value("python", false);
+    options.program = options.keepers ? keeper_ : python ? python_worker() : program_;
     options.log = value.at("log").get<std::string>();
     options.threads = value.at("threads");
     options.host = host_;
     options.kills_at_end = false;
     options.cores = cores_;
     Job& job = jobs_[run];
+    job.python = python;
     job.launcher = make_local_launcher(loop_, options, run);
     job.launcher->call_when_ready([this, run] {
       const auto found = jobs_.find(run);
       if (found != jobs_.end() && !std::exchange(found->second.ready, true))
         loop_.post([this, run] { take(run); });
     });
+  }
+
+  // Beside the ductile-worker of this host, wherever that was found.
+  fs::path python_worker() const { return program_.parent_path() / process::kPythonWorker; }
+
+  // A user's own code runs as that user alone. An agent of another one could read the folder only
+  // as root, which a launcher command may have become.
+  void check_python() const {
+    process::python_worker(program_);
+    struct stat info {};
+    if (::stat((folder_ / "secret").c_str(), &info) == 0 && info.st_uid != ::geteuid())
+      fail(ErrorCode::invalid_argument,
+           "the agent runs as user {}, and {} belongs to user {}; the code of a Python job runs "
+           "only as the user whose job it is, so the launcher command has to log in as that user",
+           ::geteuid(), folder_.string(), info.st_uid);
+  }
+
+  // For what a launcher does after some time: a zygote that answers nobody is given up.
+  void look_at_all() {
+    std::vector<std::string> runs;
+    for (const auto& [run, job] : jobs_) runs.push_back(run);
+    for (const std::string& run : runs) take(run);
   }
 
   void take(const std::string& run) {
@@ -196,6 +223,7 @@ class HostAgent {
     start.workers = value.at("workers");
     start.devices = value.at("devices");
     try {
+      if (job.python) check_python();
       job.launcher->start(start);
       job.own.insert(start.worker);
     } catch (const Error& e) {
@@ -250,9 +278,12 @@ class HostAgent {
     const auto found = jobs_.find(run);
     if (found != jobs_.end() && found->second.own.contains(worker)) {
       found->second.launcher->kill(worker);
+    } else if (link::runs_worker(keeper_, run, worker)) {
+      link::end_worker(keeper_, run, worker, SIGQUIT);  // with what came of its command
     } else {
       link::end_worker(program_, run, worker);
-      link::end_worker(keeper_, run, worker, SIGQUIT);  // with what came of its command
+      // Of a script the command line alone is known, which a keeper has, too.
+      link::end_worker(python_worker(), run, worker);
     }
   }
 

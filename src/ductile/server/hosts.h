@@ -69,6 +69,7 @@ struct HostsLauncherOptions {
   HostSetup setup;
   fs::path program;     // ductile: the same path on every host
   fs::path worker;      // ductile-worker: the same path on every host, or beside `program` there
+  bool python = false;  // of a Python job: its worker's program lies beside ductile-worker
   fs::path log;         // in the run directory: takes what all workers print
   int64_t threads = 0;  // a worker; 0: its share of its host's cores
   bool all = true;      // at the start every host must answer; else one is enough
@@ -99,6 +100,10 @@ struct JobOnHosts {
   // It starts keepers of commands in place of workers (launcher.h). adopt() seeks them on the hosts
   // of place() alone.
   bool keepers = false;
+  // Its workers are those of a Python job, whose program lies beside the hosts' ductile-worker. A
+  // host without it, or with an agent of another user than the folder's, starts none
+  // (LaunchFailed).
+  bool python = false;
 };
 // The same with agents that other jobs use, too. It waits for nobody.
 std::unique_ptr<Launcher> make_hosts_launcher(std::shared_ptr<Agents> agents, JobOnHosts options,

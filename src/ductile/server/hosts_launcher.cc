@@ -176,7 +176,8 @@ class HostsLauncher final : public Launcher, private Agents::Job {
                          {{"run", run_},
                           {"log", options_.log.string()},
                           {"threads", options_.threads},
-                          {"keepers", options_.keepers}}}});
+                          {"keepers", options_.keepers},
+                          {"python", options_.python}}}});
   }
 
   void say_kill(size_t host, WorkerId id) {
@@ -257,7 +258,7 @@ class HostsLauncher final : public Launcher, private Agents::Job {
   void heard(size_t host, const json& said) override {
     if (said.contains("line")) {
       const json& line = said["line"];
-      events_.add(WorkerLine{line.at("worker"), line.at("text")});
+      events_.add(WorkerLine{line.at("worker"), line.at("text"), agents_->host(host).name});
     } else if (said.contains("failed")) {
       const json& failed = said["failed"];
       workers_.erase(failed.at("worker").get<WorkerId>());
@@ -339,7 +340,11 @@ std::unique_ptr<Launcher> make_hosts_launcher(net::Loop& loop, HostsLauncherOpti
   hosts.patience = options.patience;
   auto agents = std::make_shared<Agents>(loop, std::move(hosts));
   agents->meet(options.all);
-  return make_hosts_launcher(std::move(agents), {options.log, options.threads, options.elsewhere},
+  return make_hosts_launcher(std::move(agents),
+                             {.log = options.log,
+                              .threads = options.threads,
+                              .elsewhere = options.elsewhere,
+                              .python = options.python},
                              run);
 }
 

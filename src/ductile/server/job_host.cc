@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "ductile/link/addresses.h"
 #include "ductile/link/disk.h"
 #include "ductile/net/store_server.h"
+#include "ductile/run/progress.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/connections_impl.h"
 #include "ductile/server/refusals_impl.h"
@@ -124,6 +124,7 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
   bool listen();
   void hear(Event event);
   void take_from_launcher();
+  void hear_refusal(const WorkerLine& line);
   void note_strangers();
   void serve_requests();
   void give_answer(const json& request, const RequestServer::Reply& reply);
@@ -138,7 +139,6 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
   JobHostOptions options;
   std::unique_ptr<Launcher> launcher;
   const std::string job;
-  std::map<WorkerId, std::string> launched_on;  // hosts; a launcher forgets who has ended
   State state = State::fresh;
   OnEnd on_end;
   JobOutcome outcome;
@@ -178,7 +178,6 @@ void JobHost::Impl::launch(const LaunchWorker& command) {
                      {{"DUCTILE_SECRET_FILE", (options.run / "secret").string()}},
                      driver->membership().wanted_workers(),
                      command.avoid});
-    launched_on[command.worker] = launcher->place_of(command.worker).host;
     driver->log("launch", fmt::format("worker {}: {}", command.worker, command.reason));
   } catch (const Error& e) {
     driver->add(LaunchFailed{command.worker, e.what(), !launcher->reachable()});
@@ -367,13 +366,30 @@ void JobHost::Impl::take_from_launcher() {
   for (LauncherEvent& event : launcher->take()) {
     if (auto* line = std::get_if<WorkerLine>(&event)) {
       if (options.on_line) options.on_line(line->worker, line->text);
+      hear_refusal(*line);
     } else if (auto* failed = std::get_if<LaunchFailed>(&event)) {
       driver->add(std::move(*failed));
     } else {
-      launched_on.erase(std::get<WorkerExited>(event).worker);
       driver->add(std::get<WorkerExited>(event));
     }
   }
+}
+
+// What a worker says that cannot even reach its controller: as if it had reported an error before
+// it took part. The others go on, and where there is none the job fails.
+void JobHost::Impl::hear_refusal(const WorkerLine& line) {
+  if (line.text.find("\"error\"") == std::string::npos) return;  // most tell of steps
+  const auto known = run::decode(line.text);
+  const auto* failed = known ? std::get_if<run::Failed>(&*known) : nullptr;
+  if (failed == nullptr || failed->code != ErrorCode::invalid_argument) return;
+  when_running([this, worker = line.worker, host = line.host, error = *failed] {
+    WorkerStatus report{worker};
+    report.sequence = 1;  // one that has reported is believed by what it reports
+    report.phase = WorkerPhase::halted;
+    report.error = error.text;
+    report.error_code = error.code;
+    driver->add(WorkerReported{report, host});
+  });
 }
 
 void JobHost::Impl::note_strangers() {
@@ -496,23 +512,6 @@ void JobHost::request(const Event& event, OnAnswer on_answer) {
 
 int64_t JobHost::wanted_workers() const {
   return impl_->state == Impl::State::running ? impl_->driver->membership().wanted_workers() : 0;
-}
-
-void JobHost::give_up(const std::string& reason, ErrorCode code) {
-  impl_->when_running([impl = impl_.get(), reason, code] { impl->driver->give_up(reason, code); });
-}
-
-void JobHost::could_not_begin(control::WorkerId worker, const std::string& text, ErrorCode code) {
-  impl_->when_running([impl = impl_.get(), worker, text, code] {
-    WorkerStatus report;
-    report.worker = worker;
-    report.sequence = 1;  // one that has reported is believed by what it reports
-    report.phase = WorkerPhase::halted;
-    report.error = text;
-    report.error_code = code;
-    const auto at = impl->launched_on.find(worker);
-    impl->driver->add(WorkerReported{report, at == impl->launched_on.end() ? "" : at->second});
-  });
 }
 
 void JobHost::note_signal(int number) {

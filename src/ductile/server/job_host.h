@@ -29,7 +29,9 @@ struct JobHostOptions {
   // For so long its workers go on without it, as far as its saved state lets them; 0: until their
   // lease ends.
   std::chrono::seconds alone{0};
-  // Gets each line that a worker writes to its progress pipe. May be empty.
+  // Gets each line that a worker writes to its progress pipe. May be empty. The host itself hears a
+  // worker that says there why it cannot begin at all (run::Failed, invalid_argument): it counts as
+  // an error before the worker took part.
   std::function<void(control::WorkerId, std::string_view line)> on_line;
   // What happened, as it is written to events.jsonl. May be empty.
   std::function<void(const control::Note&)> on_note;
@@ -80,11 +82,6 @@ class JobHost {
   // Until the job runs, these are kept until then. `on_answer` is called as soon as it is certain
   // what becomes of the request.
   void request(const control::Event& event, link::OnAnswer on_answer);
-  // Ends the job as failed with this error, after everything that has arrived was processed.
-  void give_up(const std::string& reason, ErrorCode code);
-  // A worker that could not even reach its controller said why through its progress pipe: as if it
-  // had reported an error before it took part.
-  void could_not_begin(control::WorkerId worker, const std::string& text, ErrorCode code);
   void note_signal(int number);  // that came to this process
   void kill();                   // all workers at once, without saving; the job then ends
 

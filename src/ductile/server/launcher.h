@@ -30,6 +30,7 @@ struct WorkerStart {
 struct WorkerLine {  // of its progress pipe
   control::WorkerId worker = 0;
   std::string text;
+  std::string host{};  // where it runs; empty: this one
 };
 using LauncherEvent = std::variant<control::WorkerExited, control::LaunchFailed, WorkerLine>;
 

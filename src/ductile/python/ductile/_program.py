@@ -53,13 +53,18 @@ def refuse_while_read(call):
                 f"so a run would start another one; {remedy}")
 
 
+def _absent(path):
+    return Error("invalid_argument", f"{path}: there is no such file; it is named by python.object, and every host of the job "
+                 "has to see it under this path")
+
+
 def _imported(text):
     where, _ = split(text)
     if not where.endswith(".py"):
         return importlib.import_module(where)
     path = os.path.abspath(where)
     if not os.path.isfile(path):
-        raise Error("invalid_argument", f"{path}: there is no such file; it is named by python.object")
+        raise _absent(path)
     folder, stem = os.path.dirname(path), os.path.splitext(os.path.basename(path))[0]
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -96,7 +101,7 @@ def run_loop(text, args):
     """Runs a program with a loop of its own, as `python train.py` would."""
     path = script_of(text)
     if not os.path.isfile(path):
-        raise Error("invalid_argument", f"{path}: there is no such file; it is named by python.object")
+        raise _absent(path)
     sys.argv = [path, *args]
     sys.path.insert(0, os.path.dirname(path))
     try:

@@ -22,7 +22,6 @@
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
 #include "ductile/link/testing/test_model.h"
-#include "ductile/run/progress.h"
 #include "ductile/server/client.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_host.h"
@@ -127,21 +126,16 @@ class Live {
     JobHostOptions o;
     o.run = run_;
     o.membership = membership(job_);
-    o.on_line = [this, run = run_](WorkerId worker, std::string_view line) {
+    o.on_line = [run = run_](WorkerId worker, std::string_view line) {
       const int fd = open((run / "lines").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
       const std::string text = fmt::format("{} {}\n", worker, line);
       [[maybe_unused]] const ssize_t n = write(fd, text.data(), text.size());
       close(fd);
-      const auto known = run::decode(line);
-      const auto* failed = known ? std::get_if<run::Failed>(&*known) : nullptr;
-      if (failed != nullptr) hosted_->could_not_begin(worker, failed->text, failed->code);
     };
     if (!job_.hosts) {
-      auto host = std::make_unique<JobHost>(
+      return std::make_unique<JobHost>(
           loop, *lock_, std::move(o),
           make_local_launcher(loop, {job_.program, run_ / "worker.log"}, run_));
-      hosted_ = host.get();
-      return host;
     }
     HostsLauncherOptions hosts;
     hosts.setup = setup();
@@ -149,10 +143,8 @@ class Live {
     hosts.log = run_ / "worker.log";
     hosts.all = false;
     o.listen = listen_address(hosts.setup);
-    auto host = std::make_unique<JobHost>(loop, *lock_, std::move(o),
-                                          make_hosts_launcher(loop, std::move(hosts), run_));
-    hosted_ = host.get();
-    return host;
+    return std::make_unique<JobHost>(loop, *lock_, std::move(o),
+                                     make_hosts_launcher(loop, std::move(hosts), run_));
   }
 
   static json to_json(const link::JobEnd& end) {
@@ -304,7 +296,6 @@ class Live {
   std::string events() const { return read_file(run_ / "events.jsonl"); }
 
  private:
-  JobHost* hosted_ = nullptr;  // in the controller's process
   // All children but the processes that hold the hosts.
   void reap() const {
     for (const pid_t pid : children_of(::getpid()))
