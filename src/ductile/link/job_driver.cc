@@ -296,11 +296,6 @@ std::string JobDriver::request(const Event& event) {
   return why;
 }
 
-void JobDriver::give_up(const std::string& reason, ErrorCode code) {
-  if (!error_code_) error_code_ = code;
-  inbox_.emplace_back(StopJob{reason});
-}
-
 void JobDriver::signal(int number) {
   const char* name = ::sigabbrev_np(number);
   write_event("signal", {{"step", membership_->step()},
@@ -389,8 +384,8 @@ JobEnd JobDriver::end(bool killed) {
   JobEnd end{membership_->phase(), membership_->reason(), membership_->step(),
              membership_->checkpoint()};
   end.killed = killed;
-  end.crashed = membership_->crashed() && !error_code_;
-  if (end.phase == Phase::failed) end.error_code = error_code_.value_or(membership_->error_code());
+  end.crashed = membership_->crashed();
+  if (end.phase == Phase::failed) end.error_code = membership_->error_code();
   return end;
 }
 

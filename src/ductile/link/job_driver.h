@@ -103,8 +103,6 @@ class JobDriver {
   // The same where the disk is the own thread's. Returns why the request is not followed, or not
   // yet; empty if it is followed.
   std::string request(const control::Event& event);
-  // Ends the job as failed with this error, at the next drain().
-  void give_up(const std::string& reason, ErrorCode code);
   void signal(int number);  // came to this process: written down
 
   // ---- the end
@@ -179,7 +177,6 @@ class JobDriver {
   std::string refused_;     // why the last request was; empty: it was followed
   bool ended_ = false;
   std::map<control::WorkerId, control::WorkerStatus> reports_;
-  std::optional<ErrorCode> error_code_;  // of the first worker that reported an error
   size_t members_ = 0;                   // of the last generation
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
