@@ -201,7 +201,8 @@ TEST_P(TrialPolicyTest, RunsToTheEndOfAFullBudgetThatIsNoMultipleOfTheUnit) {
         {move.trial, {{move.budget, testing::far_from_optimum(trial.setting) + 1 / move.budget}}});
   }
   EXPECT_LE(longest, 10);
-  if (GetParam() == "full" || GetParam() == "one_epoch") EXPECT_EQ(longest, 10);
+  const bool has_whole_runs = GetParam() == "full" || GetParam() == "one_epoch";
+  EXPECT_TRUE(!has_whole_runs || longest == 10) << longest;
 }
 
 TEST_P(TrialPolicyTest, StopsWhereTheSpaceIsUsedUp) {
