@@ -104,7 +104,7 @@ FleetJob fleet_job(Rng& rng, int32_t regions) {
   j.team = static_cast<int32_t>(rng.below(50));
   j.home = static_cast<int32_t>(rng.below(static_cast<uint32_t>(regions)));
   j.demand = 2 << rng.below(5);
-  j.type = rng.below(3) == 0 ? static_cast<int32_t>(rng.below(3)) : -1;
+  if (rng.below(3) == 0) j.types = uint64_t{1} << rng.below(3);
   return j;
 }
 

@@ -22,6 +22,8 @@ import sys
 import tempfile
 import tomllib
 
+import fleet
+
 HERE = pathlib.Path(__file__).resolve().parent
 # (name in the table, policy, what jobs declare)
 RUNS = [
@@ -205,8 +207,12 @@ def main():
         if "spot" in scenario and not args.spot:
             print(f"{file.stem}: skipped, since --spot is not given", file=sys.stderr)
             continue
-        with tempfile.TemporaryDirectory() as scratch:
-            text += play(scenario, file.stem, args, pathlib.Path(scratch))
+        if "fleet" in scenario:
+            text += [f"## {file.stem}: {scenario['title']}", ""]
+            text += fleet.table(scenario, args.ductile, scenario["seeds"], scenario["policies"])
+        else:
+            with tempfile.TemporaryDirectory() as scratch:
+                text += play(scenario, file.stem, args, pathlib.Path(scratch))
         print(file.stem, file=sys.stderr, flush=True)
         if args.output:  # whatever ends it, what is done is there
             args.output.write_text("\n".join(text))

@@ -119,7 +119,7 @@ std::string seconds(double value) { return page::with_thousands(std::round(value
 
 // Columns that only some runs have.
 struct Shown {
-  bool sla = false, services = false;
+  bool sla = false, services = false, unfinished = false;
   double bound = 0;  // of the mean JCT; 0: not asked for
 };
 
@@ -141,7 +141,13 @@ std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s
                              : fmt::format("{:.1f} %", 100.0 * static_cast<double>(tier.kept) /
                                                            static_cast<double>(tier.windows));
   };
-  if (shown.sla) row.insert(row.end(), {kept(s.tiers[0]), kept(s.tiers[1])});
+  if (shown.unfinished)
+    row.insert(row.begin() + 1, page::with_thousands(static_cast<double>(s.jobs - s.unfinished)));
+  if (shown.sla) {
+    const sim::TierSummary& basic = s.tiers[2];
+    row.insert(row.end(), {kept(s.tiers[0]), kept(s.tiers[1]),
+                           basic.windows == 0 ? "-" : fmt::format("{:.2f}", basic.fraction)});
+  }
   if (shown.services)
     row.push_back(fmt::format("{:.1f} % ({:.0f} %)", 100 * s.attained, 100 * s.worst_hour));
   row.push_back(page::as_duration(s.decision_mean));
@@ -216,16 +222,18 @@ void say_control(const std::vector<sim::ExperimentRun>& runs, Console& console) 
 
 void print_table(const std::vector<sim::ExperimentRun>& runs,
                  const std::vector<std::string>& policies, Console& console) {
-  Shown shown{false, false, sim::mean_bound(runs)};
+  Shown shown{.bound = sim::mean_bound(runs)};
   for (const auto& run : runs) {
     shown.sla |= run.summary.sla.has_value();
     shown.services |= run.summary.services > 0;
+    shown.unfinished |= run.summary.unfinished > 0;
   }
   std::vector<std::vector<std::string>> rows = {{"POLICY", "MEAN JCT", "MEDIAN", "P90", "P99",
                                                  "MAKESPAN", "GPU H", "RESTARTS", "USED",
                                                  "WORST RHO", "MEAN RHO"}};
   if (shown.bound > 0) rows[0].insert(rows[0].begin() + 2, "OF BOUND");
-  if (shown.sla) rows[0].insert(rows[0].end(), {"PREMIUM", "STANDARD"});
+  if (shown.unfinished) rows[0].insert(rows[0].begin() + 1, "FINISHED");
+  if (shown.sla) rows[0].insert(rows[0].end(), {"PREMIUM", "STANDARD", "BASIC GOT"});
   if (shown.services) rows[0].push_back("ON TIME (WORST H)");
   rows[0].push_back("DECISION");
   for (const std::string& policy : policies)

@@ -20,6 +20,10 @@ constexpr double kSpare = 1;
 constexpr double kReluctance[] = {10, 5, 3};
 constexpr double kServiceMoves = 0.5;
 
+bool may_use(const FleetJob& job, int32_t type) {
+  return type < 64 && (job.types >> type & 1) != 0;
+}
+
 }  // namespace
 
 class FleetScheduler::Impl {
@@ -148,16 +152,17 @@ class FleetScheduler::Impl {
     offers_.clear();
     for (size_t p = 0; p < r.pools.size(); ++p) {
       const Pool& pool = pools_[static_cast<size_t>(r.pools[p])];
-      if (s.job.type >= 0 && pool.type != s.job.type) continue;
+      if (!may_use(s.job, pool.type)) continue;
       const int32_t sizes[] = {s.job.demand / 4, s.job.demand / 2, s.job.demand, s.job.demand * 2};
-      for (int32_t k : sizes) {
-        if (k < 1 || (!s.job.elastic && k != s.job.demand)) continue;
+      for (size_t i = 0; i < std::size(sizes); ++i) {
+        const int32_t k = sizes[i];
+        if (k < 1 || (s.job.elastic ? (s.job.sizes >> i & 1) == 0 : k != s.job.demand)) continue;
         // Concave: what is owed first, then up to the demand, then spare devices.
         const double x = d * std::pow(k / d, k > d ? s.job.scaling : 1.0);
         double value = worth * std::min(x, need) +
                        kPlain[tier] * team * std::max(0.0, std::min(x, d) - need) +
                        kSpare * team * std::max(0.0, x - std::max(d, need));
-        if (s.pool >= 0 && (s.devices != k || s.pool != r.pools[p]))
+        if (s.devices != k || s.pool != r.pools[p])
           value *= after_pause(options_.horizon, kReluctance[tier] * s.job.restart_seconds);
         // A service grows and shrinks where it is; going elsewhere interrupts it.
         if (!s.job.elastic && s.pool >= 0 && s.pool != r.pools[p]) value *= kServiceMoves;
@@ -169,6 +174,7 @@ class FleetScheduler::Impl {
   }
 
   Summary decide(double now, bool full);
+  std::vector<int64_t> room_for_moves() const;
   int32_t migrate();
 
   // What is announced to leave within the lead.
@@ -205,24 +211,34 @@ class FleetScheduler::Impl {
   std::vector<Option> offers_;
 };
 
+// What a region takes in a round: a small part of what it has, or its price would be out of date,
+// and at least what is free there.
+std::vector<int64_t> FleetScheduler::Impl::room_for_moves() const {
+  std::vector<int64_t> room;
+  for (const Region& r : regions_) {
+    int64_t all = 0, free = 0;
+    for (size_t p = 0; p < r.capacity.size(); ++p) {
+      all += r.capacity[p];
+      free += std::max<int64_t>(r.allocator->capacity()[p] - r.allocator->used()[p], 0);
+    }
+    room.push_back(std::max(all / 50, free));
+  }
+  return room;
+}
+
 // Jobs that got nothing, less than their guarantee needs or less than they asked for, go to the
 // region where a device they can use is cheapest, if it is much cheaper than at home.
 int32_t FleetScheduler::Impl::migrate() {
   // Price of the cheapest device of a region that the job can use; none: out of reach.
-  const auto price = [&](size_t region, int32_t type) {
+  const auto price = [&](size_t region, const FleetJob& job) {
     const Region& r = regions_[region];
     double least = HUGE_VAL;
     for (size_t p = 0; p < r.pools.size(); ++p)
-      if ((type < 0 || pools_[static_cast<size_t>(r.pools[p])].type == type) && r.capacity[p] > 0)
+      if (may_use(job, pools_[static_cast<size_t>(r.pools[p])].type) && r.capacity[p] > 0)
         least = std::min(least, r.allocator->prices()[p]);
     return least;
   };
-  // A region takes a small part of what it has a round, or its price would be out of date.
-  std::vector<int64_t> room(regions_.size());
-  for (size_t r = 0; r < regions_.size(); ++r) {
-    for (int64_t c : regions_[r].capacity) room[r] += c;
-    room[r] /= 50;
-  }
+  std::vector<int64_t> room = room_for_moves();
   int32_t moved = 0;
   for (size_t r = 0; r < regions_.size(); ++r)
     for (size_t slot = 0; slot < regions_[r].slots.size(); ++slot) {
@@ -233,12 +249,19 @@ int32_t FleetScheduler::Impl::migrate() {
       const bool short_of_owed = s.pool < 0 || owed(s).devices > s.devices;
       if (!s.job.movable || !(short_of_owed || squeezed)) continue;
       size_t best = r;
-      double least = price(r, s.job.type) / options_.migrate_above / (short_of_owed ? 1 : 2);
-      for (size_t o = 0; o < regions_.size(); ++o)
-        if (o != r && room[o] >= s.job.demand && price(o, s.job.type) < least) {
-          least = price(o, s.job.type);
-          best = o;
-        }
+      const double here = price(r, s.job);
+      double least = here / options_.migrate_above / (short_of_owed ? 1 : 2);
+      // The time that a transfer takes counts as devices of the present region.
+      const double lost = 1 - after_pause(options_.horizon, s.job.transfer_seconds);
+      const double transfer = lost > 0 && here < HUGE_VAL ? lost * here : 0;
+      for (size_t o = 0; o < regions_.size(); ++o) {
+        if (o == r || room[o] < s.job.demand) continue;
+        const double there =
+            price(o, s.job) + (static_cast<int32_t>(o) == s.job.home ? 0 : transfer);
+        if (there >= least) continue;
+        least = there;
+        best = o;
+      }
       if (best == r) continue;
       room[best] -= s.job.demand;
       leave(job);
@@ -337,6 +360,31 @@ void FleetScheduler::remove_job(int32_t job) {
   if (!s.alive) return;
   impl_->leave(job);
   s.alive = false;
+}
+
+void FleetScheduler::set_place(int32_t job, int32_t region, int32_t pool, int32_t devices) {
+  Impl::State& s = impl_->at(job);
+  DUCTILE_CHECK(s.alive && region >= 0 && static_cast<size_t>(region) < impl_->regions_.size(),
+                "fleet job {} in region {}", job, region);
+  DUCTILE_CHECK(pool < 0 || impl_->region_of_pool_[static_cast<size_t>(pool)] == region,
+                "pool {} is not of region {}", pool, region);
+  impl_->drop(s);
+  if (region != s.region) {
+    impl_->leave(job);
+    impl_->enter(job, region);
+  }
+  s.pool = pool;
+  s.devices = pool >= 0 ? devices : 0;
+  impl_->team_held(s.job.team) += s.devices;
+  impl_->mark(job);
+}
+
+void FleetScheduler::set_window(int32_t job, const SlaWindow& window) {
+  Impl::State& s = impl_->at(job);
+  s.window_start = window.from;
+  s.granted = window.granted;
+  s.asked = window.asked;
+  impl_->mark(job);
 }
 
 void FleetScheduler::set_capacity(int32_t pool, int64_t devices) {

@@ -9,6 +9,7 @@
 #include "ductile/sched/allocator.h"
 #include "ductile/sched/job.h"
 #include "ductile/sched/pools.h"
+#include "ductile/sched/sla.h"
 
 namespace ductile::sched {
 
@@ -17,13 +18,16 @@ namespace ductile::sched {
 struct FleetJob {
   Tier tier = Tier::basic;
   int32_t team = 0;
-  int32_t home = 0;      // region of its data
-  bool movable = true;   // may run in another region
-  bool elastic = true;   // may hold a quarter, half or twice what it asks for; a service may not
-  int32_t type = -1;     // the only device type it may use; -1: any
-  int32_t demand = 1;    // devices asked for, the base of its guarantee; a service's floor
-  double scaling = 0.9;  // rate(k) grows as k^scaling
-  double restart_seconds = 60;  // to save, move and restore: the cost of any change
+  int32_t home = 0;     // region of its data
+  bool movable = true;  // may run in another region
+  bool elastic = true;  // may hold a quarter, half or twice what it asks for; a service may not
+  // Which of these an elastic job may hold: bit 0 a quarter, 1 half, 2 what it asks for, 3 twice.
+  uint8_t sizes = 0b1111;
+  uint64_t types = ~uint64_t{0};  // device types it may use, by their numbers: a bit each
+  int32_t demand = 1;             // devices asked for, the base of its guarantee; a service's floor
+  double scaling = 0.9;           // rate(k) grows as k^scaling
+  double restart_seconds = 60;    // to save, move and restore: the cost of any change
+  double transfer_seconds = 0;    // besides, to start in another region than its data's
 };
 
 struct FleetOptions {
@@ -58,6 +62,10 @@ class FleetScheduler {
   // Adds a job at `now`, or replaces what is known of it. Jobs are small dense indices.
   void set_job(int32_t job, const FleetJob& what, double now);
   void remove_job(int32_t job);
+  // For a driver that keeps the state of jobs itself: where the job is and what it holds there now,
+  // whatever was decided (pool -1: nothing), and the account of its present window.
+  void set_place(int32_t job, int32_t region, int32_t pool, int32_t devices);
+  void set_window(int32_t job, const SlaWindow& window);
   // Sets the number of devices of a pool that are usable now.
   void set_capacity(int32_t pool, int64_t devices);
   // Announces that this many of them will leave at `at` (maintenance, reclaim of spot nodes). From

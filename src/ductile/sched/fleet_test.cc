@@ -158,6 +158,44 @@ TEST(FleetScheduler, SendsWaitingJobsToARegionWithRoomAndLeavesThoseThatMustStay
   EXPECT_GE(away, 3);
 }
 
+// A driver that keeps the state of jobs itself makes the scheduler anew for every round.
+TEST(FleetScheduler, GoesOnFromWhatADriverSays) {
+  std::vector<Pool> pools(3);
+  for (int32_t p = 0; p < 3; ++p) {
+    pools[static_cast<size_t>(p)].cluster = p / 2;
+    pools[static_cast<size_t>(p)].type = p % 2;
+    pools[static_cast<size_t>(p)].per_node = 8;
+    pools[static_cast<size_t>(p)].whole_nodes = 2;
+    pools[static_cast<size_t>(p)].devices = 16;
+  }
+  const std::vector<int32_t> regions{0, 1};
+  FleetScheduler f(pools, regions);
+  FleetJob job;
+  job.demand = 8;
+  job.sizes = 0b100;  // neither more nor less
+  f.set_job(0, job, 0);
+  f.set_place(0, 1, 2, 8);  // it went to the other region, and runs there
+  job.types = 0b10;
+  f.set_job(1, job, 0);  // a type that one pool has
+  job.types = ~uint64_t{0};
+  job.sizes = 0b1111;
+  job.tier = Tier::premium;
+  f.set_job(2, job, 0);
+  f.set_place(2, 1, 2, 8);
+  f.set_job(3, job, 0);
+  f.set_place(3, 0, 0, 8);
+  f.set_window(3, {0, 3000, 20000, 24000});  // 83 % of what it asked for
+  f.decide(3000, true);
+  EXPECT_EQ(f.region(0), 1);
+  EXPECT_EQ(f.pool(0), 2);
+  EXPECT_EQ(f.devices(0), 8);
+  EXPECT_EQ(f.pool(1), 1);
+  EXPECT_EQ(f.devices(1), 8);
+  EXPECT_EQ(f.devices(2), 8);
+  EXPECT_EQ(f.devices(3), 16) << "more than it asks for, to make up for what is missing";
+  EXPECT_THROW(f.set_place(0, 0, 2, 8), Error) << "a pool of another region";
+}
+
 TEST(FleetScheduler, RefusesNonsense) {
   Pool pool;
   pool.per_node = 8;

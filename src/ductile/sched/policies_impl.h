@@ -25,6 +25,9 @@ std::unique_ptr<Policy> make_pollux(const PolicyOptions& options);
 std::unique_ptr<Policy> make_sia(const PolicyOptions& options);
 std::unique_ptr<Policy> make_ductile(const PolicyOptions& options);
 std::unique_ptr<Policy> make_regional(const PolicyOptions& options);
+std::unique_ptr<Policy> make_fleet(const PolicyOptions& options);
+std::unique_ptr<Policy> make_queue(const PolicyOptions& options);
+std::unique_ptr<Policy> make_priority(const PolicyOptions& options);
 
 // A policy that decides as `inner` does, from which it hides the jobs that run and may not be
 // preempted, and the devices that they hold.

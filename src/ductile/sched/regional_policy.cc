@@ -257,6 +257,8 @@ Decisions RegionalPolicy::decide(const Round& round) {
     }
     if (view.allocation.empty() && job.region >= 0 && region != job.region)
       view.restart_seconds += job.transfer_seconds;
+    view.region = -1;  // the region's policy knows no other
+    view.movable = true;
     r.jobs.push_back(std::move(view));
     r.indices.push_back(i);
   }

@@ -13,7 +13,7 @@ constexpr double kKeepFor = 1.1;  // load for which replicas are kept once they 
 
 class Granter {
  public:
-  Granter(const Round& round, std::span<const Pool> pools, double horizon)
+  Granter(const Round& round, std::span<const Pool> pools, double horizon, ServicesTake take)
       : round_(round), pools_(pools), room_(round.cluster.nodes()), trained_(room_.size(), 0) {
     for (int32_t n = 0; n < round.cluster.nodes(); ++n)
       room_[n] = usable_until(round.cluster, n, horizon) ? round.cluster.node_devices[n] : 0;
@@ -24,7 +24,7 @@ class Granter {
         continue;
       }
       for (const NodeShare& s : job.allocation) {
-        if (!job.is_fixed())
+        if (!job.is_fixed() && take == ServicesTake::preemptible)
           trained_[s.node] += s.devices;
         else
           room_[s.node] = std::max(0, room_[s.node] - s.devices);
@@ -114,6 +114,8 @@ class Granter {
     bool best_fits = false;
     for (size_t p = 0; p < pools_.size(); ++p) {
       const TypeModel& type = job.types[pools_[p].type];
+      const int32_t region = round_.cluster.cluster_region[pools_[p].cluster];
+      if (!job.movable && job.region >= 0 && region != job.region) continue;
       if (!type.allowed || service(grant).rate[pools_[p].type] <= 0) continue;
       const int64_t there = left(static_cast<int32_t>(p), type.unit);
       if (there < int64_t{service(grant).floor} * type.unit) continue;
@@ -218,8 +220,8 @@ class Granter {
 }  // namespace
 
 std::vector<ServiceGrant> grant_services(const Round& round, std::span<const Pool> pools,
-                                         double horizon) {
-  return Granter(round, pools, horizon).run();
+                                         double horizon, ServicesTake take) {
+  return Granter(round, pools, horizon, take).run();
 }
 
 }  // namespace ductile::sched

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,12 +18,17 @@ struct ServiceGrant {
   std::string reason;
 };
 
+// Whether services may take the devices of jobs that may be preempted.
+enum class ServicesTake : uint8_t { free_devices, preemptible };
+
 // Devices for the services of a round, before training gets any: first every service's floor, then
 // what its load needs (queueing.h), in order of tier, then of id. A service grows at once and
 // shrinks where a tenth more load would still not need what it has; it stays in its pool unless its
 // floor is not to be had there; replicas lie within one node, on free devices first, then on those
-// of jobs that may be preempted, never on a node that leaves before `horizon`. A pure function.
+// of jobs that may be preempted unless `take` says otherwise, never on a node that leaves before
+// `horizon`, and of one that may not move only in the region of its data. A pure function.
 std::vector<ServiceGrant> grant_services(const Round& round, std::span<const Pool> pools,
-                                         double horizon);
+                                         double horizon,
+                                         ServicesTake take = ServicesTake::preemptible);
 
 }  // namespace ductile::sched

@@ -84,6 +84,23 @@ TEST(Services, LeaveANodeInTimeAndStayWhereThereIsNoOther) {
   EXPECT_EQ(grants[0].allocation, (Allocation{{0, 4}}));
 }
 
+TEST(Services, TakeOnlyWhatTheyMay) {
+  Cluster cluster;
+  for (const char* region : {"one", "two"}) cluster.add_nodes("t4", 1, 4, "main", region);
+  std::vector<JobView> jobs = {service(0, 15, 1, 10), training(1)};  // it needs 4
+  jobs[1].allocation = {{0, 3}};
+  jobs[0].region = 0;
+  jobs[0].movable = false;
+  const auto granted = [&](ServicesTake take) {
+    return grant_services({0, 60, cluster, jobs}, find_pools(cluster, 120), 120, take)[0]
+        .allocation;
+  };
+  EXPECT_EQ(granted(ServicesTake::preemptible), (Allocation{{0, 4}}));
+  EXPECT_EQ(granted(ServicesTake::free_devices), (Allocation{{0, 1}})) << "not in region two";
+  jobs[0].movable = true;
+  EXPECT_EQ(granted(ServicesTake::free_devices), (Allocation{{1, 4}}));
+}
+
 TEST(Services, RandomRoundsKeepEveryRule) {
   for (uint64_t seed = 0; seed < 400; ++seed) {
     Rng rng(seed, 5);

@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/sim/lower_bound.h"
 
@@ -91,6 +92,10 @@ std::vector<ExperimentRun> run_experiment(const ExperimentOptions& options,
                                           std::vector<Workload> workloads, const Catalog& catalog,
                                           const sched::Cluster& cluster,
                                           const ExperimentWatch& watch) {
+  if (options.bound && options.sim.scenario.until > 0)
+    fail(ErrorCode::invalid_argument,
+         "the least possible mean is that of all jobs, and the scenario ends before (until); leave "
+         "out one of the two");
   return Experiment(options, catalog, cluster, watch).run(std::move(workloads));
 }
 

@@ -119,12 +119,15 @@ TEST(Scenario, ErrorsNameTheLine) {
   EXPECT_NE(text_of("[[fault]]\nkind = \"reclaim\"\nnotise = 3\n").find("did you mean notice?"),
             std::string::npos);
   EXPECT_NE(text_of("[[fault]]\nat = 3\n").find("needs a kind"), std::string::npos);
+  EXPECT_NE(text_of("until = 0\n").find("s.toml:1: until must be a number from 1"),
+            std::string::npos);
   EXPECT_NE(text_of("faults = 3\n").find("s.toml:1: unknown key 'faults'"), std::string::npos);
   EXPECT_NE(text_of("[[fault]]\nkind = \"straggler\"\nfactor = 0.5\n").find("factor must be"),
             std::string::npos);
   const Scenario good = parse_scenario(
       "lost_work_seconds = 600\n[[fault]]\nkind = \"node_loss\"\nevery = 100\ncount = 4\n", "s");
   EXPECT_EQ(good.lost_work_seconds, 600);
+  EXPECT_EQ(good.until, 0);
   const auto events = plan_faults(good, sched::homogeneous_cluster(4, 4), 3, 1e9);
   EXPECT_EQ(events.size(), 4u);
   for (size_t i = 1; i < events.size(); ++i) EXPECT_GE(events[i].time, events[i - 1].time);

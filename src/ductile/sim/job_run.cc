@@ -277,9 +277,10 @@ void JobRun::go_back() {
   while (epoch_ > 0 && epoch_ends_[epoch_ - 1] > progress_) --epoch_;
 }
 
-void JobRun::lose_work(double seconds) {
-  const double floor = epoch_ > 0 ? epoch_ends_[epoch_ - 1] : 0;
+double JobRun::lose_work(double seconds) {
+  const double before = progress_, floor = epoch_ > 0 ? epoch_ends_[epoch_ - 1] : 0;
   progress_ = std::max(progress_ - rate_ * seconds, floor);
+  return rate_ > 0 ? (before - progress_) / rate_ : 0;
 }
 
 void JobRun::describe(sched::JobView& view) const {

@@ -51,8 +51,9 @@ class JobRun {
                   double transfer = 0);
   // As reallocate() with the same shape where moves are free: no restart.
   void move(const sched::Allocation& allocation) { allocation_ = allocation; }
-  // Takes back up to `seconds` of progress at the present rate (work since the last checkpoint).
-  void lose_work(double seconds);
+  // Takes back up to `seconds` of progress at the present rate (work since the last checkpoint),
+  // and returns how many.
+  double lose_work(double seconds);
 
   // Writes what the scheduler may know; id, name and other constants once with describe().
   void describe(sched::JobView& view) const;

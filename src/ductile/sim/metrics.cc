@@ -135,17 +135,20 @@ namespace {
 
 std::vector<TeamSummary> teams_of(const SimResult& result, const sched::Cluster& cluster) {
   std::map<int32_t, TeamSummary> teams;
+  std::map<int32_t, int64_t> finished;
   for (const JobResult& job : result.jobs) {
     TeamSummary& team = teams[job.team];
     team.team = job.team;
     team.device_hours += job.service / 3600;
     team.jobs += !job.served;
-    if (!job.served) team.mean += job.jct();
+    if (job.served || !job.finished) continue;
+    team.mean += job.jct();
+    ++finished[job.team];
   }
   std::vector<TeamSummary> out;
   if (teams.size() < 2 && cluster.teams.empty()) return out;
   for (auto& [id, team] : teams) {
-    team.mean /= static_cast<double>(std::max<int64_t>(team.jobs, 1));
+    team.mean /= static_cast<double>(std::max<int64_t>(finished[id], 1));
     for (const sched::Team& known : cluster.teams) {
       if (known.id != id || known.quota <= 0) continue;
       std::map<double, int64_t> change;
@@ -179,52 +182,98 @@ void count_service(const JobResult& job, ServiceRecord& all, double& alive, Summ
   all.overloaded_seconds += job.served->overloaded_seconds;
 }
 
+void count_windows(const JobResult& job, TierSummary& tier) {
+  for (const sched::SlaWindow& window : job.windows) {
+    ++tier.windows;
+    tier.kept += window.fraction() >= sched::guarantee(job.tier) - 1e-9;
+    tier.fraction += window.fraction();
+    tier.worst = std::min(tier.worst, window.fraction());
+  }
+}
+
+// The fairness of jobs, where jobs that are alike share what was computed.
+class Fairness {
+ public:
+  Fairness(const Catalog& catalog, const sched::Cluster& cluster)
+      : catalog_(catalog), cluster_(cluster) {}
+
+  double rho(const Submission& submission, const JobResult& job) {
+    Submission whole = submission;
+    whole.work = 1;
+    // Contention to the nearest tenth, so that jobs share it.
+    const double contention = std::max(std::round(job.contention * 10) / 10, 1.0);
+    const Application& app = catalog_.find(job.application);
+    const auto key = std::tuple(job.application, whole.devices, contention,
+                                whole.scaling == sched::Scaling::rigid, kept_batch(whole, app));
+    auto [found, fresh] = alone_.try_emplace(key, 0);
+    if (fresh) found->second = alone_seconds(whole, app, catalog_.rules, cluster_, contention);
+    const double pause = pause_of(app, catalog_.rules);
+    return job.jct() / ((found->second - pause) * submission.work + pause);
+  }
+
+ private:
+  const Catalog& catalog_;
+  const sched::Cluster& cluster_;
+  std::map<std::tuple<std::string, int32_t, double, bool, int32_t>, double> alone_;
+};
+
+void count_rounds(const SimResult& result, Summary& summary) {
+  std::vector<double> decisions;
+  int64_t used = 0, usable = 0;
+  for (const RoundSample& round : result.rounds) {
+    decisions.push_back(round.decision_seconds);
+    summary.decision_mean += round.decision_seconds / static_cast<double>(result.rounds.size());
+    if (round.waiting == 0) continue;
+    used += round.used;
+    usable += round.usable;
+  }
+  summary.decision_p99 = quantile(std::move(decisions), 0.99);
+  summary.busy = usable > 0 ? static_cast<double>(used) / static_cast<double>(usable) : 0;
+}
+
 }  // namespace
 
 Summary summarise(const SimResult& result, const Workload& workload, const Catalog& catalog,
                   const sched::Cluster& cluster) {
   Summary summary;
-  for (const JobResult& job : result.jobs) summary.jobs += !job.served;
+  for (const JobResult& job : result.jobs) {
+    summary.jobs += !job.served;
+    summary.unfinished += !job.finished;
+  }
   if (result.jobs.empty()) return summary;
   const double n = static_cast<double>(std::max<int64_t>(summary.jobs, 1));
-  std::vector<double> jcts, decisions;
+  std::vector<double> jcts, rhos;
   double service = 0;
   ServiceRecord served;
   double serving = 0;
-  std::map<std::tuple<std::string, int32_t, double, bool, int32_t>, double> alone;
+  Fairness fairness(catalog, cluster);
   for (size_t j = 0; j < result.jobs.size(); ++j) {
     const JobResult& job = result.jobs[j];
     service += job.service;
-    TierSummary& tier = summary.tiers[static_cast<size_t>(job.tier)];
-    for (const sched::SlaWindow& window : job.windows) {
-      ++tier.windows;
-      tier.kept += window.fraction() >= sched::guarantee(job.tier) - 1e-9;
-      tier.fraction += window.fraction();
-      tier.worst = std::min(tier.worst, window.fraction());
-    }
+    count_windows(job, summary.tiers[static_cast<size_t>(job.tier)]);
     if (job.served) {
       count_service(job, served, serving, summary);
       continue;
     }
-    jcts.push_back(job.jct());
     summary.restarts += job.restarts / n;
+    summary.starts += job.service > 0 ? 1 + job.restarts : 0;
+    summary.hits += job.node_losses;
+    summary.redone_hours += job.redone / 3600;
     summary.lost_hours += job.lost / 3600;
-    // Contention to the nearest tenth, so that jobs share what was computed.
-    Submission whole = workload.jobs[j];
-    whole.work = 1;
-    const double contention = std::max(std::round(job.contention * 10) / 10, 1.0);
-    const Application& app = catalog.find(job.application);
-    const auto key = std::tuple(job.application, whole.devices, contention,
-                                whole.scaling == sched::Scaling::rigid, kept_batch(whole, app));
-    auto [found, fresh] = alone.try_emplace(key, 0);
-    if (fresh) found->second = alone_seconds(whole, app, catalog.rules, cluster, contention);
-    const double pause = pause_of(app, catalog.rules);
-    const double rho = job.jct() / ((found->second - pause) * workload.jobs[j].work + pause);
-    summary.worst_fairness = std::max(summary.worst_fairness, rho);
-    summary.mean_fairness += rho / n;
-    summary.unfair_share += (rho > 1) / n;
+    if (!job.finished) continue;
+    jcts.push_back(job.jct());
+    rhos.push_back(fairness.rho(workload.jobs[j], job));
+    TierSummary& tier = summary.tiers[static_cast<size_t>(job.tier)];
+    ++tier.finished;
+    tier.mean += job.jct();
   }
-  for (const double jct : jcts) summary.mean += jct / n;
+  const double finished = static_cast<double>(std::max<size_t>(jcts.size(), 1));
+  for (const double rho : rhos) {
+    summary.worst_fairness = std::max(summary.worst_fairness, rho);
+    summary.mean_fairness += rho / finished;
+    summary.unfair_share += (rho > 1) / finished;
+  }
+  for (const double jct : jcts) summary.mean += jct / finished;
   summary.median = quantile(jcts, 0.5);
   summary.p90 = quantile(jcts, 0.9);
   summary.p99 = quantile(jcts, 0.99);
@@ -236,19 +285,17 @@ Summary summarise(const SimResult& result, const Workload& workload, const Catal
   if (premium.windows + standard.windows > 0)
     summary.sla = static_cast<double>(premium.kept + standard.kept) /
                   static_cast<double>(premium.windows + standard.windows);
-  for (TierSummary& tier : summary.tiers)
+  for (TierSummary& tier : summary.tiers) {
     tier.fraction /= static_cast<double>(std::max<int64_t>(tier.windows, 1));
+    tier.mean /= static_cast<double>(std::max<int64_t>(tier.finished, 1));
+  }
   summary.teams = teams_of(result, cluster);
   if (summary.services > 0) {
     summary.attained = served.attained();
     summary.latency = served.kept_up > 0 ? served.latency_sum / served.kept_up : 0;
     summary.overload = serving > 0 ? served.overloaded_seconds / serving : 0;
   }
-  for (const RoundSample& round : result.rounds) {
-    decisions.push_back(round.decision_seconds);
-    summary.decision_mean += round.decision_seconds / static_cast<double>(result.rounds.size());
-  }
-  summary.decision_p99 = quantile(decisions, 0.99);
+  count_rounds(result, summary);
   return summary;
 }
 
@@ -262,6 +309,7 @@ Summary average(std::span<const Summary> summaries) {
   std::map<int32_t, TeamSummary> teams;
   for (const Summary& s : summaries) {
     out.jobs += s.jobs;
+    out.unfinished += s.unfinished;
     out.mean += s.mean / n;
     out.median += s.median / n;
     out.p90 += s.p90 / n;
@@ -274,6 +322,10 @@ Summary average(std::span<const Summary> summaries) {
     out.mean_fairness += s.mean_fairness / n;
     out.unfair_share += s.unfair_share / n;
     out.lost_hours += s.lost_hours / n;
+    out.busy += s.busy / n;
+    out.starts += s.starts / n;
+    out.hits += s.hits / n;
+    out.redone_hours += s.redone_hours / n;
     out.services = std::max(out.services, s.services);
     out.attained += s.attained / n;
     out.worst_hour = std::min(out.worst_hour, s.worst_hour);
@@ -287,6 +339,8 @@ Summary average(std::span<const Summary> summaries) {
       tier.windows += s.tiers[t].windows;
       tier.kept += s.tiers[t].kept;
       tier.worst = std::min(tier.worst, s.tiers[t].worst);
+      tier.mean += s.tiers[t].mean * static_cast<double>(s.tiers[t].finished);
+      tier.finished += s.tiers[t].finished;
     }
     for (const TeamSummary& team : s.teams) {
       TeamSummary& sum = teams[team.team];
@@ -301,8 +355,10 @@ Summary average(std::span<const Summary> summaries) {
       ++with_sla;
     }
   }
-  for (TierSummary& tier : out.tiers)
+  for (TierSummary& tier : out.tiers) {
     tier.fraction /= static_cast<double>(std::max<int64_t>(tier.windows, 1));
+    tier.mean /= static_cast<double>(std::max<int64_t>(tier.finished, 1));
+  }
   for (auto& [id, team] : teams) {
     team.mean /= static_cast<double>(std::max<int64_t>(team.jobs, 1));
     out.teams.push_back(team);
@@ -323,17 +379,21 @@ nlohmann::ordered_json to_json(const Summary& s) {
                                 {"utilisation", s.utilisation},
                                 {"worst_fairness", s.worst_fairness},
                                 {"mean_fairness", s.mean_fairness},
-                                {"unfair_share", s.unfair_share}};
+                                {"unfair_share", s.unfair_share},
+                                {"busy", s.busy},
+                                {"starts", s.starts},
+                                {"hits", s.hits}};
+  if (s.unfinished > 0) out["unfinished"] = s.unfinished;
+  if (s.redone_hours > 0) out["redone_hours"] = s.redone_hours;
   if (s.lost_hours > 0) out["lost_hours"] = s.lost_hours;
   if (s.sla) {
     out["sla"] = *s.sla;
     for (size_t t = 0; t < s.tiers.size(); ++t)
       if (s.tiers[t].windows > 0)
         out["tiers"][std::string(sched::to_string(static_cast<sched::Tier>(t)))] = {
-            {"windows", s.tiers[t].windows},
-            {"kept", s.tiers[t].kept},
-            {"mean_fraction", s.tiers[t].fraction},
-            {"worst_fraction", s.tiers[t].worst}};
+            {"windows", s.tiers[t].windows},        {"kept", s.tiers[t].kept},
+            {"mean_fraction", s.tiers[t].fraction}, {"worst_fraction", s.tiers[t].worst},
+            {"finished", s.tiers[t].finished},      {"mean_jct", s.tiers[t].mean}};
   }
   for (const TeamSummary& team : s.teams)
     out["teams"].push_back({{"team", team.team},
@@ -368,6 +428,7 @@ nlohmann::ordered_json to_json(const SimResult& result) {
                     {"restarts", job.restarts},
                     {"node_losses", job.node_losses}});
     auto& entry = jobs.back();
+    if (!job.finished) entry["finished"] = false;
     if (job.lost > 0) entry["lost"] = job.lost;
     if (job.tier != sched::Tier::basic)
       for (const sched::SlaWindow& window : job.windows)

@@ -18,19 +18,22 @@ struct TierSummary {
   int64_t windows = 0, kept = 0;  // kept: at or above the guarantee
   double fraction = 0;            // of the requested devices, mean over windows
   double worst = 1;
+  int64_t finished = 0;  // of its jobs, without services
+  double mean = 0;       // completion time of these, s
 };
 
 struct TeamSummary {
   int32_t team = 0;
   int64_t jobs = 0;
   double device_hours = 0;
-  double mean = 0;              // completion time of its jobs, s; without services
+  double mean = 0;              // completion time of its finished jobs, s; without services
   double over_quota_hours = 0;  // device hours above its quota
 };
 
 struct Summary {
-  // Only device hours, tiers and teams include services; all other figures leave them out.
-  int64_t jobs = 0;
+  // Only device hours, windows of tiers, teams and `busy` include services; all other figures leave
+  // them out. Completion times and fairness are those of the jobs that finished.
+  int64_t jobs = 0, unfinished = 0;               // unfinished: when Scenario::until came
   double mean = 0, median = 0, p90 = 0, p99 = 0;  // job completion times, s
   double makespan = 0;                            // last end, s
   double device_hours = 0;
@@ -40,6 +43,10 @@ struct Summary {
   // share of the cluster (Mahajan et al., Themis, NSDI'20); above 1, the job would have been faster
   // alone.
   double worst_fairness = 0, mean_fairness = 0, unfair_share = 0;  // share of jobs above 1
+  double busy = 0;            // share of the usable devices that were held while a job waited
+  double starts = 0;          // starts and later changes of allocation, in all
+  double hits = 0;            // times that a job lost a node that it held
+  double redone_hours = 0;    // device hours of work lost with nodes and done again
   double lost_hours = 0;      // of work that was done again since a checkpoint; jobs x hours
   std::optional<double> sla;  // share of the windows of Premium and Standard jobs that were kept
   std::array<TierSummary, 3> tiers;

@@ -149,23 +149,36 @@ std::vector<Figure> figures() {
     };
   };
   const auto duration = page::as_short_duration;
-  return {{"mean JCT", -1, duration, always(&Summary::mean)},
-          {"median", -1, duration, always(&Summary::median)},
-          {"p90", -1, duration, always(&Summary::p90)},
-          {"p99", -1, duration, always(&Summary::p99)},
-          {"makespan", -1, duration, always(&Summary::makespan)},
-          {"device hours", -1, whole, always(&Summary::device_hours)},
-          {"restarts", -1, two_digits, always(&Summary::restarts)},
-          {"utilisation", 0, percent, always(&Summary::utilisation)},
-          {"worst \u03c1", -1, two_digits, always(&Summary::worst_fairness)},
-          {"mean \u03c1", -1, two_digits, always(&Summary::mean_fairness)},
-          {"Premium", 1, percent, kept(0)},
-          {"Standard", 1, percent, kept(1)},
-          {"on time", 1, percent, of_services(&Summary::attained)},
-          {"worst hour", 1, percent, of_services(&Summary::worst_hour)},
-          {"hours done again", -1, whole, [](const Summary& s) {
-             return s.lost_hours > 0 ? std::optional(s.lost_hours) : std::nullopt;
-           }}};
+  return {
+      {"mean JCT", -1, duration, always(&Summary::mean)},
+      {"median", -1, duration, always(&Summary::median)},
+      {"p90", -1, duration, always(&Summary::p90)},
+      {"p99", -1, duration, always(&Summary::p99)},
+      {"makespan", -1, duration, always(&Summary::makespan)},
+      {"device hours", -1, whole, always(&Summary::device_hours)},
+      {"restarts", -1, two_digits, always(&Summary::restarts)},
+      {"utilisation", 0, percent, always(&Summary::utilisation)},
+      {"worst \u03c1", -1, two_digits, always(&Summary::worst_fairness)},
+      {"mean \u03c1", -1, two_digits, always(&Summary::mean_fairness)},
+      {"Premium", 1, percent, kept(0)},
+      {"Standard", 1, percent, kept(1)},
+      {"Basic got", 1, two_digits,
+       [](const Summary& s) {
+         return s.sla && s.tiers[2].windows > 0 ? std::optional(s.tiers[2].fraction) : std::nullopt;
+       }},
+      {"unfinished", -1, whole,
+       [](const Summary& s) {
+         return s.unfinished > 0 ? std::optional(static_cast<double>(s.unfinished)) : std::nullopt;
+       }},
+      {"held while work waits", 0, percent, always(&Summary::busy)},
+      {"starts", 0, whole, always(&Summary::starts)},
+      {"nodes lost by jobs", -1, whole,
+       [](const Summary& s) { return s.hits > 0 ? std::optional(s.hits) : std::nullopt; }},
+      {"on time", 1, percent, of_services(&Summary::attained)},
+      {"worst hour", 1, percent, of_services(&Summary::worst_hour)},
+      {"hours done again", -1, whole, [](const Summary& s) {
+         return s.lost_hours > 0 ? std::optional(s.lost_hours) : std::nullopt;
+       }}};
 }
 
 Cell policy_cell(size_t number, const std::string& policy) {

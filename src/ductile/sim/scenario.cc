@@ -163,6 +163,8 @@ Scenario parse_scenario(std::string_view text, std::string_view name) {
     const std::string where = fmt::format("{}:{}", name, node.source().begin.line);
     if (key == "lost_work_seconds") {
       scenario.lost_work_seconds = number(node, where, "lost_work_seconds", 0, 1e7);
+    } else if (key == "until") {
+      scenario.until = number(node, where, "until", 1, 1e8);
     } else if (key == "fault" && node.is_array()) {
       for (const toml::node& entry : *node.as_array()) {
         const std::string at = fmt::format("{}:{}", name, entry.source().begin.line);
@@ -176,7 +178,7 @@ Scenario parse_scenario(std::string_view text, std::string_view name) {
       }
     } else {
       fail(ErrorCode::invalid_argument,
-           "{}: unknown key '{}'; a scenario has lost_work_seconds and [[fault]]", where,
+           "{}: unknown key '{}'; a scenario has lost_work_seconds, until and [[fault]]", where,
            std::string(key.str()));
     }
   }

@@ -12,6 +12,9 @@
 // What goes wrong in a simulation, from a file:
 //
 //   lost_work_seconds = 0        # progress that a job loses with a node, besides its restart
+//   until = 86400                # seconds at which the simulation ends, whatever is unfinished
+//   then;
+//                                # default: with the last job
 //   [[fault]]
 //   kind = "node_loss"           # straggler, slow_network, lost_decisions, late_reports, reclaim,
 //                                # maintenance, lost_messages, late_messages
@@ -63,6 +66,7 @@ struct Fault {
 struct Scenario {
   std::vector<Fault> faults;
   double lost_work_seconds = 0;
+  double until = 0;  // 0: until all jobs have ended
 };
 
 // Throws invalid_argument with file and line for an unknown key or kind, or a wrong value.

@@ -63,6 +63,8 @@ class Simulation {
   std::span<const double> step_seconds(const Submission& job);
   double asked_rate(const Submission& job, const sched::JobView& view, int32_t type) const;
   void end_job(int32_t job, double at);
+  void check_arrivals() const;
+  void stop();
   int32_t region_of_data(const Submission& job) const;
   void lose_node(int32_t job, int32_t node);
 
@@ -131,6 +133,7 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
            job.name, unit, largest);
     job.devices -= job.devices % unit;
   }
+  check_arrivals();
   for (const Submission& job : workload_.jobs) data_.push_back(region_of_data(job));
   for (size_t j = 0; j < jobs; ++j) {
     const Submission& job = workload_.jobs[j];
@@ -171,6 +174,17 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
   faults_ = plan_faults(options.scenario, cluster_, options.seed, options.most_seconds);
   result_.workload = workload.name;
   result_.policy = policy.name();
+}
+
+void Simulation::check_arrivals() const {
+  const double until = options_.scenario.until;
+  if (until <= 0) return;
+  for (const Submission& job : workload_.jobs)
+    if (job.time >= until)
+      fail(ErrorCode::invalid_argument,
+           "{} arrives at {} s, and the scenario ends at {} s; let it end later (until), or leave "
+           "the job out",
+           job.name, job.time, until);
 }
 
 int32_t Simulation::region_of_data(const Submission& job) const {
@@ -338,13 +352,27 @@ void Simulation::end_job(int32_t j, double at) {
   result_.end = std::max(result_.end, at);
 }
 
+// The scenario's end: what has not finished counts as such.
+void Simulation::stop() {
+  for (const int32_t j : active_) {
+    end_job(j, now_);
+    result_.jobs[j].finished = workload_.jobs[j].service.has_value();
+  }
+  active_.clear();
+  views_.clear();
+  result_.end = now_;
+}
+
 // A service goes on with the replicas that it has elsewhere; a job's devices stop together.
 void Simulation::lose_node(int32_t j, int32_t node) {
+  const auto is_there = [&](const sched::NodeShare& s) { return s.node == node; };
+  if (std::ranges::none_of(runs_[j].allocation(), is_there)) return;
   sched::Allocation left = runs_[j].allocation();
-  if (std::erase_if(left, [&](const sched::NodeShare& s) { return s.node == node; }) == 0) return;
+  std::erase_if(left, is_there);
   ++result_.jobs[j].node_losses;
   if (!workload_.jobs[j].service) {
-    runs_[j].lose_work(options_.scenario.lost_work_seconds);
+    result_.jobs[j].redone += runs_[j].lose_work(options_.scenario.lost_work_seconds) *
+                              sched::device_count(runs_[j].allocation());
     if (controlled_[j])
       controlled_[j]->lose_workers(
           sched::device_count(runs_[j].allocation()) - sched::device_count(left), messages_);
@@ -594,6 +622,12 @@ SimResult Simulation::run() {
         sooner = std::min(sooner, workload_.jobs[next_job_].time);
       event = sooner < until;
       until = std::min(until, sooner);
+    }
+    if (const double end = options_.scenario.until; end > 0 && until >= end) {
+      pass(end);
+      arrive();
+      stop();
+      break;
     }
     if (until > options_.most_seconds)
       fail(ErrorCode::deadline, "{} jobs of {} under {} are unfinished after {} s", active_.size(),

@@ -69,6 +69,8 @@ struct JobResult {
   double paused = 0;                          // seconds of restarts
   int32_t restarts = 0;
   int32_t node_losses = 0;
+  bool finished = true;  // false: Scenario::until came first, and is its `finish`
+  double redone = 0;     // device-seconds of work lost with nodes (Scenario::lost_work_seconds)
   double lost = 0;  // seconds of work since a checkpoint that were done again (checkpoint_every)
   std::vector<sched::SlaWindow> windows;  // of its service level
   std::optional<ServiceRecord> served;    // of a service
@@ -100,7 +102,7 @@ struct SimResult {
   std::vector<Segment> timeline;
   std::vector<RoundSample> rounds;
   std::vector<FaultEvent> faults;    // those that happened
-  double end = 0;                    // the last finish of a job that is not a service
+  double end = 0;                    // the last finish of a job that is not a service, or `until`
   ControlStats control;              // with SimOptions::control
   double usable_device_seconds = 0;  // until `end`, while work was unfinished
 };

@@ -136,6 +136,63 @@ TEST(Simulator, ItWaitsForDevicesThatComeBackHoweverLate) {
   }
 }
 
+TEST(Simulator, AScenarioMayEndBeforeItsJobs) {
+  const Workload workload = small_workload(1, 24);
+  const sched::Cluster cluster = sched::homogeneous_cluster(2, 4);
+  const SimResult whole = run("fifo", workload, cluster);
+  SimOptions options;
+  options.scenario = parse_scenario("until = 5000\n", "s.toml");
+  ASSERT_LT(workload.jobs.back().time, 5000);
+  const SimResult cut = run("fifo", workload, cluster, options);
+  EXPECT_EQ(cut.end, 5000);
+  int64_t unfinished = 0;
+  for (size_t j = 0; j < cut.jobs.size(); ++j) {
+    EXPECT_EQ(cut.jobs[j].finished, whole.jobs[j].finish < 5000) << j;
+    EXPECT_EQ(cut.jobs[j].finish, std::min(whole.jobs[j].finish, 5000.0)) << j;
+    unfinished += !cut.jobs[j].finished;
+  }
+  const Summary summary = summarise(cut, workload, catalog(), cluster);
+  ASSERT_GT(unfinished, 0);
+  ASSERT_LT(unfinished, 24);
+  EXPECT_EQ(summary.unfinished, unfinished);
+  EXPECT_EQ(summary.tiers[0].finished + summary.tiers[1].finished + summary.tiers[2].finished,
+            24 - unfinished);
+  double sum = 0;
+  for (const JobResult& job : cut.jobs) sum += job.finished ? job.jct() : 0;
+  EXPECT_NEAR(summary.mean, sum / static_cast<double>(24 - unfinished), 1e-6);
+  options.scenario = parse_scenario("until = 100\n", "s.toml");
+  try {
+    run("fifo", workload, cluster, options);
+    ADD_FAILURE() << "a job arrives after the end";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string_view(e.what()).find("the scenario ends at 100 s"), std::string_view::npos)
+        << e.what();
+  }
+}
+
+TEST(Simulator, WorkThatIsLostWithANodeIsCounted) {
+  Workload workload = small_workload(1, 1);
+  Submission& job = workload.jobs[0];
+  job.application = "bert";  // which has two long epochs
+  job.batch = 0;
+  job.work = 1;
+  job.work = 4000 / alone_seconds(job, catalog().find("bert"), catalog().rules,
+                                  sched::homogeneous_cluster(1, 4), 1);
+  SimOptions options;
+  options.scenario = parse_scenario(
+      "lost_work_seconds = 30\n[[fault]]\nkind = \"node_loss\"\nat = 600\nfor = 60\nnode = 0\n",
+      "s.toml");
+  const sched::Cluster cluster = sched::homogeneous_cluster(1, 4);
+  const SimResult result = run("fifo", workload, cluster, options);
+  ASSERT_EQ(result.jobs[0].node_losses, 1);
+  const double devices = sched::device_count(result.timeline.front().allocation);
+  EXPECT_NEAR(result.jobs[0].redone, 30 * devices, 1e-6);
+  const Summary summary = summarise(result, workload, catalog(), cluster);
+  EXPECT_EQ(summary.hits, 1);
+  EXPECT_EQ(summary.starts, 2);
+  EXPECT_NEAR(summary.redone_hours, 30 * devices / 3600, 1e-9);
+}
+
 TEST(Simulator, SameSeedSameBytes) {
   const Workload workload = small_workload(2, 16);
   const sched::Cluster cluster = sched::homogeneous_cluster(3, 4);
