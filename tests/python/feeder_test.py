@@ -470,6 +470,26 @@ class Faults(unittest.TestCase):
         wait(lambda: not any(os.path.exists(f"/proc/{number}") for number in numbers), "their end")
 
 
+    def test_prefetch_as_large_as_it_may_be(self):
+        """Questions and answers of so many batches would fill both directions of a socket."""
+        code = "import feeder_test as t\nf = t.feeder(t.Drawn(200), 1)\nf.prefetch = 1024\nprint(len(list(t.stream(f, 3))))"
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=300,
+                              cwd=os.path.dirname(os.path.abspath(__file__)))
+        self.assertEqual(done.stdout.strip(), "12")
+
+    def test_a_process_that_cannot_be_forked_now_is_forked_later(self):
+        code = ("import errno, os, feeder_test as t\nfork, calls = os.fork, []\n"
+                "def tried():\n"
+                "    calls.append(0)\n"
+                "    if len(calls) in (2, 3): raise BlockingIOError(errno.EAGAIN, 'no room')\n"
+                "    return fork()\n"
+                "os.fork = tried\n"
+                "print(len(next(t.stream(t.feeder(t.Drawn(200), 2), 1))['indices']))")
+        done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=300,
+                              cwd=os.path.dirname(os.path.abspath(__file__)))
+        self.assertEqual(done.stdout.strip(), "8")
+
+
 class Objects(unittest.TestCase):
     def test_of_any_kind_are_handed_over(self):
         import numpy

@@ -1,5 +1,6 @@
 """How a user's program is found and recognised: each step in a process of its own, as `ductile train` and workers have it."""
 
+import errno
 import json
 import os
 import shutil
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
+import zipfile
 
 import ductile
 from ductile import _files, _program
@@ -111,6 +114,27 @@ class Files(Case):
         self.assertTrue(_files.are_those(script, source))
         os.remove(os.path.join(self.folder, "nets/base.py"))
         self.assertIn("its files are not those that the run began with", self.checked(text, python))
+
+    def test_in_an_archive_are_those_of_the_run(self):
+        def archive(text):
+            with zipfile.ZipFile(os.path.join(self.folder, "libs.zip"), "w") as file:
+                file.writestr("zmod.py", text)
+
+        archive("samples = [1, 2]\n")
+        text = self.job("import os, sys\nsys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), 'libs.zip'))\n"
+                        "import zmod\n" + JOB)
+        python = self.described(text)
+        self.assertIn("libs.zip", self.names(python))
+        self.assertEqual(self.checked(text, python), "same")
+        archive("samples = [3, 4]\n")
+        self.assertIn("its files are not those that the run began with", self.checked(text, python))
+
+    def test_that_cannot_be_read_now_have_not_changed(self):
+        text = self.job()
+        python = self.described(text)
+        with unittest.mock.patch("builtins.open", side_effect=OSError(errno.EIO, "Input/output error", "mydata.py")):
+            with self.assertRaises(OSError):
+                _files.are_those(text[:-len(":Job")], python["source"])
 
     def test_of_a_loop_are_those_of_the_run(self):
         self.job()

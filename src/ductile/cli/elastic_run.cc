@@ -140,13 +140,13 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
   options.keep_checkpoints = job.checkpoint.keep;
 
   server::JobHost* host = nullptr;
-  options.on_line = [&](control::WorkerId, std::string_view line) {
+  options.on_line = [&](control::WorkerId worker, std::string_view line) {
     run.on_line(line);
-    // What a worker says that cannot even reach its controller: another one would say the same.
+    // What a worker says that cannot even reach its controller.
     const auto known = run::decode(line);
     const auto* failed = known ? std::get_if<run::Failed>(&*known) : nullptr;
     if (failed != nullptr && failed->code == ErrorCode::invalid_argument)
-      host->give_up(failed->text, failed->code);
+      host->could_not_begin(worker, failed->text, failed->code);
   };
   bool first = true;
   options.on_note = [&](const control::Note& note) {

@@ -184,13 +184,15 @@ struct Outcome {
   std::string status;     // done, interrupted, failed
   std::string error;      // of a failed one
   bool resumable = true;  // failed: the same command may get further when something was mended
+  ErrorCode error_code = ErrorCode::internal;  // of a failed one
 };
 
 Outcome failed(ErrorCode code, const std::string& text) {
   // A job that is not as it has to be fails again, however often it is tried.
-  if (code == ErrorCode::invalid_argument) return {kUsage, "failed", text, false};
+  if (code == ErrorCode::invalid_argument) return {kUsage, "failed", text, false, code};
   // Nor does one get further whose files are damaged: its message says what has to be mended first.
-  return {kJobFailed, "failed", text, code != ErrorCode::conflict && code != ErrorCode::data_loss};
+  return {kJobFailed, "failed", text, code != ErrorCode::conflict && code != ErrorCode::data_loss,
+          code};
 }
 
 Outcome outcome_of(const link::JobEnd& end, const Listener& listener,
@@ -402,12 +404,10 @@ void compare(const Original& original, const Json& figures, Outcome& outcome, Co
              fmt::format("the result is not that of {}: its digest is {}, and this one's {}; the "
                          "data, the program or the kind of processor is another one",
                          original.run, original.digest, digest),
-             false};
+             false, ErrorCode::conflict};
 }
 
-}  // namespace
-
-ExitCode train(const TrainCommand& command, Context& context) {
+ExitCode carry_out(const TrainCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig config;
   const std::string plan = read_job(command, context, config);
@@ -467,7 +467,10 @@ ExitCode train(const TrainCommand& command, Context& context) {
                    {"run", folder.path().string()},
                    {"report", folder.report_file().string()},
                    {"result", figures}};
-    if (!outcome.error.empty()) result["error"] = outcome.error;
+    if (!outcome.error.empty()) {
+      result["error"] = outcome.error;
+      result["code"] = to_string(outcome.error_code);
+    }
     if (outcome.code != kDone && outcome.resumable) result["resume"] = resume_command(folder);
     console.print("{}\n", dump_json(result, 2));
   } else if (outcome.code == kDone) {
@@ -483,6 +486,22 @@ ExitCode train(const TrainCommand& command, Context& context) {
     }
   }
   return outcome.code;
+}
+
+}  // namespace
+
+ExitCode train(const TrainCommand& command, Context& context) {
+  try {
+    return carry_out(command, context);
+  } catch (const Error& error) {
+    // An exit code stands for several kinds of errors, which a program has to tell apart.
+    if (command.json)
+      context.console.print("{}\n", dump_json(Json{{"status", "failed"},
+                                                   {"error", error.what()},
+                                                   {"code", to_string(error.code())}},
+                                              2));
+    throw;
+  }
 }
 
 }  // namespace ductile::cli

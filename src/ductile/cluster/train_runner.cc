@@ -47,7 +47,9 @@ class TrainRunner : public JobRunner {
     options.listen = engine.listen();
     options.alone = alone;
     options.keep_checkpoints = job.checkpoint.keep;
-    options.on_line = [this](control::WorkerId, std::string_view line) { hear(line); };
+    options.on_line = [this](control::WorkerId worker, std::string_view line) {
+      hear(worker, line);
+    };
     options.on_note = [this](const control::Note& note) {
       if (note.event == "generation") meter_.formed();
     };
@@ -116,14 +118,15 @@ class TrainRunner : public JobRunner {
     ++pauses_;
   }
 
-  void hear(std::string_view line) {
+  void hear(control::WorkerId worker, std::string_view line) {
     const auto known = run::decode(line);
     if (!known) return;
     if (const auto* progress = std::get_if<run::Progress>(&*known)) {
       total_steps_ = progress->total_steps;
     } else if (const auto* failed = std::get_if<run::Failed>(&*known)) {
-      // What a worker says that cannot even reach its controller: another one would say the same.
-      if (failed->code == ErrorCode::invalid_argument) host_->give_up(failed->text, failed->code);
+      // What a worker says that cannot even reach its controller.
+      if (failed->code == ErrorCode::invalid_argument)
+        host_->could_not_begin(worker, failed->text, failed->code);
     }
   }
 

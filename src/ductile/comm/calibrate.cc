@@ -331,8 +331,8 @@ fs::path file_of(const fs::path& folder, const std::string& key) {
 }
 
 std::optional<Fabric> cached(const Fabric& shape, const fs::path& file, const std::string& key) {
-  if (kind_of(file) == FileKind::none) return std::nullopt;
   try {
+    if (kind_of(file) == FileKind::none) return std::nullopt;
     if (!read_file(file).starts_with(key)) return std::nullopt;
     Fabric fabric;
     OptionSet options(fabric);

@@ -129,6 +129,14 @@ TEST(Calibrate, KeepsWhatItFoundForTheSameArrangementOnly) {
   EXPECT_NE(run(4).file, first.file);
   options.transport.clear();
 
+  // A place that cannot be looked into is as good as none.
+  const fs::path cache = options.cache;
+  fs::create_symlink("self", folder.path() / "self");
+  options.cache = folder.path() / "self" / "x";
+  EXPECT_GT(run(2).seconds, 0);
+  EXPECT_TRUE(run(2).file.empty());
+  options.cache = cache;
+
   options.anew = true;
   EXPECT_GT(run(4).seconds, 0);
   options.anew = false;

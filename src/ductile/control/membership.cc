@@ -66,9 +66,11 @@ run::Cost Membership::cost() const {
   return sum;
 }
 
+void Membership::saved(Time now) { state_->note_saved(now); }
+
 Outcome Membership::State::apply(std::span<const Event> events, Time at) {
   now = std::max(now, at);
-  note_saved();
+  note_saved(now);
   out = {};
   for (const Event& event : events) std::visit([&](const auto& e) { on(e); }, event);
   reconcile();
@@ -78,11 +80,11 @@ Outcome Membership::State::apply(std::span<const Event> events, Time at) {
 
 // A worker that hears nobody reads what was saved (may_go_on()), so what it may do no more counts
 // from when that was on the disk, however long this took.
-void Membership::State::note_saved() {
+void Membership::State::note_saved(Time at) {
   if (!unsaved_since) return;
   for (auto& [id, worker] : workers)
-    if (worker.doomed && worker.doomed_at >= *unsaved_since) worker.doomed_at = now;
-  if (change && !change->saved_at) change->saved_at = now;
+    if (worker.doomed && worker.doomed_at >= *unsaved_since) worker.doomed_at = at;
+  if (change && !change->saved_at) change->saved_at = at;
   unsaved_since.reset();
 }
 
@@ -233,8 +235,7 @@ void Membership::State::on(const PreemptJob&) {
 
 void Membership::State::on(const ResumeJob& event) {
   if (event.workers != 0 && !count_in_range(event.workers)) return;
-  if (phase != Phase::preempted && phase != Phase::preempting &&
-      (phase != Phase::failed || winding_down))
+  if (phase != Phase::preempted && phase != Phase::preempting && phase != Phase::failed)
     return refuse("resume");
   if (event.workers != 0) wanted = event.workers;
   out.must_save = true;

@@ -214,6 +214,10 @@ class Membership {
   // among them.
   Outcome apply(std::span<const Event> events, Time now);
 
+  // What the last outcome had to save is on stable storage. Without a call the next apply() says
+  // so, as of its time.
+  void saved(Time now);
+
   // When apply(Tick) is due at the latest; calling it earlier or later is allowed.
   Time next_deadline() const;
 

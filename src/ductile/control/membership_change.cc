@@ -71,7 +71,9 @@ std::string Membership::State::change_asked() {
     // First let everyone get the state: a change in between would begin the feeding anew.
     if (worker->report.generation != plan->number || worker->report.phase == WorkerPhase::restoring)
       return "";
-    if (worker->leaving())
+    // One that has handed its parts over has nothing to do any more.
+    const bool beside = plan->find(worker->id)->ranks.size() == 0;
+    if (worker->leaving() || beside)
       leaver = true;
     else
       ++staying;
@@ -79,7 +81,7 @@ std::string Membership::State::change_asked() {
   if (phase == Phase::preempting) return "preemption";
   const auto members = static_cast<int64_t>(plan->members.size());
   if (staying > wanted) return fmt::format("from {} to {} workers", members, wanted);
-  if (leaver && staying >= options.min_workers) return "a worker was asked to leave its host";
+  if (leaver && staying >= options.min_workers) return "a worker leaves its host";
   if (staying < wanted && !joiners().empty() && joiners_complete())
     return fmt::format("{} of {} wanted workers, and more are ready", members, wanted);
   return "";
@@ -274,8 +276,11 @@ std::vector<WorkerRecord*> Membership::State::choose(const std::vector<WorkerRec
                                                      int64_t start) {
   std::vector<WorkerRecord*> ranked, leavers;
   const auto holds = [&](const WorkerRecord* worker) { return worker->can_start(start); };
-  for (WorkerRecord* worker : survivors)
-    (worker->leaving() || worker->report.faulted ? leavers : ranked).push_back(worker);
+  for (WorkerRecord* worker : survivors) {
+    const Member* member = plan->find(worker->id);
+    const bool beside = member != nullptr && member->ranks.size() == 0;
+    (worker->leaving() || worker->report.faulted || beside ? leavers : ranked).push_back(worker);
+  }
   std::stable_partition(ranked.begin(), ranked.end(), holds);
   std::stable_partition(leavers.begin(), leavers.end(), holds);
   ranked.insert(ranked.end(), joined.begin(), joined.end());

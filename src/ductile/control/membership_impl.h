@@ -139,7 +139,7 @@ struct Membership::State {
   void on(const PublishFailed& event);
   void on(const Tick&) {}
   Outcome apply(std::span<const Event> events, Time at);
-  void note_saved();
+  void note_saved(Time at);
   void reconcile();
   void check_restored() const;  // throws data_loss (membership_check.cc)
   bool count_in_range(int64_t workers);

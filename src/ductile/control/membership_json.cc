@@ -246,6 +246,7 @@ json Membership::save() const {
                 {"virtual_ranks", s.options.virtual_ranks},
                 {"phase", to_string(s.phase)},
                 {"reason", s.reason},
+                {"error_code", ductile::to_string(s.error_code)},
                 {"incarnation", s.incarnation},
                 {"wanted", s.wanted},
                 {"winding_down", s.winding_down},
@@ -296,6 +297,11 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     in.read("virtual_ranks", virtual_ranks);
     in.read("phase", s.phase, kPhases);
     in.read("reason", s.reason);
+    if (saved.contains("error_code")) {  // not in states of earlier versions
+      std::string code;
+      in.read("error_code", code);
+      s.error_code = error_code_from(code);
+    }
     in.read("incarnation", s.incarnation);
     in.read("wanted", s.wanted);
     if (format > kWithoutCosts) s.spent = run::cost_from_json(in.at("spent"));

@@ -250,10 +250,34 @@ TEST_F(BadInput, ImageSizesThatLieAllocateNothing) {
   EXPECT_THROW(png_size(std::as_bytes(std::span(png.data(), png.size()))), Error);
 }
 
+std::string tar_of(const std::vector<std::pair<std::string, std::string>>& members) {
+  std::string out;
+  for (const auto& [name, body] : members) {
+    out += tar_header(name, body.size()) + body;
+    out.append((512 - body.size() % 512) % 512, '\0');
+  }
+  return out;
+}
+
+// Whether numbers or folders name the classes is said of the whole set.
+TEST_F(BadInput, PlainTarsBesideWebDatasetOnes) {
+  const std::string image = test_jpeg(8, 8, 1);
+  for (const std::string part : {"train", "val"}) {
+    put(part + "-0.tar",
+        tar_of({{"1.jpg", image}, {"1.cls", "0"}, {"2.jpg", image}, {"2.cls", "1"}}));
+    put(part + "-1.tar", tar_of({{"ant/3.jpg", image}}));
+  }
+  for (const Split split : {Split::train, Split::test}) {
+    EXPECT_SAYS(error(options("tar"), split), "no .cls member beside it");
+    const auto set = open_dataset(options("tar", true), split);
+    EXPECT_EQ(set->info().size, 2);
+    EXPECT_EQ(set->bad_items().size(), 1U);
+  }
+}
+
 TEST_F(BadInput, TarsWithOddNames) {
   const auto member = [](const std::string& name, const std::string& body) {
-    std::string out = tar_header(name, body.size()) + body;
-    return out.append((512 - body.size() % 512) % 512, '\0');
+    return tar_of({{name, body}});
   };
   const std::string good = member("cat/1.jpg", test_jpeg(8, 8, 1));
   put("a.tar", good + member("loose.jpg", test_jpeg(8, 8, 2)));

@@ -4,7 +4,9 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
 #include "ductile/base/error.h"
@@ -49,6 +51,7 @@ class Reader {
       tally.bytes += static_cast<int64_t>(sample.bytes.size());
       ++tally.good;
     } catch (const Error& e) {
+      if (e.code() != ErrorCode::data_loss) throw;  // it cannot be read now, which is no damage
       tally.bad.push_back({index, {dataset_.where(index), e.what()}});
     }
   }
@@ -129,28 +132,34 @@ InspectResult inspect(const spec::DataOptions& options, Split split) {
   std::atomic<int64_t> next{0};
   std::mutex mutex;
   Tally total = Reader(*dataset).tally;
+  std::exception_ptr trouble;
   const auto work = [&] {
-    Reader reader(*dataset);
-    for (int64_t begin; (begin = next.fetch_add(kChunk)) < result.info.size;) {
-      const int64_t end = std::min(begin + kChunk, result.info.size);
-      for (int64_t i = begin; i < end; ++i) {
-        ask_whether_wanted();
-        reader.look(i);
+    try {
+      Reader reader(*dataset);
+      for (int64_t begin; (begin = next.fetch_add(kChunk)) < result.info.size;) {
+        const int64_t end = std::min(begin + kChunk, result.info.size);
+        for (int64_t i = begin; i < end; ++i) {
+          ask_whether_wanted();
+          reader.look(i);
+        }
       }
+      const std::lock_guard lock(mutex);
+      merge(total, reader.tally);
+    } catch (...) {
+      next = result.info.size;  // nothing more is wanted of the others
+      const std::lock_guard lock(mutex);
+      if (!trouble) trouble = std::current_exception();
     }
-    const std::lock_guard lock(mutex);
-    merge(total, reader.tally);
   };
   {
     std::vector<std::jthread> helpers;
-    for (unsigned t = 1; t < std::thread::hardware_concurrency(); ++t) helpers.emplace_back(work);
     try {
-      work();
-    } catch (...) {
-      next = result.info.size;  // nothing more is wanted of the helpers
-      throw;
+      for (unsigned t = 1; t < std::thread::hardware_concurrency(); ++t) helpers.emplace_back(work);
+    } catch (const std::system_error&) {  // those that there are do the work
     }
+    work();
   }
+  if (trouble) std::rethrow_exception(trouble);
 
   result.class_counts = total.class_counts;
   result.good = total.good;

@@ -82,7 +82,9 @@ struct JpegDecoder::State {
     const size_t left = info.src != nullptr ? info.src->bytes_in_buffer : 0;
     const size_t at = left <= file.size() ? file.size() - left : 0;
     jpeg_abort_decompress(&info);
-    fail(ErrorCode::data_loss, "offset {}: {}", at, errors.text);
+    // What the machine lacks is no damage of the file.
+    const bool memory = errors.base.msg_code == JERR_OUT_OF_MEMORY;
+    fail(memory ? ErrorCode::unavailable : ErrorCode::data_loss, "offset {}: {}", at, errors.text);
   }
 };
 
@@ -114,6 +116,7 @@ JpegDecoder::Size JpegDecoder::open(std::span<const std::byte> file) {
   State& s = *state_;
   s.file = file;
   s.errors.text[0] = 0;
+  s.errors.base.msg_code = 0;
   jpeg_abort_decompress(&s.info);  // an earlier decode may have been left half done
   if (file.empty()) fail(ErrorCode::data_loss, "offset 0: an empty file");
   DUCTILE_JPEG(s, {

@@ -8,6 +8,7 @@
 #include <exception>
 #include <mutex>
 #include <set>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -114,7 +115,13 @@ class Loader::Impl {
     max_threads_ = options.threads > 0 ? static_cast<int>(options.threads) : cores;
     active_ = options.threads > 0 ? max_threads_ : 1;
     threads_.reserve(static_cast<size_t>(max_threads_));
-    for (int i = 0; i < active_; ++i) threads_.emplace_back([this] { work(); });
+    const int wanted = active_;
+    for (active_ = 0; active_ < wanted && add_thread();) ++active_;
+    if (active_ == 0)
+      fail(
+          ErrorCode::unavailable,
+          "no thread can be started that reads the data; the machine's or the container's limit of "
+          "processes is reached");
   }
 
   ~Impl() {
@@ -261,6 +268,14 @@ class Loader::Impl {
     maybe_add_thread();
   }
 
+  // False: the system gives no more. Those that there are do the work, and the bytes are the same.
+  bool add_thread() try {
+    threads_.emplace_back([this] { work(); });
+    return true;
+  } catch (const std::system_error&) {
+    return false;
+  }
+
   // Growth by measurement: the consumer waiting for a noticeable share of its time is the one sign
   // that another thread would help.
   void maybe_add_thread() {
@@ -268,8 +283,11 @@ class Loader::Impl {
     const auto now = Clock::now();
     const double elapsed = std::chrono::duration<double>(now - window_start_).count();
     if (window_wait_ > kWaitShare * elapsed && active_ < max_threads_) {
-      ++active_;
-      threads_.emplace_back([this] { work(); });
+      if (add_thread()) {
+        ++active_;
+      } else {
+        max_threads_ = active_;
+      }
     }
     window_start_ = now;
     window_wait_ = 0;
@@ -295,7 +313,12 @@ class Loader::Impl {
     b.first = step_.first + part_ * per_part;
     b.next_cursor = step_.next;
     b.part = part_;
-    prepare(*slot, std::clamp<int64_t>(info_.size - b.first, 0, per_part));
+    try {
+      prepare(*slot, std::clamp<int64_t>(info_.size - b.first, 0, per_part));
+    } catch (...) {  // no memory, which next() tells
+      b.num_samples = slot->next_sample = slot->open_chunks = 0;
+      slot->error = std::current_exception();
+    }
     if (++part_ == task_.first_part + task_.num_parts) {
       part_ = task_.first_part;
       step_ = step_at(step_.next, batch_size_);

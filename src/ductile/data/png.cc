@@ -26,6 +26,7 @@ int64_t unpacked_bytes(const spng_ihdr& h) {
 using Context = std::unique_ptr<spng_ctx, decltype(&spng_ctx_free)>;
 
 void check(int rc) {
+  if (rc == SPNG_EMEM) fail(ErrorCode::unavailable, "libspng: no memory");
   if (rc != 0) fail(ErrorCode::data_loss, "PNG: {}", spng_strerror(rc));
 }
 

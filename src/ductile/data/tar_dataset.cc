@@ -29,6 +29,7 @@ namespace ductile::data {
 namespace {
 
 constexpr int64_t kMaxShards = 1 << 20;
+constexpr const char* kLink = "a symbolic link; write the archive with `tar --dereference`";
 constexpr int64_t kOwnClasses = 1 << 16;  // of a set that is only evaluated, without names
 
 std::vector<fs::path> expand_braces(const std::string& pattern) {
@@ -124,6 +125,13 @@ class TarDataset final : public EncodedDataset {
     }
     for (Found& f : found) {
       if (web_) {
+        if (f.label < 0) {
+          reject(
+              place(f.file, f.entry.header),
+              fmt::format("member \"{}\": no .cls member beside it, and others of the set have one",
+                          f.entry.name));
+          continue;
+        }
         if (f.label >= info_.num_classes) {
           reject(place(f.file, f.entry.header),
                  fmt::format("label {} is not below {}, {}", f.label, info_.num_classes, bound_));
@@ -219,6 +227,10 @@ class TarDataset final : public EncodedDataset {
                             (!shards.alone || has_part("val") || has_part("test"));
     for (const TarEntry& e : entries) {
       if (!has_image_name(e.name)) continue;
+      if (e.link) {
+        reject(e, kLink);
+        continue;
+      }
       const auto parts = parts_of(e.name);
       if (parts.size() < 2 || parts[parts.size() - 2] == "..") {
         reject(e, "not of the form CLASS/name.jpg");
@@ -246,6 +258,10 @@ class TarDataset final : public EncodedDataset {
     for (const TarEntry& e : entries) {
       const bool image = has_image_name(e.name), label = e.name.ends_with(".cls");
       if (!image && !label) continue;
+      if (e.link) {
+        reject(e, kLink);
+        continue;
+      }
       // The key ends at the first dot of the basename.
       const size_t slash = e.name.rfind('/');
       const size_t dot = e.name.find('.', slash == std::string::npos ? 0 : slash + 1);

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cstring>
 #include <optional>
+#include <unordered_map>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -19,8 +21,8 @@ constexpr size_t kMaxMeta = 1 << 20;  // of a long name or a pax header
 struct Field {
   size_t at, size;
 };
-constexpr Field kName{0, 100}, kSize{124, 12}, kChecksum{148, 8}, kType{156, 1}, kMagic{257, 5},
-    kPrefix{345, 155};
+constexpr Field kName{0, 100}, kSize{124, 12}, kChecksum{148, 8}, kType{156, 1}, kLinked{157, 100},
+    kMagic{257, 5}, kPrefix{345, 155};
 
 std::string_view text(const char* block, Field f) {
   const char* begin = block + f.at;
@@ -57,7 +59,7 @@ uint64_t checksum(const char* block) {
 }
 
 struct Pax {
-  std::optional<std::string> path;
+  std::optional<std::string> path, linked;
   std::optional<uint64_t> size;
 };
 
@@ -76,6 +78,7 @@ bool read_pax(std::string_view body, Pax& pax) {
     if (equals == std::string_view::npos) return false;
     const std::string_view key = record.substr(0, equals), value = record.substr(equals + 1);
     if (key == "path") pax.path = std::string(value);
+    if (key == "linkpath") pax.linked = std::string(value);
     if (key == "size") {
       uint64_t size = 0;
       const auto r = std::from_chars(value.data(), value.data() + value.size(), size);
@@ -94,6 +97,7 @@ std::vector<TarEntry> index_tar(std::span<const std::byte> bytes, std::string_vi
   const char* const data = reinterpret_cast<const char*>(bytes.data());
   const uint64_t total = bytes.size();
   Pax pax;
+  std::unordered_map<std::string, std::pair<uint64_t, uint64_t>> places;  // offset, size
   uint64_t at = 0;
   while (true) {
     const auto broken = [&](uint64_t where, std::string_view what) {
@@ -103,7 +107,14 @@ std::vector<TarEntry> index_tar(std::span<const std::byte> bytes, std::string_vi
     if (at == total && !entries.empty()) break;
     if (total - at < kBlock) broken(total, "the tar archive is truncated within a header");
     const char* const block = data + at;
-    if (std::all_of(block, block + kBlock, [](char c) { return c == 0; })) break;
+    const auto zero = [](char c) { return c == 0; };
+    if (std::all_of(block, block + kBlock, zero)) {
+      const char* const more = std::find_if_not(block + kBlock, data + total, zero);
+      if (more == data + total) break;
+      broken(at, fmt::format("zeros in place of a header, and bytes again from offset {} on; was "
+                             "one archive appended to another, or a part overwritten?",
+                             more - data));
+    }
     const auto sum = number(block, kChecksum);
     if (!sum || *sum != checksum(block)) {
       broken(at, entries.empty() ? "not a tar archive, or its first header is altered"
@@ -124,9 +135,11 @@ std::vector<TarEntry> index_tar(std::span<const std::byte> bytes, std::string_vi
     if (meta) {
       if (*size > kMaxMeta) broken(at, "an extended header of over a mebibyte");
       if (type == 'L') pax.path = std::string(content.substr(0, content.find('\0')));
+      if (type == 'K') pax.linked = std::string(content.substr(0, content.find('\0')));
       if (type == 'x' && !read_pax(content, pax)) broken(at, "a malformed pax header");
     } else {
-      if (type == '0' || type == '\0' || type == '7') {
+      const bool hard = type == '1' && *size == 0, link = hard || type == '2';
+      if (link || type == '0' || type == '1' || type == '\0' || type == '7') {
         std::string name;
         if (pax.path) {
           name = *pax.path;
@@ -137,8 +150,23 @@ std::vector<TarEntry> index_tar(std::span<const std::byte> bytes, std::string_vi
             name = fmt::format("{}/{}", text(block, kPrefix), name);
           }
         }
-        while (name.starts_with("./")) name.erase(0, 2);
-        if (!name.ends_with('/')) entries.push_back({std::move(name), at, body, *size});
+        const auto bare = [](std::string of) {
+          while (of.starts_with("./")) of.erase(0, 2);
+          return of;
+        };
+        name = bare(std::move(name));
+        TarEntry entry{name, at, body, *size, link};
+        if (hard) {
+          const std::string linked =
+              bare(pax.linked ? *pax.linked : std::string(text(block, kLinked)));
+          if (const auto found = places.find(linked); found != places.end()) {
+            entry.offset = found->second.first;
+            entry.size = found->second.second;
+            entry.link = false;
+          }
+        }
+        if (!entry.link) places[name] = {entry.offset, entry.size};
+        if (!name.ends_with('/')) entries.push_back(std::move(entry));
       } else if (type == 'S') {
         broken(at, "a sparse member, which is not supported");
       }

@@ -9,17 +9,19 @@
 
 namespace ductile::data {
 
-// One regular file inside a tar archive.
+// One file inside a tar archive.
 struct TarEntry {
   std::string name;     // without a leading "./"
   uint64_t header = 0;  // offset of its header block, for messages
   uint64_t offset = 0;  // of its bytes
   uint64_t size = 0;
+  bool link = false;  // symbolic, or to a member that is not in the archive: it has no bytes
 };
 
-// Lists the regular files of a tar archive: ustar, pax (path and size records), GNU long names and
-// binary sizes; folders and links are skipped. Nothing is extracted. Throws data_loss naming
-// `file` and offset for a wrong checksum, a size that leaves the archive, a file cut short.
+// Lists the files of a tar archive: ustar, pax (path, linkpath and size records), GNU long names
+// and binary sizes; folders are skipped. A hard link has the bytes of the member before it that it
+// names. Nothing is extracted. Throws data_loss naming `file` and offset for a wrong checksum, a
+// size that leaves the archive, a file cut short, bytes after the end (of two archives in one).
 std::vector<TarEntry> index_tar(std::span<const std::byte> bytes, std::string_view file);
 
 // The 512-byte ustar header of a regular file, the name split into prefix and name; for writing.

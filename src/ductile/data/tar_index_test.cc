@@ -1,5 +1,6 @@
 #include "ductile/data/tar_index.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <string>
 
@@ -48,9 +49,48 @@ TEST(TarIndex, ReadsWhatGnuTarWritesInEveryFormat) {
     // ustar cannot hold such a name; tar then leaves the file out and fails.
     const bool whole = std::system(command.c_str()) == 0;
     const auto entries = index_tar(MappedFile(tar).bytes(), tar.string());
-    ASSERT_EQ(entries.size(), whole ? 1u : 0u) << format;
-    EXPECT_TRUE(!whole || entries[0].name == std::string(110, 'd') + "/" + name);
+    const auto is_link = [](const TarEntry& e) { return e.link; };
+    const auto link = std::find_if(entries.begin(), entries.end(), is_link);
+    ASSERT_NE(link, entries.end()) << format;
+    EXPECT_EQ(link->name, std::string(110, 'd') + "/link");
+    ASSERT_EQ(entries.size(), whole ? 2u : 1u) << format;
+    const auto file = std::find_if_not(entries.begin(), entries.end(), is_link);
+    EXPECT_TRUE(!whole || file->name == std::string(110, 'd') + "/" + name);
     EXPECT_TRUE(whole || format == "ustar");
+  }
+}
+
+// GNU tar writes the second name of a file as a link to the first.
+TEST(TarIndex, AHardLinkHasTheBytesOfItsFile) {
+  const TempFolder folder;
+  const fs::path in = folder.path() / "in", tar = folder.path() / "t.tar";
+  fs::create_directories(in / "ant");
+  fs::create_directories(in / "bee");
+  write_file_atomic(in / "ant/1.jpg", std::string_view("body"));
+  fs::create_hard_link(in / "ant/1.jpg", in / "bee/2.jpg");
+  for (const std::string format : {"ustar", "gnu", "posix"}) {
+    const std::string command =
+        "tar --format=" + format + " -C " + in.string() + " -cf " + tar.string() + " ant bee";
+    ASSERT_EQ(std::system(command.c_str()), 0);
+    const MappedFile file(tar);
+    const auto entries = index_tar(file.bytes(), "t.tar");
+    ASSERT_EQ(entries.size(), 2u) << format;
+    EXPECT_EQ(entries[1].name, "bee/2.jpg");
+    EXPECT_FALSE(entries[1].link);
+    EXPECT_EQ(entries[0].offset, entries[1].offset);
+    EXPECT_EQ(entries[1].size, 4u);
+  }
+}
+
+TEST(TarIndex, NamesBytesBehindTheEnd) {
+  const std::string one = member("a/1.jpg", "hello") + std::string(1024, '\0');
+  EXPECT_EQ(index_tar(view(one + std::string(10240, '\0')), "t.tar").size(), 1u);
+  try {
+    index_tar(view(one + member("a/2.jpg", "hello")), "t.tar");
+    ADD_FAILURE() << "it was read";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::data_loss);
+    EXPECT_NE(error.message().find("offset 2048"), std::string::npos) << error.message();
   }
 }
 

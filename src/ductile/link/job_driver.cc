@@ -164,7 +164,8 @@ void JobDriver::start(int64_t workers, OnAnswer on_answer) {
 
 void JobDriver::add(Event event) {
   // The newest report replaces all before it; without a word to the machine they would pile up.
-  if (const auto* reported = std::get_if<WorkerReported>(&event); reported && !saved()) {
+  if (const auto* reported = std::get_if<WorkerReported>(&event);
+      reported && (!saved() || !membership_)) {
     std::erase_if(inbox_, [&](const Event& earlier) {
       const auto* other = std::get_if<WorkerReported>(&earlier);
       return other != nullptr && other->report.worker == reported->report.worker &&
@@ -194,11 +195,8 @@ void JobDriver::drain() {
 
 void JobDriver::apply(const std::vector<Event>& events) {
   for (const Event& event : events) {
-    if (const auto* reported = std::get_if<WorkerReported>(&event)) {
+    if (const auto* reported = std::get_if<WorkerReported>(&event))
       reports_[reported->report.worker] = reported->report;
-      if (!reported->report.error.empty() && !error_code_)
-        error_code_ = reported->report.error_code;
-    }
     if (const auto* exited = std::get_if<WorkerExited>(&event)) reports_.erase(exited->worker);
   }
   handle(membership_->apply(events, heard_));
@@ -237,6 +235,7 @@ void JobDriver::on_saved(const std::string& error) {
   if (error.empty()) {
     saving_ = Saving::none;
     save_error_.clear();
+    membership_->saved(now());  // when anything was heard last may be long ago
     carry_out(std::exchange(held_, {}));
     note_size();
     return answer({refused_, ""});

@@ -40,6 +40,27 @@ TEST(JobController, RunsWorkersToTheResultOfOne) {
   }
 }
 
+// As where a package was upgraded under a job that trains: the others go on.
+TEST(JobController, AJoinerThatCannotEvenBeginEndsNoJob) {
+  Live live({.steps = 150, .cannot_import = 3});
+  live.start(2);
+  live.wait_for_step(30);
+  live.tell({{"request", "resize"}, {"workers", 3}});
+  live.wait_for("the joiner", [&](const json&) {
+    return live.ended() || live.events().find("cannot import torch") != std::string::npos;
+  });
+  live.expect_result();
+}
+
+// Where nobody has begun it is the job that is wrong.
+TEST(JobController, AJobWhoseOnlyWorkerCannotBeginFailsAtOnce) {
+  Live live({.cannot_import = 1});
+  live.start(1);
+  const json end = live.end();
+  EXPECT_EQ(end.value("phase", ""), "failed");
+  EXPECT_EQ(end.value("reason", ""), "cannot import torch");
+}
+
 TEST(JobController, ResizesALiveJob) {
   Live live({.steps = 300});
   live.start(1);

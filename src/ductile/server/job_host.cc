@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -31,6 +32,7 @@ using nlohmann::json;
 // Listening that took longer was interrupted. Well below the shortest deadline for a heartbeat.
 constexpr std::chrono::milliseconds kListening{100};
 constexpr int kMostRounds = 10;
+constexpr std::chrono::milliseconds kTryAgain{500};
 
 // The port that the controller before this one had, where it is known: its workers look there
 // first.
@@ -111,6 +113,7 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
 
   void start(int64_t workers, OnEnd on_end);
   void open(const std::shared_ptr<Found>& found, int64_t workers);
+  void make_known(const std::shared_ptr<Found>& found, int64_t workers);
   void listen_for_workers(const Found& found);
   void go(const std::shared_ptr<Found>& found, int64_t workers);
   void when_running(std::function<void()> what);
@@ -135,13 +138,16 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
   JobHostOptions options;
   std::unique_ptr<Launcher> launcher;
   const std::string job;
+  std::map<WorkerId, std::string> launched_on;  // hosts; a launcher forgets who has ended
   State state = State::fresh;
   OnEnd on_end;
   JobOutcome outcome;
   std::vector<std::function<void()>> later;  // until it runs
   bool killed = false;
-  bool awake = false;  // a step is on its way
-  int rounds = 0;      // of listening that were interrupted
+  bool waits_for_machine = false;  // to take over
+  bool is_restored = false;        // so the driver knows the job
+  bool awake = false;              // a step is on its way
+  int rounds = 0;                  // of listening that were interrupted
   net::Loop::Timer next_step;
   std::vector<net::Refusal> refusals;
   Refusals refused_notes;
@@ -172,6 +178,7 @@ void JobHost::Impl::launch(const LaunchWorker& command) {
                      {{"DUCTILE_SECRET_FILE", (options.run / "secret").string()}},
                      driver->membership().wanted_workers(),
                      command.avoid});
+    launched_on[command.worker] = launcher->place_of(command.worker).host;
     driver->log("launch", fmt::format("worker {}: {}", command.worker, command.reason));
   } catch (const Error& e) {
     driver->add(LaunchFailed{command.worker, e.what(), !launcher->reachable()});
@@ -215,9 +222,12 @@ void JobHost::Impl::open(const std::shared_ptr<Found>& found, int64_t workers) {
                                         options.on_note},
                  *this, this);
   listen_for_workers(*found);
-  driver->restore(found->job);
-  published =
-      loop.watch(driver->publisher_fd(), net::Interest::read, [this](net::Ready) { wake(); });
+  make_known(found, workers);
+}
+
+// Where workers may be at work already, what the machine refuses now is tried again: to give up
+// would end them, and their steps since the last checkpoint would be lost.
+void JobHost::Impl::make_known(const std::shared_ptr<Found>& found, int64_t workers) {
   run(
       [run = options.run, addresses = addresses, found] {
         // A controller that is started again mostly has the ports of the one before; then nothing
@@ -226,8 +236,16 @@ void JobHost::Impl::open(const std::shared_ptr<Found>& found, int64_t workers) {
         found->listener = listen_unix(run);
       },
       [this, found, workers](const std::exception_ptr& error) {
-        if (error) std::rethrow_exception(error);
-        go(found, workers);
+        if (!error) return go(found, workers);
+        try {
+          std::rethrow_exception(error);
+        } catch (const Error& refused) {
+          if (killed || !found->job.state || refused.code() != ErrorCode::unavailable) throw;
+          if (!std::exchange(waits_for_machine, true) && options.on_note)
+            options.on_note(Note{"disk", fmt::format("the job waits: {}", refused.message())});
+        }
+        next_step = loop.after(
+            kTryAgain, [this, found, workers] { guarded([&] { make_known(found, workers); }); });
       });
 }
 
@@ -257,6 +275,10 @@ void JobHost::Impl::go(const std::shared_ptr<Found>& found, int64_t workers) {
                                         asked.push_back({request, std::move(reply)});
                                         wake();
                                       });
+  driver->restore(found->job);
+  is_restored = true;
+  published =
+      loop.watch(driver->publisher_fd(), net::Interest::read, [this](net::Ready) { wake(); });
   state = State::running;
   driver->start(workers, [this](const RequestAnswer& answer) {
     if (!answer.refused.empty())
@@ -348,6 +370,7 @@ void JobHost::Impl::take_from_launcher() {
     } else if (auto* failed = std::get_if<LaunchFailed>(&event)) {
       driver->add(std::move(*failed));
     } else {
+      launched_on.erase(std::get<WorkerExited>(event).worker);
       driver->add(std::get<WorkerExited>(event));
     }
   }
@@ -382,7 +405,7 @@ void JobHost::Impl::give_answer(const json& request, const RequestServer::Reply&
 }
 
 json JobHost::Impl::status() const {
-  if (!driver || state == State::starting)
+  if (!is_restored || state == State::starting)
     return {{"run", options.run.string()}, {"pid", getpid()}, {"phase", "starting"}};
   const Membership& membership = driver->membership();
   const GenerationPlan& plan = membership.generation();
@@ -477,6 +500,19 @@ int64_t JobHost::wanted_workers() const {
 
 void JobHost::give_up(const std::string& reason, ErrorCode code) {
   impl_->when_running([impl = impl_.get(), reason, code] { impl->driver->give_up(reason, code); });
+}
+
+void JobHost::could_not_begin(control::WorkerId worker, const std::string& text, ErrorCode code) {
+  impl_->when_running([impl = impl_.get(), worker, text, code] {
+    WorkerStatus report;
+    report.worker = worker;
+    report.sequence = 1;  // one that has reported is believed by what it reports
+    report.phase = WorkerPhase::halted;
+    report.error = text;
+    report.error_code = code;
+    const auto at = impl->launched_on.find(worker);
+    impl->driver->add(WorkerReported{report, at == impl->launched_on.end() ? "" : at->second});
+  });
 }
 
 void JobHost::note_signal(int number) {

@@ -82,6 +82,9 @@ class JobHost {
   void request(const control::Event& event, link::OnAnswer on_answer);
   // Ends the job as failed with this error, after everything that has arrived was processed.
   void give_up(const std::string& reason, ErrorCode code);
+  // A worker that could not even reach its controller said why through its progress pipe: as if it
+  // had reported an error before it took part.
+  void could_not_begin(control::WorkerId worker, const std::string& text, ErrorCode code);
   void note_signal(int number);  // that came to this process
   void kill();                   // all workers at once, without saving; the job then ends
 

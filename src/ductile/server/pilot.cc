@@ -75,7 +75,11 @@ void end_descendants() {
     const std::string list = fmt::format("/proc/self/task/{}/children", ::getpid());
     const Descriptor file(::open(list.c_str(), O_RDONLY | O_CLOEXEC));
     std::array<char, 4096> text{};
-    const ssize_t n = file ? ::read(file.get(), text.data(), text.size() - 1) : 0;
+    ssize_t n = file ? ::read(file.get(), text.data(), text.size() - 1) : -1;
+    if (n < 0) fail_errno(list, errno);
+    // The last number may be cut where the list is longer; the next round reads it.
+    if (n == static_cast<ssize_t>(text.size()) - 1)
+      while (n > 0 && text[static_cast<size_t>(n) - 1] != ' ') text[static_cast<size_t>(--n)] = 0;
     for (char *at = text.data(), *end = at; n > 0; at = end) {
       const long pid = std::strtol(at, &end, 10);
       if (end == at) break;

@@ -2,14 +2,18 @@
 #include <chrono>
 #include <csignal>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "ductile/base/json_value.h"
+#include "ductile/link/addresses.h"
 #include "ductile/link/local_control.h"
 #include "ductile/link/testing/test_loop.h"
+#include "ductile/net/socket.h"
 #include "ductile/server/testing/live_job.h"
 
 namespace ductile::server::testing {
@@ -90,6 +94,28 @@ TEST(Takeover, AControllerTakesOverOnAFullDiskAndWaitsForRoom) {
     return live.ended() || s.dump().find("waits for room") != std::string::npos;
   });
   EXPECT_FALSE(live.ended());
+  live.free_disk();
+  live.expect_result();
+}
+
+// Other programs have its ports meanwhile, so its new ones have to be written down.
+TEST(Takeover, AControllerThatCannotWriteItsAddressesEndsNoWorker) {
+  Job job{.steps = 150};
+  job.small_disk = true;
+  Live live(job);
+  live.start(2);
+  live.wait_for_step(30);
+  live.kill_controller();
+  const link::Addresses before = link::read_addresses(live.run());
+  const net::Listener one({before.controller.host, before.controller.port}),
+      two({before.store.host, before.store.port});
+  if (!live.fill_disk()) GTEST_SKIP() << "this user may not mount a file system to fill";
+  const std::vector<pid_t> workers = live.processes();
+  ASSERT_EQ(workers.size(), 2U);
+  live.start(0);
+  std::this_thread::sleep_for(1s);  // longer than it takes to be refused
+  EXPECT_FALSE(live.ended());
+  EXPECT_EQ(live.processes(), workers);
   live.free_disk();
   live.expect_result();
 }

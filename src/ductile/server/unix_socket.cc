@@ -41,11 +41,11 @@ Descriptor listen_unix(const fs::path& folder) {
   const ShortPath at(folder);
   Descriptor fd = unix_socket(SOCK_NONBLOCK);
   unlink(at.path.c_str());
-  const mode_t before = umask(0177);
-  const int bound = bind(fd.get(), at.get(), sizeof at.address);
-  const int error = errno;
-  umask(before);
-  if (bound != 0) fail_errno((folder / kRequestSocket).string(), error);
+  // The file gets the mode of the socket. The process's umask is no way to that: other threads make
+  // folders, and processes that keep it.
+  if (fchmod(fd.get(), 0600) != 0) fail_errno((folder / kRequestSocket).string(), errno);
+  if (bind(fd.get(), at.get(), sizeof at.address) != 0)
+    fail_errno((folder / kRequestSocket).string(), errno);
   if (listen(fd.get(), 16) != 0) {
     const int refused = errno;
     unlink(at.path.c_str());

@@ -25,7 +25,9 @@ _MOST_DEATHS = 5  # of data processes, one after the other, at the same batch
 
 _PATIENCE = 10.0  # seconds without a batch, after which it is looked whether a process is stopped
 
-_KEEPER_GONE = "the keeper of this worker's data processes is gone; it was killed"
+_MOST_ASKED = 64  # of a data process at a time: more questions, or answers, would not fit into its socket
+
+_KEEPER_GONE = "the keeper of this worker's data processes is gone; what it wrote is in worker.log, if it was not killed"
 
 Place = collections.namedtuple("Place", "test epoch first count stream")
 
@@ -128,11 +130,13 @@ class Pool:
 
     def get(self, ahead):
         """The batch of the first of these places; the others will be asked for next."""
-        for place in ahead:
-            self.dropped.discard(place)
-            if place not in self.ready and not any(place in places for places in self.asked):
-                self._ask(self._process_for(place), place)
         wanted = ahead[0]
+        self.dropped.difference_update(ahead)
+        for place in ahead:
+            if place not in self.ready and not any(place in places for places in self.asked):
+                process = self._process_for(place)
+                if place == wanted or len(self.asked[process]) < _MOST_ASKED:
+                    self._ask(process, place)
         for place in [p for p in self.ready if p not in ahead]:
             self._discard(place)  # the batch size has changed, or an evaluation has ended
         while wanted not in self.ready:

@@ -30,6 +30,10 @@ def of(script):
     waiting.append(script)
     while waiting:
         path = os.path.realpath(waiting.pop())
+        while len(path) > len(folder) and not os.path.exists(path):  # in an archive, which is the file then
+            path = os.path.dirname(path)
+        if not os.path.isfile(path):
+            continue
         if path not in found and (path == script or is_own(path)):
             found.add(path)
             waiting += _imported_by(path, folder)
@@ -83,24 +87,25 @@ def _imported_by(path, folder):
 
 
 def described(script, names):
-    """A digest of what is in the files, and their names."""
+    """A digest of what is in the files, and their names. Raises OSError where one cannot be read."""
     digest = hashlib.sha256()
     for name in names:
-        try:
-            with open(_folder_of(script) + name, "rb") as file:
-                content = file.read()
-        except OSError:
-            return ""  # and so they are not those that there were
+        with open(_folder_of(script) + name, "rb") as file:
+            content = file.read()
         digest.update(f"{name}\0{len(content)}\0".encode())
         digest.update(content)
     return " ".join([digest.hexdigest()[:32], *(urllib.parse.quote(name) for name in names)])
 
 
 def are_those(script, source):
-    """Whether the files that `source` lists are what they were. A run from before there was a list has the digest alone."""
+    """Whether the files that `source` lists are what they were. A run from before there was a list has the digest alone.
+    Raises OSError where it cannot be known now."""
     if script is None:
         return False
     digest, *names = source.split(" ")
-    if not names:
-        return described(script, of(script)).split(" ")[0] == digest
-    return described(script, [urllib.parse.unquote(name) for name in names]) == source
+    try:
+        if not names:
+            return described(script, of(script)).split(" ")[0] == digest
+        return described(script, [urllib.parse.unquote(name) for name in names]) == source
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return False

@@ -216,6 +216,17 @@ def _warn_of_threads():
               file=sys.stderr, flush=True)
 
 
+def _forked():
+    """os.fork(). A machine that has no room for a process now may have some soon."""
+    for pause in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, None):
+        try:
+            return os.fork()
+        except OSError as error:
+            if pause is None:
+                raise Error("unavailable", f"data processes cannot be forked: {error.strerror}") from None
+            time.sleep(pause)
+
+
 class Keeper:
     """A process that forks data processes, and forks one again that has died. The worker forks it while
     it has one thread; it has one itself, so it may fork at any time."""
@@ -225,7 +236,7 @@ class Keeper:
         sys.stdout.flush()
         sys.stderr.flush()
         worker = os.getpid()
-        self.pid = os.fork()
+        self.pid = _forked()
         if self.pid:
             return
         try:
@@ -236,6 +247,10 @@ class Keeper:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _core.set_title("ductile keeper of data processes")
             self._keep(sources, links, control)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the worker is gone
+        except BaseException as error:
+            print(f"ductile keeper of data processes: {told(error)[1]}", file=sys.stderr, flush=True)
         finally:
             os._exit(0)
 
@@ -258,7 +273,7 @@ class Keeper:
 
     def _fork(self, sources, links, control, number):
         keeper = os.getpid()
-        pid = os.fork()
+        pid = _forked()
         if pid:
             return pid
         try:

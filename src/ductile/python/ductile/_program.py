@@ -134,7 +134,18 @@ def no_loop(text):
 def sources(text):
     """The program's files, as python.source in job.toml has them: a digest of what is in them, and their names."""
     script = _file_of(text)
-    return _files.described(script, _files.of(script)) if script else ""
+    with _readable():
+        return _files.described(script, _files.of(script)) if script else ""
+
+
+@contextlib.contextmanager
+def _readable():
+    """A file that cannot be read now is not one that has changed."""
+    try:
+        yield
+    except OSError as error:
+        raise Error("unavailable", f"{error.filename}: {error.strerror}; whether the program is that of the run is not known") \
+            from None
 
 
 def _file_of(text):
@@ -168,7 +179,9 @@ def versions():
 
 def check_same(text, python):
     """Refuses a program or libraries other than those that the run began with."""
-    if python["source"] and not _files.are_those(_file_of(text), python["source"]):
+    with _readable():
+        same = not python["source"] or _files.are_those(_file_of(text), python["source"])
+    if not same:
         raise Error("invalid_argument",
                     f"{text}: its files are not those that the run began with, so the result could be "
                     "another; put them back, or start a new run. To go on nevertheless, empty "

@@ -13,7 +13,7 @@ import threading
 from ductile._errors import Error, of_user
 from ductile._job import Job
 
-_EXIT_CODES = {2: "invalid_argument", 3: "conflict", 4: "not_found", 5: "unavailable"}
+_EXIT_CODES = {2: "invalid_argument", 4: "not_found"}  # where the program says no more
 
 
 class Run:
@@ -140,7 +140,7 @@ def train(job, workers=1, out=None, options=(), weights=None):
         raise KeyboardInterrupt
     told = json.loads(out) if out else {}
     if code != 0:
-        raise Error(_EXIT_CODES.get(code, "internal"), told.get("error") or err.strip())
+        raise Error(told.get("code") or _EXIT_CODES.get(code, "internal"), told.get("error") or err.strip())
     return Run(told["run"], told["result"])
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import difflib
+import errno
 import pickle
 import types
 import zipfile
@@ -44,6 +45,10 @@ def _load(file):
         serialization.pickle = kept
 
 
+def _damaged(file, error):
+    return Error("data_loss", f"{file}: is no whole file of torch.save() ({(str(error) or repr(error)).splitlines()[0]})")
+
+
 def read(file, key=""):
     """The tensors of a state_dict, by name. Of a checkpoint `key` names the entry that is the state_dict; without it, it is
     found. A file with anything but tensors and plain containers is refused before anything of it is run."""
@@ -56,10 +61,17 @@ def read(file, key=""):
                     "not read; save it again with torch.save(model.state_dict(), ...)") from None
     except FileNotFoundError:
         raise Error("not_found", f"{file}: no such file") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError,
-            MemoryError, zipfile.BadZipFile) as error:
-        raise Error("data_loss", f"{file}: is no whole file of torch.save() "
-                    f"({(str(error) or repr(error)).splitlines()[0]})") from None
+    except MemoryError:
+        raise Error("unavailable", f"{file}: there is not enough memory to read it") from None
+    except PermissionError as error:
+        raise Error("unavailable", f"{file}: {error.strerror}") from None
+    except OSError as error:
+        if error.errno not in (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise _damaged(file, error) from None
+        raise Error("unavailable", f"{file}: {error.strerror}; it cannot be read now") from None
+    except (RuntimeError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError, AssertionError,
+            zipfile.BadZipFile) as error:
+        raise _damaged(file, error) from None
     return _tensors(file, _state_dict(file, found, key))
 
 

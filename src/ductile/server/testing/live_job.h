@@ -22,6 +22,7 @@
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
 #include "ductile/link/testing/test_model.h"
+#include "ductile/run/progress.h"
 #include "ductile/server/client.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_host.h"
@@ -49,8 +50,9 @@ struct Job {
   std::string program = DUCTILE_TEST_WORKER;
   // On hosts 1, 2 ... of these, with its controller on host 0; none: on this machine.
   std::shared_ptr<EmulatedHosts> hosts;
-  std::vector<int> places;  // workers that hosts 1, 2 ... take
-  int sick_host = 0;        // of these: no worker can begin there
+  std::vector<int> places;     // workers that hosts 1, 2 ... take
+  int sick_host = 0;           // of these: no worker can begin there
+  WorkerId cannot_import = 0;  // it ends before it has a link
   Time heartbeat_deadline = 600ms;
   Time lease = 2s;
 };
@@ -74,6 +76,7 @@ class Live {
                        {"lease_ms", job.lease.count() / 1000},
                        {"error_at", job.error_at},
                        {"odd_error", job.odd_error},
+                       {"cannot_import", job.cannot_import},
                        {"sick_host", job.sick_host > 0 ? job.hosts->name(job.sick_host) : ""}};
     write_file_atomic(run_ / "test.json", test.dump());
   }
@@ -124,16 +127,21 @@ class Live {
     JobHostOptions o;
     o.run = run_;
     o.membership = membership(job_);
-    o.on_line = [run = run_](WorkerId worker, std::string_view line) {
+    o.on_line = [this, run = run_](WorkerId worker, std::string_view line) {
       const int fd = open((run / "lines").c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
       const std::string text = fmt::format("{} {}\n", worker, line);
       [[maybe_unused]] const ssize_t n = write(fd, text.data(), text.size());
       close(fd);
+      const auto known = run::decode(line);
+      const auto* failed = known ? std::get_if<run::Failed>(&*known) : nullptr;
+      if (failed != nullptr) hosted_->could_not_begin(worker, failed->text, failed->code);
     };
     if (!job_.hosts) {
-      return std::make_unique<JobHost>(
+      auto host = std::make_unique<JobHost>(
           loop, *lock_, std::move(o),
           make_local_launcher(loop, {job_.program, run_ / "worker.log"}, run_));
+      hosted_ = host.get();
+      return host;
     }
     HostsLauncherOptions hosts;
     hosts.setup = setup();
@@ -141,8 +149,10 @@ class Live {
     hosts.log = run_ / "worker.log";
     hosts.all = false;
     o.listen = listen_address(hosts.setup);
-    return std::make_unique<JobHost>(loop, *lock_, std::move(o),
-                                     make_hosts_launcher(loop, std::move(hosts), run_));
+    auto host = std::make_unique<JobHost>(loop, *lock_, std::move(o),
+                                          make_hosts_launcher(loop, std::move(hosts), run_));
+    hosted_ = host.get();
+    return host;
   }
 
   static json to_json(const link::JobEnd& end) {
@@ -294,6 +304,7 @@ class Live {
   std::string events() const { return read_file(run_ / "events.jsonl"); }
 
  private:
+  JobHost* hosted_ = nullptr;  // in the controller's process
   // All children but the processes that hold the hosts.
   void reap() const {
     for (const pid_t pid : children_of(::getpid()))

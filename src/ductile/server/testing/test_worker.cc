@@ -65,6 +65,14 @@ Arguments parse(int argc, char** argv) {
   return a;
 }
 
+// As a worker whose interpreter has no torch: it has no link, only its progress pipe.
+bool cannot_import(const Arguments& arguments, const nlohmann::json& test) {
+  if (test.value("cannot_import", WorkerId{0}) != arguments.worker) return false;
+  run::write_line(arguments.progress_fd,
+                  run::Failed{ErrorCode::invalid_argument, "cannot import torch"});
+  return true;
+}
+
 class Worker {
  public:
   Worker(const Arguments& arguments, const nlohmann::json& test)
@@ -298,6 +306,7 @@ int main(int argc, char** argv) {
   try {
     const auto arguments = ductile::server::testing::parse(argc, argv);
     const auto test = ductile::server::testing::test_of(arguments.run);
+    if (ductile::server::testing::cannot_import(arguments, test)) return 2;
     ductile::server::testing::Worker(arguments, test).run();
     return 0;
   } catch (const std::exception& e) {
