@@ -11,7 +11,6 @@ namespace ductile::emulate {
 
 void Crew::Member::wait(const std::function<bool()>& until) {
   while (!until()) {
-    waited_ = true;
     until_ = &until;
     state_ = State::waiting;
     crew_.block(*this);
@@ -19,9 +18,7 @@ void Crew::Member::wait(const std::function<bool()>& until) {
 }
 
 void Crew::Member::sleep(double seconds) {
-  const double begin = waited_ ? crew_.now() : free_at_;
-  waited_ = false;
-  wake_ = free_at_ = begin + seconds;
+  wake_ = able_at_ = able_at_ + seconds;
   state_ = State::sleeping;
   crew_.block(*this);
   Lateness& late = crew_.lateness_;
@@ -123,6 +120,7 @@ void Crew::let_go_on() {
   for (Member& m : members_) {
     if (m.state_ == Member::State::waiting && (*m.until_)()) {
       m.state_ = Member::State::able;
+      m.able_at_ = std::max(m.able_at_, now());
       if (clock_ == Clock::real) m.turn_.notify_one();
     }
     is_anyone_waiting = is_anyone_waiting || m.state_ == Member::State::waiting;

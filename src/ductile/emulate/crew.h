@@ -36,8 +36,10 @@ class Crew {
    public:
     // Sleeps until `until` holds. A condition may read what bodies share, and change nothing.
     void wait(const std::function<bool()>& until);
-    // Sleeps for as many seconds of the plan. They count from the end of the sleep before, unless
-    // this body has waited since; so a late end delays others, but not the next task of this body.
+    // Sleeps for as many seconds of the plan. They count from the end of the sleep before, as it
+    // was asked, or from the moment in which what this body has waited for since came true. So a
+    // late end delays others, but not the next sleep of this body, nor does the time count that a
+    // thread takes to wake up.
     void sleep(double seconds);
 
     // For Crew::add().
@@ -51,9 +53,9 @@ class Crew {
     std::function<void(Member&)> body_;
     State state_ = State::able;
     const std::function<bool()>* until_ = nullptr;
-    double wake_ = 0;     // seconds of the plan
-    bool waited_ = true;  // since its last sleep
-    double free_at_ = 0;  // the end of its last sleep, as it was asked
+    double wake_ = 0;  // seconds of the plan
+    // The end of its last sleep, as it was asked, or when what it waited for since came true.
+    double able_at_ = 0;
     std::condition_variable turn_;
     std::unique_lock<std::mutex>* lock_ = nullptr;  // of its thread, while the body runs
     std::thread thread_;
