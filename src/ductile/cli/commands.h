@@ -259,6 +259,8 @@ struct PlanCommand {
   std::optional<std::string> emit;        // megatron
   std::optional<std::string> schema;      // graph, plan, cluster
   bool runnable = false;                  // only what `ductile train --plan` runs
+  bool emulate = false;                   // carry the plans out on sleeping threads
+  double emulate_seconds = 0;             // of the clock, for an iteration; 0: chosen
   bool write_graph = false;               // print the graph in our own format
   bool json = false;
   bool svg = false;

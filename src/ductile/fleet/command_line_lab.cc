@@ -208,6 +208,7 @@ void add_plan(CLI::App& app, Parsed& parsed) {
       "  ductile plan                              # list the built-in graphs\n"
       "  ductile plan candle:8 --devices 16 --batch 1024 --baseline all\n"
       "  ductile plan model.json --devices cluster.toml --html > plan.html\n"
+      "  ductile plan dlrm --devices 8 --emulate    # predicted and measured time\n"
       "\n"
       "The planner prints the stages, the time per iteration, the memory of each device, and how "
       "far\n"
@@ -250,8 +251,21 @@ void add_plan(CLI::App& app, Parsed& parsed) {
          "write the plan as options of another system: megatron (without --plan, the best plan "
          "that this system can run)")
       ->option_text("NAME");
-  CLI::Option* svg = sub->add_flag("--svg", c.svg, "write the picture to stdout");
-  CLI::Option* html = sub->add_flag("--html", c.html, "write a page to stdout")->excludes(svg);
+  CLI::Option* emulate =
+      sub->add_flag("--emulate", c.emulate,
+                    "also carry the plan out on threads that sleep in place of devices and network "
+                    "cards, and compare the time with the predicted one")
+          ->excludes("--emit");
+  sub->add_option("--emulate-seconds", c.emulate_seconds,
+                  "how long an emulated iteration is to last (default: 4 to 40 s, by how late "
+                  "sleeps end on this machine)")
+      ->option_text("X")
+      ->check(CLI::Range(0.001, 1e5))
+      ->needs(emulate);
+  CLI::Option* svg =
+      sub->add_flag("--svg", c.svg, "write the picture to stdout")->excludes(emulate);
+  CLI::Option* html =
+      sub->add_flag("--html", c.html, "write a page to stdout")->excludes(svg)->excludes(emulate);
   sub->add_flag("--graph", c.write_graph, "write the graph to stdout in our format");
   sub->add_option("--schema", c.schema, "write the JSON Schema of a graph, a plan or a cluster")
       ->option_text("NAME");

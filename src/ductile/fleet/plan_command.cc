@@ -1,8 +1,13 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
 #include "ductile/cli/commands.h"
+#include "ductile/emulate/emulator.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
 #include "ductile/page/numbers.h"
@@ -120,6 +125,85 @@ void print_report(const plan::Report& r, Console& console) {
   if (!r.compared.empty()) print_comparison(r, console);
 }
 
+// The plan of a report and those it is compared with, as they ran on sleeping threads.
+struct Emulations {
+  emulate::Emulation own;
+  std::vector<std::pair<const plan::Compared*, emulate::Emulation>> others;
+};
+
+Emulations emulate_plans(const plan::Report& r, double seconds, Console& console) {
+  emulate::Options options;
+  options.seconds = seconds;
+  const auto run = [&](const graph::Graph& graph, const plan::Plan& plan, double predicted) {
+    if (console.err_terminal) console.say("emulating the plan of {} ...", plan.planner);
+    return emulate::carry_out(graph, r.devices, plan, predicted, options);
+  };
+  Emulations out;
+  out.own = run(r.graph, r.planned.plan, r.timeline.seconds);
+  for (const plan::Compared& c : r.compared) {
+    if (!c.result.ok()) continue;
+    const bool chain = std::ranges::any_of(
+        plan::baselines(), [&](const plan::Baseline& b) { return b.name == c.name && b.chain; });
+    const graph::Graph& graph = chain ? plan::chained(r.graph, c.result.plan) : r.graph;
+    out.others.emplace_back(&c, run(graph, c.result.plan, c.timeline.seconds));
+  }
+  return out;
+}
+
+// How busy the devices of each set were, by the judge and as they ran.
+void print_busy(const plan::Report& r, const emulate::Emulation& e, Console& console) {
+  std::vector<std::vector<std::string>> rows = {{"DEVICES", "STAGES", "BUSY", "PREDICTED"}};
+  std::map<std::vector<int>, std::pair<std::string, double>> sets;  // stages, busy seconds
+  for (size_t s = 0; s < r.planned.plan.stages.size(); ++s) {
+    std::vector<int> devices = r.planned.plan.stages[s].devices;
+    std::sort(devices.begin(), devices.end());
+    auto& [stages, busy] = sets[devices];
+    stages += fmt::format("{}{}", stages.empty() ? "" : ",", s);
+    busy += r.timeline.busy[s];
+  }
+  for (const auto& [devices, set] : sets) {
+    double busy = 0;
+    for (int d : devices) busy += e.busy[d] / static_cast<double>(devices.size());
+    const double predicted = r.timeline.seconds > 0 ? set.second / r.timeline.seconds : 0;
+    rows.push_back({plan::device_runs(devices), set.first, page::as_percent(busy),
+                    page::as_percent(predicted)});
+  }
+  console.print("\n{}", page::table(rows));
+}
+
+void print_emulations(const plan::Report& r, const Emulations& all, Console& console) {
+  std::vector<std::vector<std::string>> rows = {
+      {"PLAN", "PREDICTED", "EMULATED", "DIFFERENCE", "OURS IS FASTER BY"}};
+  const auto row = [&](std::string_view name, double predicted, const emulate::Emulation& e) {
+    const bool own = &e == &all.own;
+    rows.push_back(
+        {std::string(name), page::as_short_duration(predicted), page::as_short_duration(e.seconds),
+         fmt::format("{:+.2f} %", 100 * e.difference(predicted)),
+         own || all.own.seconds == 0 ? "" : fmt::format("{:.2f} x", e.seconds / all.own.seconds)});
+  };
+  row("ductile", r.timeline.seconds, all.own);
+  for (const auto& [c, e] : all.others) row(c->name, c->timeline.seconds, e);
+  console.print("\n{}", page::table(rows));
+  const emulate::Emulation& e = all.own;
+  console.print(
+      "Emulated   by {} threads, {:.3g} s of the clock for a second of the plan: iterations of {} "
+      "by the clock, "
+      "{} of them after a warm-up; sleeps ended {} late on average, {} at worst\n",
+      e.threads, e.scale, page::as_short_duration(e.seconds * e.scale), e.iterations.size(),
+      page::as_short_duration(e.lateness.mean), page::as_short_duration(e.lateness.worst));
+  print_busy(r, e, console);
+}
+
+nlohmann::json with_emulations(const plan::Report& r, const Emulations& all) {
+  nlohmann::json out = plan::to_json(r);
+  out["emulation"] = emulate::to_json(all.own, r.timeline.seconds);
+  for (const auto& [c, e] : all.others) {
+    const auto at = static_cast<size_t>(c - r.compared.data());
+    out["baselines"][at]["emulation"] = emulate::to_json(e, c->timeline.seconds);
+  }
+  return out;
+}
+
 // The options of another system that make it run a plan: that given, or the best it can run.
 ExitCode emit(const PlanCommand& command, const graph::Graph& graph, const plan::Devices& devices,
               const plan::PlannerOptions& options, Console& console) {
@@ -185,8 +269,14 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     report = plan::make_report(std::move(graph), std::move(devices), options.objective,
                                std::move(planned), std::move(compared));
   }
+  std::optional<Emulations> emulations;
+  if (command.emulate && report.planned.feasible) {
+    emulations = emulate_plans(report, command.emulate_seconds, console);
+  }
   if (command.json) {
-    console.print("{}\n", dump_json(plan::to_json(report), 2));
+    console.print(
+        "{}\n",
+        dump_json(emulations ? with_emulations(report, *emulations) : plan::to_json(report), 2));
   } else if (command.html) {
     console.print("{}", plan::to_html(report));
   } else if (report.planned.feasible) {
@@ -194,6 +284,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
       console.print("{}", plan::to_svg(report));
     } else {
       print_report(report, console);
+      if (emulations) print_emulations(report, *emulations, console);
     }
   }
   if (report.planned.feasible) {

@@ -159,8 +159,9 @@ Link tensor_link(const Devices& devices, const Stage& stage) {
   return link;
 }
 
-void find_ties(const Graph& graph, const Plan& plan, const std::vector<double>& inputs,
-               const std::vector<Link>& sync_links, PlanCosts& costs) {
+void find_ties(const Graph& graph, const Devices& devices, const Plan& plan,
+               const std::vector<double>& inputs, const std::vector<Link>& sync_links,
+               PlanCosts& costs) {
   std::map<int, std::map<int, double>> holders;  // class -> stage -> bytes of each device
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const Stage& stage = plan.stages[s];
@@ -182,6 +183,11 @@ void find_ties(const Graph& graph, const Plan& plan, const std::vector<double>& 
       tie.stages.push_back(s);
       bytes = std::max(bytes, b);
       link = slowest(link, sync_links[s]);
+      // The sum passes between the holders, which may lie on different nodes.
+      const std::vector<int>&own = plan.stages[s].devices,
+            &first = plan.stages[stages.begin()->first].devices;
+      const bool placed = !own.empty() && !first.empty();
+      if (placed && own != first) link = slowest(link, devices.between(first, own));
       units.insert(costs.unit[s]);
     }
     tie.seconds = all_reduce_seconds(bytes, static_cast<int>(units.size()), link);
@@ -247,7 +253,7 @@ PlanCosts plan_costs(const Graph& graph, const Devices& devices, const Plan& pla
     costs.transfer_fixed.push_back(fixed);
     costs.transfer_per_sample.push_back(per_sample);
   }
-  find_ties(graph, plan, inputs, sync_links, costs);
+  find_ties(graph, devices, plan, inputs, sync_links, costs);
   return costs;
 }
 

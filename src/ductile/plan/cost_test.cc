@@ -51,6 +51,32 @@ TEST(Cost, MessagesToSeveralDevicesUseTheirCardsAtOnce) {
   }
 }
 
+TEST(Cost, AWeightOfStagesOnSeveralNodesIsSummedOverTheLinkBetweenThem) {
+  // Two nodes of two devices; inside a node a byte takes a second, between nodes ten.
+  DeviceGroup group;
+  group.intra = {1, 0}, group.inter = {0.1, 0};
+  const Devices devices = uniform_devices(4, 2, group);
+  graph::Graph g;
+  Plan plan;
+  for (int i = 0; i < 3; ++i) {
+    g.ops.push_back(op_of(fmt::format("op{}", i), 1));
+    g.ops.back().tied = i < 2 ? 7 : -1;
+    g.ops.back().cost.parameter_bytes = i < 2 ? 6 : 0;
+    Stage s;
+    s.ops = {i};
+    plan.stages.push_back(s);
+  }
+  for (const auto& [holder, seconds] :
+       {std::pair(1, 6.0), std::pair(2, 60.0), std::pair(3, 60.0)}) {
+    plan.stages[0].devices = {0};
+    plan.stages[1].devices = {holder};
+    plan.stages[2].devices = {holder == 1 ? 2 : 1};
+    const PlanCosts costs = plan_costs(g, devices, plan);
+    ASSERT_EQ(costs.ties.size(), 1u);
+    EXPECT_EQ(costs.ties[0].seconds, seconds) << "devices 0 and " << holder;
+  }
+}
+
 TEST(Cost, AMessageTakesAsManyCardsAsTheSmallerStageHasDevices) {
   // From 4 devices to 2: 8 samples x 3 bytes over 2 cards.
   graph::Graph g;
