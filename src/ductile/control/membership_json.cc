@@ -233,6 +233,15 @@ WorkerRecord worker_from_json(const json& entry, int64_t format, const Membershi
   return worker;
 }
 
+// Why the job is in its phase, and if it failed, by what kind of error: states of earlier versions
+// do not say it.
+void read_reason(const JsonFields& in, const json& saved, std::string& reason, ErrorCode& code) {
+  in.read("reason", reason);
+  std::string name(ductile::to_string(ErrorCode::internal));
+  if (saved.contains("error_code")) in.read("error_code", name);
+  code = error_code_from(name);
+}
+
 }  // namespace
 
 // Times are not saved: they begin anew with the controller that restores.
@@ -296,12 +305,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
            kWithoutCosts, kFormat);
     in.read("virtual_ranks", virtual_ranks);
     in.read("phase", s.phase, kPhases);
-    in.read("reason", s.reason);
-    if (saved.contains("error_code")) {  // not in states of earlier versions
-      std::string code;
-      in.read("error_code", code);
-      s.error_code = error_code_from(code);
-    }
+    read_reason(in, saved, s.reason, s.error_code);
     in.read("incarnation", s.incarnation);
     in.read("wanted", s.wanted);
     if (format > kWithoutCosts) s.spent = run::cost_from_json(in.at("spent"));

@@ -90,6 +90,18 @@ bool read_pax(std::string_view body, Pax& pax) {
   return true;
 }
 
+std::string without_dots(std::string name) {
+  while (name.starts_with("./")) name.erase(0, 2);
+  return name;
+}
+
+// Where a block is all zeros, which ends an archive: the first byte after them that is none.
+std::optional<const char*> bytes_after_zeros(const char* block, const char* end) {
+  const auto zero = [](char c) { return c == 0; };
+  if (!std::all_of(block, block + kBlock, zero)) return std::nullopt;
+  return std::find_if_not(block + kBlock, end, zero);
+}
+
 }  // namespace
 
 std::vector<TarEntry> index_tar(std::span<const std::byte> bytes, std::string_view file) {
@@ -107,13 +119,11 @@ std::vector<TarEntry> index_tar(std::span<const std::byte> bytes, std::string_vi
     if (at == total && !entries.empty()) break;
     if (total - at < kBlock) broken(total, "the tar archive is truncated within a header");
     const char* const block = data + at;
-    const auto zero = [](char c) { return c == 0; };
-    if (std::all_of(block, block + kBlock, zero)) {
-      const char* const more = std::find_if_not(block + kBlock, data + total, zero);
-      if (more == data + total) break;
+    if (const auto more = bytes_after_zeros(block, data + total)) {
+      if (*more == data + total) break;
       broken(at, fmt::format("zeros in place of a header, and bytes again from offset {} on; was "
                              "one archive appended to another, or a part overwritten?",
-                             more - data));
+                             *more - data));
     }
     const auto sum = number(block, kChecksum);
     if (!sum || *sum != checksum(block)) {
@@ -150,15 +160,11 @@ std::vector<TarEntry> index_tar(std::span<const std::byte> bytes, std::string_vi
             name = fmt::format("{}/{}", text(block, kPrefix), name);
           }
         }
-        const auto bare = [](std::string of) {
-          while (of.starts_with("./")) of.erase(0, 2);
-          return of;
-        };
-        name = bare(std::move(name));
+        name = without_dots(std::move(name));
         TarEntry entry{name, at, body, *size, link};
         if (hard) {
           const std::string linked =
-              bare(pax.linked ? *pax.linked : std::string(text(block, kLinked)));
+              without_dots(pax.linked ? *pax.linked : std::string(text(block, kLinked)));
           if (const auto found = places.find(linked); found != places.end()) {
             entry.offset = found->second.first;
             entry.size = found->second.second;

@@ -177,7 +177,7 @@ class JobDriver {
   std::string refused_;     // why the last request was; empty: it was followed
   bool ended_ = false;
   std::map<control::WorkerId, control::WorkerStatus> reports_;
-  size_t members_ = 0;                   // of the last generation
+  size_t members_ = 0;  // of the last generation
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 
