@@ -162,7 +162,7 @@ class FleetScheduler::Impl {
         double value = worth * std::min(x, need) +
                        kPlain[tier] * team * std::max(0.0, std::min(x, d) - need) +
                        kSpare * team * std::max(0.0, x - std::max(d, need));
-        if (s.devices != k || s.pool != r.pools[p])
+        if ((s.pool >= 0 || options_.afresh) && (s.devices != k || s.pool != r.pools[p]))
           value *= after_pause(options_.horizon, kReluctance[tier] * s.job.restart_seconds);
         // A service grows and shrinks where it is; going elsewhere interrupts it.
         if (!s.job.elastic && s.pool >= 0 && s.pool != r.pools[p]) value *= kServiceMoves;
@@ -212,7 +212,7 @@ class FleetScheduler::Impl {
 };
 
 // What a region takes in a round: a small part of what it has, or its price would be out of date,
-// and at least what is free there.
+// and with FleetOptions::afresh at least what is free there.
 std::vector<int64_t> FleetScheduler::Impl::room_for_moves() const {
   std::vector<int64_t> room;
   for (const Region& r : regions_) {
@@ -221,7 +221,7 @@ std::vector<int64_t> FleetScheduler::Impl::room_for_moves() const {
       all += r.capacity[p];
       free += std::max<int64_t>(r.allocator->capacity()[p] - r.allocator->used()[p], 0);
     }
-    room.push_back(std::max(all / 50, free));
+    room.push_back(options_.afresh ? std::max(all / 50, free) : all / 50);
   }
   return room;
 }

@@ -36,6 +36,9 @@ struct FleetOptions {
   double migrate_above = 1.3;  // price ratio of regions that makes waiting jobs move
   double lead = 120;  // seconds before an announced loss from which its devices are given to nobody
   double target_gap = 0.001;
+  // For a scheduler that is made anew for each round, without last round's choices: a start costs
+  // what a change costs, or equal jobs would take turns, and regions take at least what is free.
+  bool afresh = false;
 };
 
 // The result of a closed window of one job.

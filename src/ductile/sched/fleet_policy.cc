@@ -119,7 +119,9 @@ void FleetPolicy::make_scheduler(const PoolRound& plan) {
            "region {} has {} kinds of nodes (device types in each of its clusters), and policy "
            "fleet knows at most {} in a region; divide it into several regions",
            cluster.regions[r], count[r], Allocator::kMaxTypes);
-  fleet_ = std::make_unique<FleetScheduler>(pools, cluster.cluster_region);
+  FleetOptions options;
+  options.afresh = true;
+  fleet_ = std::make_unique<FleetScheduler>(pools, cluster.cluster_region, options);
 }
 
 // By job: where it holds devices; else where it was, where its data are, or, if these are
