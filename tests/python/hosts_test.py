@@ -194,14 +194,14 @@ class Service(Emulated):
             file.write(f'#!/bin/sh\nexec {support.PYTHON} "$@"\n')
         os.chmod(python, 0o755)
         self.hosts.hide(2, python)
-        job, run = self.submit("blobs", *SLOW, python=python)
+        job, run = self.submit("blobs", *SLOW, python=python, least=3)
         why = f"on host {self.hosts.names[2]}: {python}: not there, or no program"
         self.wait_for(lambda: why in self.why(job), why, job)
         self.wait_for(lambda: '"phase": "finished"' in self.ask("why", job, "--json").stdout, "the end of the job", job)
         self.assertEqual([line for line in lines(run, "events.jsonl") if line.get("kind") == "end"][-1]["digest"],
                          self.of_one_machine())
 
-    def test_ends_what_a_lost_node_still_runs_before_the_node_counts(self):
+    def test_ends_what_a_node_without_a_network_still_runs(self):
         job, run = self.submit("long", *ARGS, "--slow", 0.2, least=3,
                                sets=("train.max_steps=100000", "train.epochs=100000"))
         self.wait_for(lambda: last_step(run) >= 2 and len(workers_of(run)) == 3, "three workers", job)
@@ -211,7 +211,6 @@ class Service(Emulated):
         self.hosts.cut(1)
         self.assertEqual(self.ask("cancel", job).returncode, 0)
         self.wait_for(lambda: self.ask("why", job, "--json").stdout.find('"phase": "cancelled"') >= 0, "the cancelled job", job)
-        self.assertEqual(alive([lost]), [lost])
         self.hosts.restore(1)
         self.wait_for(lambda: not alive([lost, *data]), "the end of what ran there", job)
 
