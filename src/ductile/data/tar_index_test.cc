@@ -46,17 +46,19 @@ TEST(TarIndex, ReadsWhatGnuTarWritesInEveryFormat) {
     const std::string command = "tar --format=" + format + " -C " +
                                 (folder.path() / "in").string() + " -cf " + tar.string() +
                                 " . 2>/dev/null";
-    // ustar cannot hold such a name; tar then leaves the file out and fails.
+    // ustar cannot hold such names; tar then leaves the folder out and fails.
     const bool whole = std::system(command.c_str()) == 0;
     const auto entries = index_tar(MappedFile(tar).bytes(), tar.string());
+    EXPECT_TRUE(whole || format == "ustar");
+    EXPECT_EQ(entries.empty(), !whole);
+    if (!whole) continue;
     const auto is_link = [](const TarEntry& e) { return e.link; };
     const auto link = std::find_if(entries.begin(), entries.end(), is_link);
     ASSERT_NE(link, entries.end()) << format;
     EXPECT_EQ(link->name, std::string(110, 'd') + "/link");
-    ASSERT_EQ(entries.size(), whole ? 2u : 1u) << format;
+    ASSERT_EQ(entries.size(), 2u) << format;
     const auto file = std::find_if_not(entries.begin(), entries.end(), is_link);
-    EXPECT_TRUE(!whole || file->name == std::string(110, 'd') + "/" + name);
-    EXPECT_TRUE(whole || format == "ustar");
+    EXPECT_EQ(file->name, std::string(110, 'd') + "/" + name);
   }
 }
 

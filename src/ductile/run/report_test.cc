@@ -362,7 +362,7 @@ TEST(Report, ShowsWhatATunerTriedAndKept) {
   // In the frame of their search: from the top, and the winner down to the bottom.
   has("<polyline points=\"12.8,1.0 119.0,3.2\"/>");
   has("<polyline points=\"12.8,1.0 119.0,27.0\"/>");
-  has("loss 2.25 to 0.75 over 0.25 epochs");
+  has("loss 2.25 to 0.750 over 0.250 epochs");
   EXPECT_EQ(data_of(html)["marks"].size(), 2U) << "trials are in the table alone";
   EXPECT_EQ(page::page_fault(html), "");
   const History history = read_history(run);

@@ -84,22 +84,23 @@ TEST(Session, WaitingForARunOfAKilledSessionIsNoFailure) {
   EXPECT_EQ(read_file(calls).size(), 5) << "two that waited, three that failed";
 }
 
-// A run refuses a folder that is there, and a refused trial is given up.
+// A run refuses a folder that is there, and a refused trial is given up: what one that was cut off
+// has left must not be in the way of the next try.
 TEST(Session, BeginsATrialAgainWhoseMakingWasCutOff) {
   for (const bool used : {false, true}) {
     const TempFolder place;
     const fs::path program = place.path() / "program", trial = place.path() / "session/trials/0000";
-    write_file_atomic(program,
-                      "#!/bin/sh\n"
-                      "while [ \"$1\" != --out ]; do shift; done\n"
-                      "[ ! -e \"$2\" ] || exit 2\nexit 1\n");
+    write_file_atomic(
+        program,
+        "#!/bin/sh\n"
+        "while [ \"$1\" != --out ]; do shift; done\n"
+        "[ ! -e \"$2\" ] || exit 2\n"
+        "mkdir -p \"$2/checkpoints\" \"$2/tensorboard\"; touch \"$2/job.toml.tmp17\"\n" +
+            std::string(used ? "touch \"$2/checkpoints/done\"\n" : "") + "exit 1\n");
     ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
     Tuning tuning = default_tuning({});
     tuning.setup.at_once = 1;
     Session session = Session::create(place.path() / "session", job_toml(), tuning);
-    for (const char* part : {"checkpoints", "tensorboard"}) fs::create_directories(trial / part);
-    write_file_atomic(trial / "job.toml.tmp17", "name = ");
-    if (used) write_file_atomic(trial / "checkpoints" / "somebody's", "mine");
     try {
       session.run({.program = program});
       ADD_FAILURE() << "it ended";
@@ -107,7 +108,7 @@ TEST(Session, BeginsATrialAgainWhoseMakingWasCutOff) {
       EXPECT_EQ(error.code(), used ? ErrorCode::invalid_argument : ErrorCode::unavailable)
           << error.message();
     }
-    EXPECT_EQ(fs::exists(trial), used);
+    EXPECT_EQ(fs::exists(trial / "checkpoints" / "done"), used);
   }
 }
 
