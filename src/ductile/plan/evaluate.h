@@ -25,8 +25,9 @@ namespace ductile::plan {
 // are booked in the order in which they become ready (on a tie, the lower stage first). Messages
 // between stages with equal devices take no time.
 //
-// After its last task, a stage sums gradients over its replicas; weights tied across stages are
-// summed when every stage that holds them has finished.
+// After its last task, a stage sums gradients over its replicas; stages with equal devices do so
+// one after the other, as they end (on a tie, the lower stage first). Weights tied across stages
+// are summed when every stage that holds them has finished.
 struct EvaluateOptions {
   bool record = false;  // whether to fill Timeline::boxes
 };

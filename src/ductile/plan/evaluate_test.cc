@@ -95,6 +95,18 @@ TEST(Evaluate, SyncAndTiesComeAfterTheLastTask) {
   EXPECT_DOUBLE_EQ(row.run().seconds, 9 + 7);
 }
 
+TEST(Evaluate, StagesWithEqualDevicesSumTheirGradientsOneAfterTheOther) {
+  Row row(3, 2, 1, 1, 1);
+  for (int s = 0; s < 3; ++s) {
+    row.plan.stages[s].replicas = row.plan.stages[s].micro_batch = row.plan.stages[s].in_flight = 2;
+    row.plan.stages[s].devices = {0, 1};
+    row.graph.ops[s].cost.parameter_bytes = 10;
+  }
+  EXPECT_DOUBLE_EQ(row.run().seconds, 5 + 3 * 10);  // the last stage is the first to end, at 5
+  row.graph.ops[1].cost.parameter_bytes = 0;
+  EXPECT_DOUBLE_EQ(row.run().seconds, 5 + 2 * 10);
+}
+
 TEST(Evaluate, AnOrderThatCannotBeCarriedOutNamesWhoWaits) {
   Row row(3, 6, 1, 1, 1);
   row.plan.stages[0].micro_batch = 2;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "ductile/base/error.h"
 #include "ductile/plan/execution_impl.h"
@@ -303,16 +304,32 @@ void Execution::note_memory(int unit) {
   peak_[unit] = std::max(peak_[unit], fixed + held);
 }
 
+// When each stage has summed its gradients. Those of stages with equal devices use the same cards.
+std::vector<double> Execution::sum_ends(Timeline& t) const {
+  std::vector<int> order(stages_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return stages_[a].end < stages_[b].end; });
+  std::vector<double> free(costs_.num_units, 0), ends(stages_.size());
+  for (int s : order) {
+    ends[s] = stages_[s].end;
+    const double seconds = costs_.times[s].sync;
+    if (seconds <= 0) continue;
+    double& unit = free[costs_.unit[s]];
+    const double start = std::max(ends[s], unit);
+    unit = ends[s] = start + seconds;
+    if (record_) t.boxes.push_back({Box::Kind::sync, s, -1, 0, start, ends[s]});
+  }
+  return ends;
+}
+
 void Execution::finish_sums(Timeline& t) const {
+  const std::vector<double> summed = sum_ends(t);
   double device_seconds = 0, computing = 0;
   std::vector<char> counted(costs_.num_units);
   for (size_t s = 0; s < stages_.size(); ++s) {
     const double devices = plan_.stages[s].num_devices();
-    const double end = stages_[s].end + costs_.times[s].sync;
-    if (record_ && costs_.times[s].sync > 0) {
-      t.boxes.push_back({Box::Kind::sync, static_cast<int>(s), -1, 0, stages_[s].end, end});
-    }
-    t.seconds = std::max(t.seconds, end);
+    t.seconds = std::max(t.seconds, summed[s]);
     computing += t.busy[s] * devices;
     char& is_counted = counted[costs_.unit[s]];
     if (!is_counted) device_seconds += devices;
@@ -321,7 +338,7 @@ void Execution::finish_sums(Timeline& t) const {
   }
   for (const PlanCosts::Tie& tie : costs_.ties) {
     double start = 0;
-    for (int s : tie.stages) start = std::max(start, stages_[s].end + costs_.times[s].sync);
+    for (int s : tie.stages) start = std::max(start, summed[s]);
     t.seconds = std::max(t.seconds, start + tie.seconds);
     for (int s : tie.stages) {
       if (record_ && tie.seconds > 0) {

@@ -81,6 +81,7 @@ class Execution {
   void send(int edge, bool gradient);
   double seconds(int stage, Task task) const;
   void note_memory(int unit);
+  std::vector<double> sum_ends(Timeline& t) const;
   void finish_sums(Timeline& t) const;
   int64_t tasks_left(int stage) const;
 

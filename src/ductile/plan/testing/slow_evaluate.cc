@@ -180,14 +180,29 @@ Timeline slow_evaluate(const Plan& plan, const PlanCosts& costs, const Orders& o
   Timeline t;
   double computing = 0, devices = 0;
   std::set<int> units;
+  // Of the stages left, the one that ended first sums its gradients; the lower one on a tie.
+  std::vector<double> summed(slow.n, -1);
+  for (size_t k = 0; k < slow.n; ++k) {
+    size_t next = slow.n;
+    for (size_t s = 0; s < slow.n; ++s) {
+      if (summed[s] >= 0) continue;
+      if (next == slow.n || slow.last_end[s] < slow.last_end[next]) next = s;
+    }
+    double start = slow.last_end[next];
+    for (size_t s = 0; s < slow.n && costs.times[next].sync > 0; ++s) {
+      const bool is_before = summed[s] >= 0 && costs.times[s].sync > 0;
+      if (is_before && costs.unit[s] == costs.unit[next]) start = std::max(start, summed[s]);
+    }
+    summed[next] = start + costs.times[next].sync;
+  }
   for (size_t s = 0; s < slow.n; ++s) {
-    t.seconds = std::max(t.seconds, slow.last_end[s] + costs.times[s].sync);
+    t.seconds = std::max(t.seconds, summed[s]);
     computing += slow.busy[s] * plan.stages[s].num_devices();
     if (units.insert(costs.unit[s]).second) devices += plan.stages[s].num_devices();
   }
   for (const PlanCosts::Tie& tie : costs.ties) {
     double start = 0;
-    for (int s : tie.stages) start = std::max(start, slow.last_end[s] + costs.times[s].sync);
+    for (int s : tie.stages) start = std::max(start, summed[s]);
     t.seconds = std::max(t.seconds, start + tie.seconds);
   }
   t.busy = slow.busy;
