@@ -161,7 +161,7 @@ class Scenarios:
             print("   this build has no Python jobs")
             return
         script = pathlib.Path(__file__).resolve().parents[1] / "python/blobs.py"
-        options = [f"{script}:Job", "--set", "python.interpreter=/usr/bin/python3", "--set", "train.max_steps=60", "--",
+        options = [f"{script}:Job", "--set", "python.interpreter=/usr/bin/python3", "--set", "train.max_steps=240", "--",
                    "--processes", "1"]
         alone = pathlib.Path(tempfile.mkdtemp(prefix="alone")) / "run"
         subprocess.run([self.ductile, "-q", "train", "--out", alone, *options], check=True, stdout=subprocess.DEVNULL)
