@@ -52,10 +52,12 @@ struct Frame {
   double epochs = 0, least = INFINITY, most = -INFINITY;
 
   void take(const Trial& trial) {
+    if (trial.curve.empty()) return;
+    // What rises far above the loss before any training would flatten all others.
+    most = std::max(most, trial.curve.front().second);
     for (const auto& [epoch, loss] : trial.curve) {
       epochs = std::max(epochs, epoch);
       least = std::min(least, loss);
-      most = std::max(most, loss);
     }
   }
 };
@@ -72,15 +74,16 @@ void read_curve(const json& move, Trial& trial) {
   }
 }
 
-// The loss over the epochs; the top is the largest loss of the search, the bottom the least.
+// The loss over the epochs; the top is the largest loss that a trial began with, the bottom the
+// least of the search.
 page::Cell picture(const Trial& trial, const Frame& frame) {
   if (trial.curve.empty() || !(frame.epochs > 0)) return {};
   const double height = std::max(frame.most - frame.least, 1e-300);
   std::string points;
   for (const auto& [epoch, loss] : trial.curve) {
-    points += fmt::format("{}{:.1f},{:.1f}", points.empty() ? "" : " ",
-                          1 + (kWidth - 2) * epoch / frame.epochs,
-                          kHeight - 1 - (kHeight - 2) * (loss - frame.least) / height);
+    points += fmt::format(
+        "{}{:.1f},{:.1f}", points.empty() ? "" : " ", 1 + (kWidth - 2) * epoch / frame.epochs,
+        kHeight - 1 - (kHeight - 2) * (std::min(loss, frame.most) - frame.least) / height);
   }
   const std::string label =
       fmt::format("loss {} to {} over {} epochs", as_number(trial.curve.front().second),
