@@ -13,7 +13,7 @@ from support import Case, children, kill, last_step, lines, processes, wait, wor
 from zygote_test import title, zygotes_of
 
 ARGS = ("--processes", 1)
-SLOW = (*ARGS, "--slow", 0.05)
+SLOW = (*ARGS, "--slow", 0.2)  # what is waited for has to come before the job's end
 
 
 def events_of(run):
@@ -64,7 +64,7 @@ class Train(Emulated):
 
     def test_has_the_bits_of_one_machine_though_workers_agents_and_networks_are_lost(self):
         quiet, run = self.of_one_machine(), self.out("run")
-        process = self.start_on((1, 2), args=SLOW)
+        process = self.start_on((1, 2), args=(*ARGS, "--slow", 0.5))  # a zygote that answers nobody is given up after 10 s
         wait(lambda: last_step(run) >= 3 and len(workers_of(run)) == 3, f"three workers: {support.log_of(run)}")
         agents = agents_of(process.pid)
         self.assertEqual(len(agents), 2)
