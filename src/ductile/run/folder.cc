@@ -112,16 +112,18 @@ RunFolder create_folder_at(const fs::path& path, std::string_view job,
   return filled(path, job, files);
 }
 
+bool is_unfinished(std::string_view name, std::string_view whole) {
+  constexpr std::string_view kMark = ".tmp";
+  if (!name.starts_with(whole) || !name.substr(whole.size()).starts_with(kMark)) return false;
+  return name.find_first_not_of("0123456789", whole.size() + kMark.size()) == std::string::npos;
+}
+
 void remove_half_made(const fs::path& path) {
   std::error_code error;
   std::vector<fs::path> halves;
   for (auto it = fs::directory_iterator(path, error); !error && it != fs::directory_iterator();
        it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    constexpr std::string_view kHalf = "job.toml.tmp";
-    if (name.starts_with(kHalf) &&
-        name.find_first_not_of("0123456789", kHalf.size()) == std::string::npos)
-      halves.push_back(it->path());
+    if (is_unfinished(it->path().filename().string(), "job.toml")) halves.push_back(it->path());
   }
   std::error_code ignored;
   for (const fs::path& half : halves) fs::remove(half, ignored);
@@ -177,13 +179,9 @@ void RunFolder::remove_leftovers() const {
   std::error_code error;
   for (auto it = fs::directory_iterator(path_, error); !error && it != fs::directory_iterator();
        it.increment(error)) {
-    // As write_file_atomic() names them.
     const std::string name = it->path().filename().string();
-    const size_t at = name.rfind(".tmp");
-    if (at == std::string::npos || at + 4 == name.size() ||
-        name.find_first_not_of("0123456789", at + 4) != std::string::npos)
-      continue;
-    if (std::find(std::begin(kOwned), std::end(kOwned), name.substr(0, at)) == std::end(kOwned))
+    const auto is_of = [&](std::string_view whole) { return is_unfinished(name, whole); };
+    if (name.ends_with(".tmp") || std::none_of(std::begin(kOwned), std::end(kOwned), is_of))
       continue;
     std::error_code ignored;
     fs::remove(it->path(), ignored);

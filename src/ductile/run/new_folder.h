@@ -23,6 +23,9 @@ RunFolder create_folder(const fs::path& runs, std::string_view job_name, std::st
 RunFolder create_folder_at(const fs::path& path, std::string_view job,
                            std::span<const FirstFile> files);
 
+// Whether `name` is a file `whole` that did not get its name, as write_file_atomic() calls it.
+bool is_unfinished(std::string_view name, std::string_view whole);
+
 // Removes what a process that was killed while it made the run `path` has left: empty folders, and
 // job.toml before it got its name. Anything else stays, and is then in the way.
 void remove_half_made(const fs::path& path);

@@ -15,6 +15,7 @@
 #include "ductile/base/machine.h"
 #include "ductile/base/paths.h"
 #include "ductile/process/worker.h"
+#include "ductile/run/new_folder.h"
 #include "ductile/trials/report.h"
 #include "ductile/trials/trial_process_impl.h"
 
@@ -50,13 +51,8 @@ tune::Observation observation_from(const Json& value) {
   return {value.at(0).get<double>(), value.at(1).is_null() ? NAN : value.at(1).get<double>()};
 }
 
-// A file that did not get its name, as write_file_atomic() calls it.
 bool is_unfinished(std::string_view name) {
-  for (const std::string_view whole : {"job.toml.tmp", "tune.json.tmp"})
-    if (name.starts_with(whole) &&
-        name.find_first_not_of("0123456789", whole.size()) == std::string_view::npos)
-      return true;
-  return false;
+  return run::is_unfinished(name, "job.toml") || run::is_unfinished(name, "tune.json");
 }
 
 // Whether a session of this folder was cut off before it was there: it has nothing but what
