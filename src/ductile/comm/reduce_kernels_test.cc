@@ -98,7 +98,8 @@ RC_GTEST_PROP(ReduceKernels, SumsHaveTheSameBitsOnEveryInstructionSet, ()) {
     k->sum(type)(outs.data(), num_outs, ins.data(), num_ins, n, stores);
     if (k == &scalar_reduce_kernels() && n > 0) std::memcpy(expected.data(), outs[0], n * size);
     for (const std::byte* out : outs) {
-      RC_ASSERT(n == 0 || std::memcmp(expected.data(), out, n * size) == 0);
+      // In one pair of brackets: else both sides are evaluated.
+      RC_ASSERT((n == 0 || std::memcmp(expected.data(), out, n * size) == 0));
     }
     for (const Buffer& buffer : buffers) RC_ASSERT(buffer.guards_intact());
   }

@@ -63,6 +63,14 @@ class MinDevices {
     ends_.resize(upsets.size());
   }
 
+  // That such work needs at least, each for tau seconds; one more than there are where it is too
+  // much.
+  int devices_for(double work, double tau) const {
+    const int devices = model_.problem().devices;
+    const double needed = std::ceil(work / tau - 1e-9);
+    return needed <= devices ? static_cast<int>(needed) : devices + 1;
+  }
+
   double total_work() const { return work_.back(); }
   int last() const { return static_cast<int>(work_.size()) - 1; }
 
@@ -78,14 +86,13 @@ class MinDevices {
       std::fill(row, row + num_s_, kNever);
       ends_[i] = {num_s_, num_s_ - 1};
       // What is left needs so many devices at least, so this much is too many.
-      const int left = static_cast<int>(std::ceil((work_.back() - work_[i]) / tau - 1e-9));
-      const int limit = devices - left;
+      const int limit = devices - devices_for(work_.back() - work_[i], tau);
       const std::vector<int>& below = whole ? model_.below(i) : space.below[at];
       for (size_t b = below.size(); b-- > 0;) {  // the longest stages first
         const int j = below[b];
         const double work = work_[i] - work_[j];
         const int at_least = fewest_[static_cast<size_t>(j) * num_s_ + num_s_ - 1];
-        if (at_least + static_cast<int>(std::ceil(work / tau - 1e-9)) > limit) continue;
+        if (at_least + devices_for(work, tau) > limit) continue;
         if (ends_[j].first == num_s_) continue;
         for (int k = 0; k < static_cast<int>(model_.degrees().size()); ++k) {
           if (model_.degrees()[k] > devices) break;

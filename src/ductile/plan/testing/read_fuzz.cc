@@ -29,6 +29,14 @@ void* counted(size_t n) {
   return p;
 }
 
+void* counted_or_null(size_t n) noexcept {
+  try {
+    return counted(n);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
 void uncounted(void* p) {
   if (p != nullptr) live_bytes -= malloc_usable_size(p);
   std::free(p);
@@ -38,6 +46,8 @@ void uncounted(void* p) {
 
 void* operator new(size_t n) { return counted(n); }
 void* operator new[](size_t n) { return counted(n); }
+void* operator new(size_t n, const std::nothrow_t&) noexcept { return counted_or_null(n); }
+void* operator new[](size_t n, const std::nothrow_t&) noexcept { return counted_or_null(n); }
 void operator delete(void* p) noexcept { uncounted(p); }
 void operator delete[](void* p) noexcept { uncounted(p); }
 void operator delete(void* p, size_t) noexcept { uncounted(p); }
