@@ -20,6 +20,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+constexpr std::chrono::milliseconds kConnect = std::chrono::seconds(5);
 constexpr int kTries = 3;
 constexpr int kWaits = 30;  // for a service that asks for patience
 
@@ -78,8 +79,8 @@ class Client::Line {
         where_(client.where()),
         pin_{client.access_ ? client.access_->fingerprint : "", ""},
         http_(client.access_ ? client.access_->address : client.socket_.string()) {
-    http_.set_connection_timeout(5);
-    http_.set_read_timeout(60);
+    http_.set_connection_timeout(std::min(kConnect, client.patience_));
+    http_.set_read_timeout(client.patience_);
     if (!client.access_) {
       http_.set_address_family(AF_UNIX);
       return;
@@ -97,24 +98,19 @@ class Client::Line {
 
   httplib::Client& http() { return http_; }
 
-  // Throws where it was no service of ours that answered.
-  void check(const httplib::Result& result) const {
-    if (!pin_.shown.empty() && pin_.shown != pin_.wanted)
-      fail(ErrorCode::conflict,
-           "{}: the server there shows the key {}, and the access file has {}: it is another "
-           "server, or one whose key was made anew; ask its admin for a new access file, and send "
-           "nothing until then",
-           name_, pin_.shown, pin_.wanted);
-    if (!result && result.error() == httplib::Error::SSLServerVerification)
-      fail(ErrorCode::conflict,
-           "{}: nobody whom this machine trusts has signed the server's certificate for this host; "
-           "an access file with its fingerprint needs no signature: ductile token add",
-           name_);
+  // Whether somebody answered; false: nobody listens. Throws where that cannot be told.
+  bool answered(const httplib::Result& result) const {
+    check(result);
+    if (!result && result.error() != httplib::Error::Connection)
+      fail(ErrorCode::deadline,
+           "{} gave no answer in time ({}): it is busy, or just ending, or something in between "
+           "lets nothing through; try again",
+           name_, httplib::to_string(result.error()));
+    return static_cast<bool>(result);
   }
 
   Json answer_of(const httplib::Result& result) const {
-    check(result);
-    if (!result) fail(ErrorCode::unavailable, "{}", where_);
+    if (!answered(result)) fail(ErrorCode::unavailable, "{}", where_);
     Json answer = parse_json<Json>(result->body);
     if (result->status >= 300) {
       const bool known = answer.is_object() && answer.contains("error");
@@ -133,6 +129,21 @@ class Client::Line {
   }
 
  private:
+  // Throws where it was no service of ours that answered.
+  void check(const httplib::Result& result) const {
+    if (!pin_.shown.empty() && pin_.shown != pin_.wanted)
+      fail(ErrorCode::conflict,
+           "{}: the server there shows the key {}, and the access file has {}: it is another "
+           "server, or one whose key was made anew; ask its admin for a new access file, and send "
+           "nothing until then",
+           name_, pin_.shown, pin_.wanted);
+    if (!result && result.error() == httplib::Error::SSLServerVerification)
+      fail(ErrorCode::conflict,
+           "{}: nobody whom this machine trusts has signed the server's certificate for this host; "
+           "an access file with its fingerprint needs no signature: ductile token add",
+           name_);
+  }
+
   const NoBrokenPipe no_broken_pipe_;
   const std::string name_, where_;
   Pin pin_;
@@ -157,9 +168,7 @@ bool Client::reachable() const {
   std::error_code ignored;
   if (!access_ && !fs::is_socket(socket_, ignored)) return false;
   Line line(*this);
-  const auto result = line.http().Get("/v1/jobs?limit=1");
-  line.check(result);
-  return static_cast<bool>(result);
+  return line.answered(line.http().Get("/v1/jobs?limit=1"));
 }
 
 Json Client::get(const std::string& path) const {

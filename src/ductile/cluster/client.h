@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,12 +18,17 @@ namespace ductile::cluster {
 // no other attempt helps.
 class Client {
  public:
-  // `folder`: of a service on this machine.
-  explicit Client(const fs::path& folder) : socket_(folder / "api.sock") {}
-  // With an access file.
-  explicit Client(Access access) : access_(std::move(access)) {}
+  static constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(60);
 
-  // Whether a service answers. Throws conflict if it is another one than the access file means.
+  // `folder`: of a service on this machine. `patience`: for an answer.
+  explicit Client(const fs::path& folder, std::chrono::milliseconds patience = kPatience)
+      : socket_(folder / "api.sock"), patience_(patience) {}
+  // With an access file.
+  explicit Client(Access access) : access_(std::move(access)), patience_(kPatience) {}
+
+  // Whether a service is there; false: nobody listens. Throws deadline where somebody may and gives
+  // no answer, so that it is to be asked again, and conflict if it is another one than the access
+  // file means.
   bool reachable() const;
   // For messages: what it is, and what to do if it does not answer.
   std::string name() const;   // "the service in FOLDER"
@@ -30,7 +36,8 @@ class Client {
   // On this machine, whose files are the service's.
   bool is_local() const { return !access_; }
 
-  // Throw unavailable if nobody answers. `path` has its query, if any, percent-encoded.
+  // Throw unavailable if nobody listens, and deadline if no answer comes. `path` has its query, if
+  // any, percent-encoded.
   nlohmann::ordered_json get(const std::string& path) const;
   // Carried out once, though it is sent again where the answer was lost.
   nlohmann::ordered_json post(const std::string& path, const nlohmann::json& body) const;
@@ -40,6 +47,7 @@ class Client {
 
   const fs::path socket_;
   const std::optional<Access> access_;
+  const std::chrono::milliseconds patience_;
 };
 
 // A text as part of a path or a query.

@@ -123,7 +123,7 @@ class CommandRunner : public JobRunner {
     state_ = State::sought;
     if (orders->withdrawn) withdrawn_ = unreached_ = loop_.now();
     place(at_);
-    const control::WorkerId sought[] = {keeper_};
+    const server::EarlierWorker sought[] = {{keeper_}};
     launcher_->adopt(sought);
   }
 

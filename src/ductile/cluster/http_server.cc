@@ -8,7 +8,6 @@
 #include <memory>
 #include <system_error>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -17,7 +16,6 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <pwd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -32,6 +30,7 @@
 #include "ductile/cluster/page_server_impl.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/tls_impl.h"
+#include "ductile/cluster/user_names_impl.h"
 
 namespace ductile::cluster {
 namespace {
@@ -103,23 +102,6 @@ std::string client_of(const Principal& principal) { return "=" + principal.name;
 
 }  // namespace
 
-std::string user_name(uid_t user) {
-  constexpr size_t kMostText = 1 << 20;
-  passwd entry{};
-  passwd* found = nullptr;
-  std::vector<char> text(4096);
-  int error = 0;
-  while ((error = ::getpwuid_r(user, &entry, text.data(), text.size(), &found)) == ERANGE &&
-         text.size() < kMostText)
-    text.resize(2 * text.size());
-  if (found != nullptr) return found->pw_name;
-  // Any of these is said where there is no such user.
-  if (error != 0 && error != ENOENT && error != ESRCH && error != EBADF && error != EPERM)
-    fail(ErrorCode::unavailable, "the name of user {} cannot be found out now: {}", user,
-         std::generic_category().message(error));
-  return std::to_string(user);
-}
-
 class HttpServer::Impl : httplib::Server {
  public:
   Impl(Api& api, HttpOptions options);
@@ -134,8 +116,10 @@ class HttpServer::Impl : httplib::Server {
   struct Client {
     Descriptor socket;
     Door door = Door::socket;
-    std::optional<Principal> principal;  // of the unix socket
-    std::string stranger;                // how limits call it until it has said who it is
+    uid_t user = 0;  // of the unix socket, as are
+    Role role = Role::read;
+    std::optional<Principal> principal;  // once its user's name is known
+    std::string stranger;                // how limits call it until it is known who it is
     Limits::Seat seat;                   // of its thread once it is known
     enum class Handshake : uint8_t { going, done, given_up };
     std::atomic<Handshake> handshake = Handshake::going;
@@ -144,7 +128,7 @@ class HttpServer::Impl : httplib::Server {
   };
 
   void open_tls();
-  const std::string& name_of(uid_t user);
+  bool find_principal(Client& client);
   void accept_all();
   void accept_one(int listener, Door door);
   Limits::Seat seat_of_half_open(const std::string& stranger);
@@ -171,13 +155,13 @@ class HttpServer::Impl : httplib::Server {
   uint16_t port_ = 0, tls_port_ = 0;
   std::atomic<bool> stopping_ = false;
   Limits limits_;
-  std::list<Client> clients_;  // of the accepting thread, as are
-  std::unordered_map<uid_t, std::string> names_;
+  UserNames names_;
+  std::list<Client> clients_;  // of the accepting thread
   std::thread thread_;
 };
 
 HttpServer::Impl::Impl(Api& api, HttpOptions options)
-    : api_(api), options_(std::move(options)), limits_(options_.limits) {
+    : api_(api), options_(std::move(options)), limits_(options_.limits), names_(options_.name_of) {
   if (!options_.socket.empty()) {
     lock_ = lock_of(options_.socket);
     unix_ = listen_unix(options_.socket);
@@ -225,6 +209,7 @@ HttpServer::Impl::~Impl() {
   stopping_ = true;
   wake_in_.close();
   thread_.join();
+  names_.end();
   for (Client& client : clients_) ::shutdown(client.socket.get(), SHUT_RDWR);
   reap(true);
   if (unix_.get() >= 0) ::unlink(options_.socket.c_str());
@@ -245,15 +230,6 @@ void HttpServer::Impl::accept_all() {
   }
 }
 
-const std::string& HttpServer::Impl::name_of(uid_t user) {
-  constexpr size_t kMostNames = 10000;
-  const auto found = names_.find(user);
-  if (found != names_.end()) return found->second;
-  std::string name = options_.name_of(user);
-  if (names_.size() >= kMostNames) names_.clear();
-  return names_.emplace(user, std::move(name)).first->second;
-}
-
 void HttpServer::Impl::accept_one(int listener, Door door) {
   Descriptor socket(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (socket.get() < 0) {
@@ -262,28 +238,25 @@ void HttpServer::Impl::accept_one(int listener, Door door) {
       std::this_thread::sleep_for(milliseconds(50));
     return;
   }
+  ucred who{};
+  Role role = Role::read;
   std::optional<Principal> principal;
   std::string stranger;
   if (door == Door::socket) {
-    ucred who{};
     socklen_t size = sizeof who;
     if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &who, &size) != 0) return;
-    const Role role = options_.role_of         ? options_.role_of(who.uid)
-                      : who.uid == ::geteuid() ? Role::admin
-                                               : Role::submit;
-    try {
-      principal = Principal{name_of(who.uid), role};
-    } catch (const Error& error) {
-      log_line(error.message());
-      return tell_to_come_again(socket.get());
-    }
+    role = options_.role_of         ? options_.role_of(who.uid)
+           : who.uid == ::geteuid() ? Role::admin
+                                    : Role::submit;
+    if (const auto name = names_.known(who.uid)) principal = Principal{*name, role};
+    stranger = fmt::format("#{}", who.uid);  // known, but not yet by name
   } else {
     const int on = 1;
     ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     stranger = stranger_at(socket.get());
   }
   Limits::Seat seat = principal ? limits_.connection(client_of(*principal), false)
-                                : limits_.connection(stranger, true);
+                                : limits_.connection(stranger, door != Door::socket);
   if (!seat && door == Door::tls) seat = seat_of_half_open(stranger);
   if (!seat) {
     // A handshake would cost what the limit saves.
@@ -293,6 +266,8 @@ void HttpServer::Impl::accept_one(int listener, Door door) {
   Client& client = clients_.emplace_back();
   client.socket = std::move(socket);
   client.door = door;
+  client.user = who.uid;
+  client.role = role;
   client.principal = std::move(principal);
   client.stranger = std::move(stranger);
   client.seat = std::move(seat);
@@ -328,6 +303,23 @@ void HttpServer::Impl::reap(bool all) {
   }
 }
 
+// On the client's own thread, since a network may have to be asked for the name.
+bool HttpServer::Impl::find_principal(Client& client) {
+  if (client.principal) return true;
+  try {
+    const auto until = Clock::now() + options_.patience;
+    const Principal who{names_.find(client.user, until), client.role};
+    if (limits_.becomes(client.seat, client_of(who))) {
+      client.principal = who;
+      return true;
+    }
+  } catch (const Error& error) {
+    log_line(error.message());
+  }
+  tell_to_come_again(client.socket.get());
+  return false;
+}
+
 void HttpServer::Impl::serve(Client& client) {
   try {
     if (client.door == Door::tls) {
@@ -337,7 +329,7 @@ void HttpServer::Impl::serve(Client& client) {
       if (wire.shake_hands(Clock::now() + patience) &&
           client.handshake.compare_exchange_strong(going, Client::Handshake::done))
         serve_requests(client, wire);
-    } else {
+    } else if (client.door == Door::loopback || find_principal(client)) {
       Wire wire(client.socket.get());
       serve_requests(client, wire);
     }

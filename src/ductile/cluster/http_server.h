@@ -45,8 +45,9 @@ struct HttpOptions {
   // machine may connect; what a user may do is `role_of`'s answer. Empty: none.
   fs::path socket;
   std::function<Role(uid_t)> role_of;  // default: the service's own user is admin, others submit
-  // Asked once for each user, since a network may have to be asked. Who has none now is told to
-  // come again.
+  // Asked once for each user, on a thread of its own, since a network may have to be asked and may
+  // not answer; it may be called until it has returned, also after the end of the server. Who has
+  // no name now is told to come again.
   std::function<std::string(uid_t)> name_of = user_name;
 
   // A port of the loopback interface for programs that bring a token ("Authorization: Bearer ...")

@@ -142,6 +142,43 @@ TEST_F(Http, WhoseNameCannotBeFoundOutIsToldToComeAgain) {
   server.reset();
 }
 
+// It waits for its own name alone, and so does the end of the server for nobody's.
+TEST_F(Http, ANameServiceThatHangsHoldsUpNobodyElse) {
+  struct Service {
+    std::atomic<bool> hangs = true, has_answered = false;
+  };
+  const auto service = std::make_shared<Service>();
+  HttpOptions options;
+  options.name_of = [service](uid_t) -> std::string {
+    while (service->hangs) std::this_thread::sleep_for(1ms);
+    service->has_answered = true;
+    return "ann";
+  };
+  start(options);
+  const std::string request = "GET /v1/jobs HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+  const Descriptor first = connect_unix();
+  send(first, request);
+  EXPECT_EQ(client().Get("/v1/jobs")->status, 200) << "over the port";
+  service->hangs = false;
+  EXPECT_TRUE(receive(first).starts_with("HTTP/1.1 200 "));
+  while (!service->has_answered) std::this_thread::sleep_for(1ms);
+
+  service->hangs = true;
+  options.patience = 50ms;
+  start(options);
+  const Descriptor late = connect_unix();
+  send(late, request);
+  EXPECT_TRUE(receive(late).starts_with("HTTP/1.1 503 "));
+
+  options.patience = 10min;
+  start(options);
+  const Descriptor last = connect_unix();
+  send(last, request);
+  server.reset();
+  EXPECT_FALSE(receive(last).starts_with("HTTP/1.1 200 "));
+  service->hangs = false;
+}
+
 TEST(UserName, IsANumberWhereThereIsNone) {
   EXPECT_EQ(user_name(0), "root");
   EXPECT_EQ(user_name(3999999999u), "3999999999");

@@ -64,11 +64,8 @@ bool has_fence(pid_t pid, const std::string& fence) {
 
 // The number of its parent; 0: it is gone, or has ended and waits to be reaped.
 pid_t parent_of(pid_t pid) {
-  const std::string stat = text_of(pid, "stat");
-  const size_t name_end = stat.rfind(')');  // a name may have spaces and brackets
-  if (name_end == std::string::npos || stat.size() < name_end + 4) return 0;
-  if (stat[name_end + 2] == 'Z' || stat[name_end + 2] == 'X') return 0;
-  return static_cast<pid_t>(std::strtol(stat.c_str() + name_end + 3, nullptr, 10));
+  const auto state = link::state_of(pid);
+  return state && state->letter != 'Z' && state->letter != 'X' ? state->parent : 0;
 }
 
 // Sends SIGKILL if `is_it` still holds once the process is held by a descriptor: its number could

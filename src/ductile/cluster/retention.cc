@@ -73,9 +73,11 @@ bool Change::prune(const Retention& retention, double now, int64_t most) {
   }
   if (count.rows < most && before >= 0) {
     std::vector<Revision> events;
+    // The event that is a job's revision stays as long as the job.
     database_.query(
         "SELECT seq FROM events INDEXED BY passing_events WHERE time < ? AND (job IS NULL OR kind "
-        "IN ('speed', 'load', 'serving')) ORDER BY time LIMIT ?",
+        "IN ('speed', 'load', 'serving', 'reason')) AND NOT EXISTS (SELECT 1 FROM jobs WHERE id = "
+        "events.job AND revision = events.seq) ORDER BY time LIMIT ?",
         [&](const Row& row) { events.push_back(row.integer(0)); }, before, most);
     for (const Revision seq : events) {
       database_.run("DELETE FROM events WHERE seq = ?", seq);

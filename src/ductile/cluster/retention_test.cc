@@ -109,6 +109,54 @@ TEST_F(Forgetting, WhatWasRemovedIsToldApartFromWhatNeverWas) {
   EXPECT_EQ(get(api, "/v1/events", std::to_string(last)).status, 200);
 }
 
+// A job may wait for months, and what it waits for changes all the time.
+TEST_F(Forgetting, OldReasonsOfAJobThatWaitsAreRemoved) {
+  Store store(file);
+  JobId waits = 0, runs = 0;
+  {
+    Transaction transaction(store.database());
+    Change change(store.database());
+    Submission s;
+    s.name = "live";
+    waits = change.submit(s, "{}", now);
+    runs = change.submit(s, "{}", now);
+    for (int i = 0; i < 100; ++i)
+      for (const JobId id : {waits, runs}) change.set_reason(id, std::to_string(i), ++now);
+    change.set_phase(runs, Phase::running, "it runs", now);
+    transaction.commit();
+  }
+  prune_all(store.database(), {1000, 0}, now + 2000);
+  Reader reader(file);
+  const auto kinds = [&](JobId id) {
+    std::string out;
+    for (const Event& event : reader.events(0, 1000, id)) out += event.kind + " ";
+    return out;
+  };
+  EXPECT_EQ(kinds(waits), "submitted reason ") << "the newest event is the job's revision";
+  EXPECT_EQ(kinds(runs), "submitted running ");
+  EXPECT_EQ(reader.job(waits).reason, "99");
+  EXPECT_EQ(reader.check(), std::vector<std::string>());
+}
+
+TEST_F(Forgetting, AStoreOfAnEarlierVersionForgetsThemToo) {
+  {
+    Store store(file);
+    Transaction transaction(store.database());
+    Change change(store.database());
+    Submission s;
+    s.name = "live";
+    const JobId id = change.submit(s, "{}", now);
+    for (int i = 0; i < 10; ++i) change.set_reason(id, std::to_string(i), ++now);
+    transaction.commit();
+    store.database().execute(
+        "DROP INDEX passing_events; CREATE INDEX passing_events ON events (time) WHERE job IS NULL "
+        "OR kind IN ('speed', 'load', 'serving'); PRAGMA user_version = 8");
+  }
+  Store store(file);
+  prune_all(store.database(), {1000, 0}, now + 2000);
+  EXPECT_EQ(Reader(file).count_events(), 2);
+}
+
 // A job that lives is older than all that was removed.
 // The time is right to the day, also of neighbours that went earlier.
 TEST_F(Forgetting, WhatIsRemovedLaterChangesNoEarlierTime) {

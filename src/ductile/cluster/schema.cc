@@ -141,6 +141,11 @@ ALTER TABLE jobs ADD COLUMN transfer REAL NOT NULL DEFAULT 0 CHECK (transfer >= 
 ALTER TABLE jobs ADD COLUMN movable INTEGER NOT NULL DEFAULT 1 CHECK (movable IN (0, 1));
 ALTER TABLE nodes ADD COLUMN region TEXT NOT NULL DEFAULT 'home';
 )",
+    R"(
+DROP INDEX passing_events;
+CREATE INDEX passing_events ON events (time)
+  WHERE job IS NULL OR kind IN ('speed', 'load', 'serving', 'reason');
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.

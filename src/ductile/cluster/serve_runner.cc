@@ -63,8 +63,8 @@ class ServeRunner final : public JobRunner {
   void start(const std::vector<Holding>& devices, OnEnd on_end) override {
     on_end_ = std::move(on_end);
     set_devices(devices);
-    std::vector<WorkerId> before;
-    for (const auto& [id, known] : front_.memory().replicas) before.push_back(id);
+    std::vector<server::EarlierWorker> before;
+    for (const auto& [id, known] : front_.memory().replicas) before.push_back({id});
     launcher_->adopt(before);
     for (const auto& [id, known] : front_.memory().replicas) {
       Replica& replica = replicas_[id];

@@ -27,11 +27,12 @@ void Service::Impl::end_replicas(const Live& live) {
   try {
     FrontMemory memory = live.front ? live.front->memory() : kept_front(id);
     if (memory.replicas.empty()) return;
-    std::vector<control::WorkerId> left;
-    for (const auto& [replica, known] : std::exchange(memory.replicas, {})) left.push_back(replica);
+    std::vector<server::EarlierWorker> left;
+    for (const auto& [replica, known] : std::exchange(memory.replicas, {}))
+      left.push_back({replica});
     auto launcher = engine_->launcher(run::RunFolder::open(live.run), /*python=*/false);
     launcher->adopt(left);
-    for (const control::WorkerId replica : left) launcher->kill(replica);
+    for (const server::EarlierWorker& replica : left) launcher->kill(replica.worker);
     launcher->finish();
     leftovers_.push_back(std::move(launcher));
     if (live.front) live.front->memory().replicas.clear();

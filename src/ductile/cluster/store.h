@@ -157,8 +157,8 @@ class Change {
   void forget_answers(double time);
 
   // Removes what need not be kept at `now`: about `most` rows at a time, each job with all of its
-  // events as a whole. Whether there may be more. Notes of speed and load of jobs that live, and
-  // events of no job, are removed by age alone.
+  // events as a whole. Whether there may be more. What was noted of the speed, the load and the
+  // reasons of jobs that live, and events of no job, are removed by age alone.
   bool prune(const Retention& retention, double now, int64_t most);
 
   // As it is inside this transaction.

@@ -252,6 +252,11 @@ class RemoteLog {
   int64_t next_ = 0;
 };
 
+// A service that is away, or busy.
+bool may_come_back(const Error& error) {
+  return error.code() == ErrorCode::unavailable || error.code() == ErrorCode::deadline;
+}
+
 // Until the job has ended, also while the service is away.
 ExitCode follow_remote(const JobReference::OfService& job, int64_t lines, Console& console) {
   RemoteLog log(job, console);
@@ -267,7 +272,7 @@ ExitCode follow_remote(const JobReference::OfService& job, int64_t lines, Consol
                   record.at("reason").get<std::string>());
       return record.at("phase") == "finished" ? kDone : kJobFailed;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::unavailable) throw;
+      if (!may_come_back(error)) throw;
       if (!std::exchange(said, true)) console.say("{}; waiting for it", error.what());
     }
   }
@@ -283,7 +288,7 @@ ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& cons
       record = job.record();  // before reading: nothing is missed at the end
       said = false;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::unavailable) throw;
+      if (!may_come_back(error)) throw;
       if (!std::exchange(said, true)) console.say("{}; waiting for it", error.what());
     }
     const std::string run = record.is_null() ? "" : record.at("run").get<std::string>();

@@ -38,6 +38,10 @@ struct PeerAddress {
   static PeerAddress parse(std::string_view text);
 };
 
+// What a worker in its control's own process reports as its address. It has no peers, and lives no
+// longer than the run's lock is held.
+inline constexpr std::string_view kInItsControl = "in the process of its control";
+
 // The run's name as the job's name in handshakes and the store. These take at most 63 bytes, so a
 // longer name is cut and ends in a hash of the whole name.
 std::string job_name(const fs::path& run);

@@ -25,10 +25,6 @@ using namespace control;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// What a worker of a LocalControl calls its address. It lives no longer than the run's lock is
-// held.
-constexpr const char* kHere = "in the process of its control";
-
 constexpr milliseconds kCostAge{100};
 
 // Nobody but the worker itself could be waited for, and it is the one who asks.
@@ -58,7 +54,7 @@ struct LocalControl::Impl : JobWorld {
     if (protocol) return;  // the one there is ends; see end()
     WorkerOptions options;
     options.worker = id = command.worker;
-    options.address = kHere;
+    options.address = kInItsControl;
     options.lease = driver.membership_options().lease;
     protocol.emplace(options);
     driver.log("launch", fmt::format("worker {}: {}", id, command.reason));
@@ -79,7 +75,7 @@ struct LocalControl::Impl : JobWorld {
 
   // Certainly, and for good: this process holds the run's lock, so no controller starts it again.
   bool is_gone(const WorkerStatus& report) const {
-    if (report.address == kHere) return true;
+    if (report.address == kInItsControl) return true;
     if (PeerAddress::parse(report.address).place != PeerAddress::here("").place) return false;
     try {
       return end_worker(worker_program, run_path, report.worker);

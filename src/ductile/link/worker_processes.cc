@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdlib>
 #include <fstream>
 #include <string_view>
 #include <system_error>
@@ -89,6 +90,18 @@ std::vector<pid_t> all_processes() {
   }
   if (error) fail_errno("/proc", error.value());
   return pids;
+}
+
+std::optional<ProcessState> state_of(pid_t pid) {
+  try {
+    const std::string stat = read_file(folder_of(pid) / "stat");
+    const size_t end = stat.rfind(") ");  // of its name, which may hold anything
+    if (end == std::string::npos || stat.size() < end + 5) return std::nullopt;
+    return ProcessState{static_cast<pid_t>(std::strtol(stat.c_str() + end + 4, nullptr, 10)),
+                        stat[end + 2]};
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 namespace {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <csignal>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,14 @@
 namespace ductile::link {
 
 std::vector<pid_t> all_processes();
+
+struct ProcessState {
+  pid_t parent = 0;
+  char letter =
+      0;  // as in /proc/PID/stat: 'Z', it has ended and was not reaped; 'T', it is stopped
+};
+// Nothing: it is gone, or cannot be seen.
+std::optional<ProcessState> state_of(pid_t pid);
 
 // Whether the process is this user's `PROGRAM ... --run RUN --worker ID ... [--host HOST] ...`. Of
 // a program that is a script the owner and the command line alone count, since it may become

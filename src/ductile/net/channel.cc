@@ -17,7 +17,7 @@ Channel::Channel(Socket socket, Seal seal, size_t max_payload)
 }
 
 Channel::~Channel() {
-  if (!socket_ || !whole_) return;
+  if (!socket_ || !whole_ || !unsent_.empty()) return;
   try {
     std::vector<std::byte> bytes;
     seal_.end(bytes);
@@ -27,11 +27,35 @@ Channel::~Channel() {
 }
 
 void Channel::send(std::span<const std::byte> payload, Deadline deadline) {
-  std::vector<std::byte> bytes;
-  seal_.append(payload, bytes);
+  seal_.append(payload, unsent_);
+  const std::vector<std::byte> bytes = std::exchange(unsent_, {});
   whole_ = false;
   socket_.write_all(bytes, deadline);
   whole_ = true;
+}
+
+bool Channel::offer(std::span<const std::byte> payload) {
+  if (!unsent_.empty()) return false;
+  seal_.append(payload, unsent_);
+  flush();
+  return true;
+}
+
+void Channel::flush() {
+  size_t done = 0;
+  while (done < unsent_.size()) {
+    const ssize_t n = ::send(socket_.fd(), unsent_.data() + done, unsent_.size() - done,
+                             MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) {
+      done += static_cast<size_t>(n);
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      break;
+    } else if (errno != EINTR) {
+      fail(ErrorCode::peer_lost, "{}: connection broke while sending: {}", socket_.peer(),
+           std::strerror(errno));
+    }
+  }
+  unsent_.erase(unsent_.begin(), unsent_.begin() + static_cast<ptrdiff_t>(done));
 }
 
 std::optional<std::vector<std::byte>> Channel::next() {

@@ -10,7 +10,8 @@
 
 namespace ductile::net {
 
-// An encrypted connection that carries messages, with blocking calls. One thread at a time.
+// An encrypted connection that carries messages, with calls that wait and calls that do not. One
+// thread at a time.
 //
 // Errors name the peer. peer_lost: the connection has ended; the text says whether the other end
 // said so, or it was cut (the process there was killed, or somebody in between ended it), or it
@@ -25,6 +26,13 @@ class Channel {
   ~Channel();
 
   void send(std::span<const std::byte> payload, Deadline deadline);
+  // Sends without ever waiting: what the socket does not take now is left for flush(). False: an
+  // earlier message is not wholly sent yet, and nothing was taken of this one. So the bytes of one
+  // message wait at most. Throws as above.
+  bool offer(std::span<const std::byte> payload);
+  // Sends what is left of the offered message, as far as the socket takes it now.
+  void flush();
+  size_t unsent() const { return unsent_.size(); }  // bytes that are left
   // Throws deadline, and as above.
   std::vector<std::byte> receive(Deadline deadline);
   // The next message, if it has arrived completely; never waits. Throws as receive() does.
@@ -38,7 +46,8 @@ class Channel {
 
   Socket socket_;
   Seal seal_;
-  bool whole_ = true;  // all that was sent so far was sent wholly
+  std::vector<std::byte> unsent_;
+  bool whole_ = true;  // all that send() was given was sent wholly
 };
 
 }  // namespace ductile::net

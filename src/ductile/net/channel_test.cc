@@ -51,6 +51,12 @@ struct Channels {
         server(std::move(sockets.server), std::move(pair.server)) {}
 };
 
+SocketOptions small_buffers() {
+  SocketOptions small;
+  small.send_buffer = small.receive_buffer = 4096;
+  return small;
+}
+
 std::string received(Channel& channel) {
   const std::vector<std::byte> message = channel.receive(within(10000));
   return std::string(text_of(message));
@@ -68,9 +74,7 @@ TEST(Channel, CarriesMessagesInBothDirections) {
 
 // Through buffers that take a little at a time, in both directions at once.
 TEST(Channel, LargeMessagesPassThroughSmallBuffers) {
-  SocketOptions small;
-  small.send_buffer = small.receive_buffer = 4096;
-  Channels c{Sockets(small)};
+  Channels c{Sockets(small_buffers())};
   std::string text(3'000'000, 'x');
   for (size_t i = 0; i < text.size(); i += 100) text[i] = static_cast<char>('a' + i / 100 % 26);
   const auto pass = [&](Channel& from, Channel& to) {
@@ -81,6 +85,37 @@ TEST(Channel, LargeMessagesPassThroughSmallBuffers) {
   };
   pass(c.client, c.server);
   pass(c.server, c.client);
+}
+
+TEST(Channel, WhatTheSocketDoesNotTakeIsSentLaterAndNothingWaitsBehindIt) {
+  Channels c{Sockets(small_buffers())};
+  const std::string text(3'000'000, 'x');
+  EXPECT_TRUE(c.server.offer(bytes_of(text)));
+  const size_t left = c.server.unsent();
+  EXPECT_GT(left, 0u) << "the buffers hold all of it, so this tests nothing";
+  EXPECT_FALSE(c.server.offer(bytes_of("behind it")));
+  EXPECT_EQ(c.server.unsent(), left);
+  auto receiving = std::async(std::launch::async, [&] { return received(c.client); });
+  while (c.server.unsent() > 0) {
+    pollfd room{c.server.socket().fd(), POLLOUT, 0};
+    ASSERT_EQ(::poll(&room, 1, 10000), 1);
+    c.server.flush();
+  }
+  EXPECT_EQ(receiving.get(), text);
+  EXPECT_TRUE(c.server.offer(bytes_of("next")));
+  EXPECT_EQ(c.server.unsent(), 0u);
+  EXPECT_EQ(received(c.client), "next");
+}
+
+TEST(Channel, SendingGoesOnBehindWhatWasOffered) {
+  Channels c{Sockets(small_buffers())};
+  const std::string text(1'000'000, 'x');
+  EXPECT_TRUE(c.server.offer(bytes_of(text)));
+  auto sending =
+      std::async(std::launch::async, [&] { c.server.send(bytes_of("last"), within(60000)); });
+  EXPECT_EQ(received(c.client), text);
+  EXPECT_EQ(received(c.client), "last");
+  sending.get();
 }
 
 TEST(Channel, AnEndACutAndABreakAreToldApart) {
@@ -146,6 +181,18 @@ TEST(Channel, WhoCouldNotSendAWholeMessageSaysNoEnd) {
   Channel receiver(std::move(sockets.server), std::move(pair.server), size_t{64} << 20);
   EXPECT_EQ(code_of([&] { sender->send(std::vector<std::byte>(64 << 20), within(20)); }),
             ErrorCode::deadline);
+  sender.reset();
+  std::string text;
+  EXPECT_EQ(code_of([&] { receiver.receive(within(10000)); }, &text), ErrorCode::peer_lost);
+  EXPECT_EQ(text.find("closed by the other end"), std::string::npos) << text;
+}
+
+TEST(Channel, WhoEndsBeforeAnOfferedMessageIsOutSaysNoEnd) {
+  Sockets sockets(small_buffers());
+  testing::SealedPair pair;
+  std::optional<Channel> sender(std::in_place, std::move(sockets.client), std::move(pair.client));
+  Channel receiver(std::move(sockets.server), std::move(pair.server));
+  EXPECT_TRUE(sender->offer(std::vector<std::byte>(3 << 20)));
   sender.reset();
   std::string text;
   EXPECT_EQ(code_of([&] { receiver.receive(within(10000)); }, &text), ErrorCode::peer_lost);

@@ -12,6 +12,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/link/worker_processes.h"
 #include "ductile/run/lock.h"
 #include "ductile/server/unix_socket_impl.h"
 
@@ -33,13 +34,8 @@ pid_t peer_of(int fd) {
 }
 
 bool is_stopped(pid_t pid) {
-  try {
-    const std::string stat = read_file(fmt::format("/proc/{}/stat", pid));
-    const size_t end = stat.rfind(") ");  // of its name, which may hold anything
-    return end != std::string::npos && (stat[end + 2] == 'T' || stat[end + 2] == 't');
-  } catch (const Error&) {  // gone, or on another machine
-    return false;
-  }
+  const auto state = link::state_of(pid);  // nothing: it is gone, or on another machine
+  return state && (state->letter == 'T' || state->letter == 't');
 }
 
 // Until the controller says something, or hangs up.

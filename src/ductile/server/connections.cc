@@ -26,30 +26,59 @@ Connections::Connections(net::Loop& loop, const net::Address& listen, const net:
           },
           on_refusal, [this](net::Admission admission) { admit(std::move(admission)); }) {}
 
+// Without waiting: of a worker that is stopped the buffers fill up. What is dropped meanwhile is no
+// loss, since any instruction may be lost, and the machine repeats those that matter.
 void Connections::send(const control::Instruction& instruction) {
   const auto found = peers_.find(instruction.worker);
   if (found == peers_.end()) return;
+  Peer& peer = found->second;
   const std::string text = dump_json(control::to_json(instruction));
   try {
-    // Without waiting: of a worker that is stopped the buffers fill up, and the rest of a frame
-    // cannot be sent later. It comes back with a new connection when it wakes up.
-    found->second.channel.send(std::as_bytes(std::span(text)), net::Clock::now());
+    if (peer.channel.offer(std::as_bytes(std::span(text)))) {
+      peer.took = loop_.now();
+    } else if (loop_.now() > peer.took + kPatience) {
+      fail(ErrorCode::deadline, "it took nothing for {} s; it comes back when it wakes up",
+           kPatience.count());
+    }
+    look_for_room(peer);
   } catch (const Error& e) {
     close(instruction.worker, e.what());
+  }
+}
+
+void Connections::look_for_room(Peer& peer) {
+  peer.watch.set(peer.channel.unsent() > 0 ? net::Interest::both : net::Interest::read);
+}
+
+void Connections::flush(WorkerId worker) {
+  const auto found = peers_.find(worker);
+  if (found == peers_.end()) return;
+  Peer& peer = found->second;
+  const size_t before = peer.channel.unsent();
+  if (before == 0) return;
+  try {
+    peer.channel.flush();
+    if (peer.channel.unsent() < before) peer.took = loop_.now();
+    look_for_room(peer);
+  } catch (const Error& e) {
+    close(worker, e.what());
   }
 }
 
 void Connections::serve() {
   std::vector<WorkerId> workers;
   for (const auto& [worker, peer] : peers_) workers.push_back(worker);
-  for (const WorkerId worker : workers) receive(worker);
+  for (const WorkerId worker : workers) {
+    receive(worker);
+    flush(worker);
+  }
 }
 
 void Connections::admit(net::Admission admission) {
   const auto worker = static_cast<WorkerId>(admission.peer.peer);
   peers_.erase(worker);  // it dialled again, so the old connection is dead
   const auto [place, fresh] = peers_.emplace(
-      worker, Peer{net::Channel(std::move(admission.socket), *std::move(admission.seal)), {}});
+      worker, Peer{net::Channel(std::move(admission.socket), *std::move(admission.seal)), {}, {}});
   const net::Socket& socket = place->second.channel.socket();
   try {
     place->second.watch =

@@ -233,7 +233,9 @@ class HostAgent {
 
   void adopt(const std::string& run, Job& job, const std::vector<control::WorkerId>& workers) {
     pass_on(run, job, job.launcher->take());
-    job.launcher->adopt(workers);
+    std::vector<EarlierWorker> sought;
+    for (const control::WorkerId worker : workers) sought.push_back({worker});
+    job.launcher->adopt(sought);
     json gone = json::array();
     std::vector<LauncherEvent> others;
     for (LauncherEvent& event : job.launcher->take()) {

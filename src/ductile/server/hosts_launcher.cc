@@ -87,9 +87,10 @@ class HostsLauncher final : public Launcher, private Agents::Job {
       agents_->say(found->second.host, {{"ask", {{"run", run_}, {"worker", id}}}});
   }
 
-  void adopt(std::span<const WorkerId> ids) override {
+  void adopt(std::span<const EarlierWorker> earlier) override {
     settled_ = true;
-    for (const WorkerId id : ids) {
+    for (const EarlierWorker& sought : earlier) {
+      const WorkerId id = sought.worker;
       // A keeper is where it was placed or nowhere.
       for (size_t h = 0; h < agents_->hosts(); ++h)
         if (!options_.keepers || !shares_ || shares_->contains(h)) searched_[id].insert(h);

@@ -185,8 +185,11 @@ void JobHost::Impl::launch(const LaunchWorker& command) {
 }
 
 void JobHost::Impl::adopt(const std::vector<WorkerStatus>& workers) {
-  std::vector<WorkerId> known;
-  for (const WorkerStatus& report : workers) known.push_back(report.worker);
+  std::vector<EarlierWorker> known;
+  for (const WorkerStatus& report : workers) {
+    const bool ended = report.address == link::kInItsControl;  // this process has the run's lock
+    known.push_back({report.worker, ended ? "" : link::PeerAddress::parse(report.address).place});
+  }
   launcher->adopt(known);
 }
 

@@ -27,6 +27,11 @@ struct WorkerStart {
   int64_t devices = 1;             // whose cores it has, where devices are shares of cores
 };
 
+struct EarlierWorker {  // that an earlier controller started
+  control::WorkerId worker = 0;
+  std::string place{};  // of its address (link/addresses.h); empty: it never said
+};
+
 struct WorkerLine {  // of its progress pipe
   control::WorkerId worker = 0;
   std::string text;
@@ -62,8 +67,9 @@ class Launcher {
   // itself. May be repeated.
   virtual void ask_to_end(control::WorkerId) {}
   // Finds the processes that an earlier controller started. For those that are gone, take() gives
-  // WorkerExited; for those on hosts that cannot be reached, which may still run, it gives nothing.
-  virtual void adopt(std::span<const control::WorkerId> workers) = 0;
+  // WorkerExited; for those on hosts that cannot be reached, or in places that are none of this
+  // launcher's, which may still run, it gives nothing, also when they are killed.
+  virtual void adopt(std::span<const EarlierWorker> workers) = 0;
 
   // `on_ready` is called when take() may have something; it must only note this. take() is also to
   // be called now and then, for what it does after some time.

@@ -20,6 +20,7 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/machine.h"
+#include "ductile/link/addresses.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
@@ -138,7 +139,7 @@ class LocalLauncher : public Launcher {
   void kill(WorkerId id) override {
     const auto found = workers_.find(id);
     if (found == workers_.end()) {
-      events_.gone(id);
+      if (!elsewhere_.contains(id)) events_.gone(id);
     } else if (found->second.asked) {
       unwanted_.push_back(std::move(*found->second.asked));
       workers_.erase(found);
@@ -153,9 +154,11 @@ class LocalLauncher : public Launcher {
     if (found != workers_.end() && options_.keepers) tell(found->second, SIGTERM);
   }
 
-  void adopt(std::span<const WorkerId> ids) override {
+  void adopt(std::span<const EarlierWorker> earlier) override {
     const std::vector<pid_t> pids = link::all_processes();
-    for (const WorkerId id : ids) {
+    const std::string here = link::PeerAddress::here("").place;
+    for (const EarlierWorker& sought : earlier) {
+      const WorkerId id = sought.worker;
       if (workers_.contains(id)) continue;
       Worker worker;
       for (const pid_t pid : pids) {
@@ -171,7 +174,12 @@ class LocalLauncher : public Launcher {
         worker.pid = pid;
       }
       if (worker.pid_fd.get() < 0) {
-        events_.gone(id);
+        // Of another machine, or another boot of this one, nothing is seen here.
+        if (!sought.place.empty() && sought.place != here) {
+          elsewhere_.insert(id);
+        } else {
+          events_.gone(id);
+        }
         continue;
       }
       worker.place = free_place();
@@ -378,6 +386,7 @@ class LocalLauncher : public Launcher {
   bool forked_ = false;                     // the last zygote has imported all
   Clock::time_point heard_ = Clock::now();  // of a zygote
   std::map<WorkerId, Worker> workers_;
+  std::set<WorkerId> elsewhere_;
   std::vector<Asked> unwanted_;  // were killed before they were there
 };
 

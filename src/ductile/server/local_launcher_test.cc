@@ -1,6 +1,5 @@
 // Which processes a launcher takes for workers that an earlier one started.
 #include <chrono>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -14,6 +13,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/link/addresses.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/server/launcher.h"
 
@@ -74,9 +74,9 @@ class Adoption : public ::testing::Test {
   }
   fs::path run() const { return folder_.path() / "run"; }
   // Whether a new launcher takes a process for worker 1.
-  static bool adopts(Launcher& launcher) {
-    const control::WorkerId id = 1;
-    launcher.adopt({&id, 1});
+  static bool adopts(Launcher& launcher, const std::string& place = "") {
+    const EarlierWorker worker{1, place};
+    launcher.adopt({&worker, 1});
     return launcher.running() == 1;
   }
 
@@ -101,11 +101,10 @@ TEST_F(Adoption, WhoCannotLookSaysSoAndConcludesNothing) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const rlimit none{0, before.rlim_max};
-  const control::WorkerId id = 1;
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   ErrorCode code = ErrorCode::internal;
   try {
-    launcher->adopt(std::span(&id, 1));
+    adopts(*launcher);
   } catch (const Error& e) {
     code = e.code();
   }
@@ -113,8 +112,7 @@ TEST_F(Adoption, WhoCannotLookSaysSoAndConcludesNothing) {
   EXPECT_EQ(code, ErrorCode::unavailable);
   EXPECT_TRUE(launcher->take().empty());
   EXPECT_TRUE(worker.alive());
-  launcher->adopt(std::span(&id, 1));
-  EXPECT_EQ(launcher->running(), 1u);
+  EXPECT_TRUE(adopts(*launcher));
 }
 
 TEST_F(Adoption, AProcessOfAnotherProgramIsNeitherAwaitedNorKilled) {
@@ -128,6 +126,24 @@ TEST_F(Adoption, AProcessOfAnotherProgramIsNeitherAwaitedNorKilled) {
     one->kill(1);
   }
   EXPECT_TRUE(other.alive());
+}
+
+// Nobody may conclude from the processes of this machine what became of another one's.
+TEST_F(Adoption, AWorkerOfAnotherPlaceIsNotTakenForGone) {
+  const auto one = launcher();
+  EXPECT_FALSE(adopts(*one, "another-boot/0/net:[1]/pid:[1]"));
+  EXPECT_TRUE(one->take().empty());
+  one->kill(1);
+  EXPECT_TRUE(one->take().empty());
+  const auto two = launcher();
+  EXPECT_FALSE(adopts(*two, link::PeerAddress::here("").place));
+  EXPECT_EQ(two->take().size(), 1u);
+}
+
+TEST_F(Adoption, AWorkerThatIsHereIsFoundWhateverItSaidOfItsPlace) {
+  Pretender worker(shell("the-worker"), run());
+  const auto one = launcher();
+  EXPECT_TRUE(adopts(*one, "another-boot/0/net:[1]/pid:[1]"));
 }
 
 TEST_F(Adoption, AnotherUsersProcessNeitherHidesTheWorkerNorIsKilled) {

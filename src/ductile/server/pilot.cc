@@ -6,7 +6,6 @@
 #include <csignal>
 #include <cstdlib>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -27,6 +26,7 @@
 #include "ductile/net/loop.h"
 #include "ductile/net/secret.h"
 #include "ductile/process/spawn.h"
+#include "ductile/server/descendants_impl.h"
 #include "ductile/server/host_agent.h"
 #include "ductile/server/pilot_impl.h"
 
@@ -65,32 +65,6 @@ bool write_all(int fd, std::span<const std::byte> bytes) {
     }
   }
   return true;
-}
-
-// Kills all that descends from this process. A child's children become ours, so that nothing
-// escapes by ending in between.
-void end_descendants() {
-  while (true) {
-    std::set<pid_t> children;
-    const std::string list = fmt::format("/proc/self/task/{}/children", ::getpid());
-    const Descriptor file(::open(list.c_str(), O_RDONLY | O_CLOEXEC));
-    std::array<char, 4096> text{};
-    ssize_t n = file ? ::read(file.get(), text.data(), text.size() - 1) : -1;
-    if (n < 0) fail_errno(list, errno);
-    // The last number may be cut where the list is longer; the next round reads it.
-    if (n == static_cast<ssize_t>(text.size()) - 1)
-      while (n > 0 && text[static_cast<size_t>(n) - 1] != ' ') text[static_cast<size_t>(--n)] = 0;
-    for (char *at = text.data(), *end = at; n > 0; at = end) {
-      const long pid = std::strtol(at, &end, 10);
-      if (end == at) break;
-      children.insert(static_cast<pid_t>(pid));
-    }
-    if (children.empty()) return;
-    for (const pid_t pid : children) {
-      ::kill(pid, SIGKILL);
-      ::waitpid(pid, nullptr, 0);
-    }
-  }
 }
 
 class Pilot {

@@ -12,6 +12,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/local_control.h"
+#include "ductile/link/saved_state.h"
 #include "ductile/link/testing/test_loop.h"
 #include "ductile/net/socket.h"
 #include "ductile/server/testing/live_job.h"
@@ -118,6 +119,24 @@ TEST(Takeover, AControllerThatCannotWriteItsAddressesEndsNoWorker) {
   EXPECT_EQ(live.processes(), workers);
   live.free_disk();
   live.expect_result();
+}
+
+// What a controller on another machine finds of the workers here: nothing.
+TEST(Takeover, AControllerOnAnotherMachineTakesNoWorkerForGone) {
+  const Job job{.steps = 150};
+  Live live(job);
+  live.start(2);
+  live.wait_for_step(30);
+  live.kill_controller();
+  for (const pid_t pid : live.processes()) ::kill(pid, SIGKILL);
+  const fs::path file = link::state_file(live.run());
+  json state = *link::read_state(file);
+  for (json& worker : state.at("workers"))
+    worker.at("report").at("address") = "10.0.0.2 another-boot/0/net:[1]/pid:[1]";
+  write_file_atomic(file, link::sealed(state));
+  live.start(0);
+  live.expect_result();
+  EXPECT_EQ(live.events().find("is gone"), std::string::npos) << "their leases were not awaited";
 }
 
 // Its workers' leases are far from their ends, and nobody waits for that: they are gone, or ended.

@@ -1,0 +1,59 @@
+#include "ductile/cluster/client.h"
+
+#include <chrono>
+#include <cstring>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "ductile/base/descriptor.h"
+#include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/testing.h"
+
+namespace ductile::cluster {
+namespace {
+
+using ::ductile::testing::code_of;
+using namespace std::chrono_literals;
+
+class ClientOfNobody : public ::testing::Test {
+ protected:
+  // A socket where a service has its own, which nobody serves.
+  Descriptor bound_socket() const {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    const std::string path = (folder_.path() / "api.sock").string();
+    std::memcpy(address.sun_path, path.c_str(), path.size());
+    Descriptor out(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::bind(out.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+    return out;
+  }
+
+  const TempFolder folder_;
+  const Client client_{folder_.path(), 50ms};
+};
+
+TEST_F(ClientOfNobody, WhereNobodyListensThereIsNoService) {
+  EXPECT_FALSE(client_.reachable());
+  const Descriptor left_over = bound_socket();
+  EXPECT_FALSE(client_.reachable());
+  EXPECT_EQ(code_of([&] { client_.get("/v1/jobs"); }), ErrorCode::unavailable);
+}
+
+// Its service may have thousands of jobs that wait for it.
+TEST_F(ClientOfNobody, WhoListensAndDoesNotAnswerIsNotTakenForAbsent) {
+  const Descriptor silent = bound_socket();
+  ASSERT_EQ(::listen(silent.get(), 16), 0);
+  std::string text;
+  EXPECT_EQ(code_of([&] { (void)client_.reachable(); }, &text), ErrorCode::deadline);
+  EXPECT_NE(text.find("try again"), std::string::npos) << text;
+  EXPECT_EQ(code_of([&] { client_.get("/v1/jobs"); }), ErrorCode::deadline);
+  EXPECT_EQ(code_of([&] { client_.post("/v1/jobs", nlohmann::json::object()); }),
+            ErrorCode::deadline);
+}
+
+}  // namespace
+}  // namespace ductile::cluster
