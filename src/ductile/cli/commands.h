@@ -258,6 +258,7 @@ struct PlanCommand {
   std::optional<fs::path> plan;           // evaluate this one
   std::optional<std::string> emit;        // megatron
   std::optional<std::string> schema;      // graph, plan, cluster
+  int64_t replicas = 0;                   // of each stage; 0: as many as serve it best
   bool runnable = false;                  // only what `ductile train --plan` runs
   bool emulate = false;                   // carry the plans out on sleeping threads
   double emulate_seconds = 0;             // of the clock, for an iteration; 0: chosen

@@ -22,11 +22,11 @@ void check_workers(const spec::JobOptions& job, const server::HostSetup& setup, 
          workers, setup.most(), server::kMostOnOneHost,
          setup.hosts.empty() ? "; --hosts adds more hosts" : "");
   if (workers <= job.train.virtual_ranks) return;
-  if (const auto stages = static_cast<int64_t>(job.train.pipelined.stages.size()); stages > 0)
+  if (!job.train.pipelined.stages.empty())
     fail(ErrorCode::invalid_argument,
-         "--workers {}: each worker hosts at least one stage, and the plan has {}; use --workers "
-         "{}, or make a plan of more stages",
-         workers, stages, stages);
+         "--workers {}: each worker hosts at least one stage, and the plan has {}, with all "
+         "replicas; use --workers {}, or make a plan of more stages",
+         workers, job.train.virtual_ranks, job.train.virtual_ranks);
   fail(
       ErrorCode::invalid_argument,
       "--workers {0}: each worker hosts at least one virtual rank, and train.virtual_ranks is {1}; "

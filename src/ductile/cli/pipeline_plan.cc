@@ -45,17 +45,18 @@ void check_format(const nlohmann::json& plan, const fs::path& file) {
 
 // What a stage cannot be run with yet.
 void check_stage(const JsonFields& stage) {
-  for (const char* key : {"replicas", "tensor"}) {
-    if (const int64_t number = stage.integer_or(key, 1, 1, kMost); number > 1) {
-      fail(ErrorCode::invalid_argument,
-           "{}: {} = {}: a stage runs on one worker so far; plan with as many devices as stages",
-           stage.where(), key, number);
-    }
+  if (const int64_t tensor = stage.integer_or("tensor", 1, 1, kMost); tensor > 1) {
+    fail(
+        ErrorCode::invalid_argument,
+        "{}: tensor = {}: the operators of a stage are not divided among workers so far; plan with "
+        "--runnable",
+        stage.where(), tensor);
   }
   if (stage.has("shard_optimizer") && stage.boolean("shard_optimizer")) {
     fail(ErrorCode::invalid_argument,
-         "{}: shard_optimizer = true: a stage runs on one worker so far; plan with as many devices "
-         "as stages, and set train.shard_optimizer = true to divide the state among all workers",
+         "{}: shard_optimizer = true: a stage does not divide its state among its replicas so far; "
+         "plan with --runnable, and set train.shard_optimizer = true to divide the state among all "
+         "workers",
          stage.where());
   }
 }
@@ -77,7 +78,7 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   }
   spec::PipelinedOptions options;
   options.trace_steps = job.train.pipelined.trace_steps;
-  int64_t micro_batch = 0;
+  int64_t micro_batch = 0, replicas = 0;
   for (const nlohmann::json& item : plan["stages"]) {
     const JsonFields stage(item, fmt::format("{}: stage {}", file.string(), options.stages.size()));
     check_stage(stage);
@@ -88,6 +89,14 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
            "{}: micro_batch = {}: stages have equal micro-batches so far, which divide the {} "
            "samples of a batch; stage 0 has {}",
            stage.where(), own, batch, micro_batch);
+    }
+    const int64_t beside = stage.integer_or("replicas", 1, 1, kMostParts);
+    if (replicas == 0) replicas = beside;
+    if (beside != replicas || micro_batch % beside != 0) {
+      fail(ErrorCode::invalid_argument,
+           "{}: replicas = {}: stages have equal numbers of replicas so far, which divide the {} "
+           "samples of a micro-batch; stage 0 has {}; plan with --runnable",
+           stage.where(), beside, micro_batch, replicas);
     }
     const std::vector<std::string> names = names_of(stage, "ops");
     std::string ops;
@@ -107,11 +116,12 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
     options.orders.push_back(stage.text("order"));
   }
   options.micro_batches = batch / micro_batch;
-  const auto stages = static_cast<int64_t>(options.stages.size());
+  options.replicas = replicas;
+  const int64_t stages = static_cast<int64_t>(options.stages.size()) * replicas;
   if (std::max(stages, options.micro_batches) > kMostParts) {
     fail(ErrorCode::invalid_argument,
-         "{}: {} stages and {} micro-batches; a job has at most {} of each", file.string(), stages,
-         options.micro_batches, kMostParts);
+         "{}: {} stages, in all pipelines, and {} micro-batches; a job has at most {} of each",
+         file.string(), stages, options.micro_batches, kMostParts);
   }
   job.train.method = "pipelined";
   job.train.virtual_ranks = stages;
@@ -126,15 +136,25 @@ std::string change_plan(spec::JobOptions& job, const fs::path& file) {
          "it; resume it without --plan, or start a new run",
          file.string(), job.train.method);
   }
-  const int64_t stages = job.train.virtual_ranks;
+  const int64_t stages = spec::num_stages(job), replicas = job.train.pipelined.replicas;
   const int64_t micro_batches = job.train.pipelined.micro_batches;
+  const std::vector<std::string> cut = job.train.pipelined.stages;
   std::string text = set_plan(job, file);
-  if (job.train.virtual_ranks != stages || job.train.pipelined.micro_batches != micro_batches) {
+  const int64_t stages_now = spec::num_stages(job), replicas_now = job.train.pipelined.replicas;
+  if (stages_now != stages || replicas_now != replicas ||
+      job.train.pipelined.micro_batches != micro_batches) {
     fail(ErrorCode::conflict,
-         "{}: the plan has {} stages and {} micro-batches, and the run was begun with {} and {}, "
-         "which stay; plan with as many, or resume it without --plan",
-         file.string(), job.train.virtual_ranks, job.train.pipelined.micro_batches, stages,
-         micro_batches);
+         "{}: the plan has {} stages, {} replicas of each and {} micro-batches, and the run was "
+         "begun with {}, {} and {}, which stay; plan with as many, or resume it without --plan",
+         file.string(), stages_now, replicas_now, job.train.pipelined.micro_batches, stages,
+         replicas, micro_batches);
+  }
+  if (job.train.pipelined.stages != cut && !spec::any_cut_will_do(job)) {
+    fail(
+        ErrorCode::conflict,
+        "{}: the plan cuts the model otherwise than the run was begun, and with {} replicas of {} "
+        "stages sums would round otherwise; plan with the same stages, or resume it without --plan",
+        file.string(), replicas, stages);
   }
   return text;
 }

@@ -241,11 +241,17 @@ void add_plan(CLI::App& app, Parsed& parsed) {
                   "seconds of search, after which the best plan so far is taken (default 60)")
       ->option_text("X")
       ->check(CLI::Range(0.001, 1e6));
-  sub->add_flag("--runnable", c.runnable,
-                "only plans that `ductile train --plan` runs: one device for each stage");
+  sub->add_flag(
+      "--runnable", c.runnable,
+      "only plans that `ductile train --plan` runs: equal numbers of replicas, no splits");
+  sub->add_option("--replicas", c.replicas,
+                  "replicas of each stage (default: as many as serve it best)")
+      ->option_text("N")
+      ->check(CLI::Range(1, 1 << 16));
   sub->add_option("--plan", c.plan, "evaluate this plan instead of searching for one")
       ->option_text("FILE")
-      ->excludes("--runnable");
+      ->excludes("--runnable")
+      ->excludes("--replicas");
   sub->add_option(
          "--emit", c.emit,
          "write the plan as options of another system: megatron (without --plan, the best plan "

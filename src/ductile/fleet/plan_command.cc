@@ -252,7 +252,8 @@ ExitCode plan(const PlanCommand& command, Context& context) {
   options.batch = command.batch;
   options.objective = plan::objective_from(command.objective);
   options.time_limit = command.time_limit;
-  options.one_device = command.runnable;
+  options.runnable = command.runnable;
+  options.replicas = static_cast<int>(command.replicas);
   if (command.micro_batch) options.micro_batches = {*command.micro_batch};
   if (command.emit) return emit(command, graph, devices, options, console);
   plan::Report report;

@@ -72,12 +72,13 @@ class PipelineHost {
     int rank = 0;                                // this worker's
     comm::Communicator* communicator = nullptr;  // not needed where all hosts are this rank
     std::map<nn::Source, TensorForm> forms;      // of tensor_forms()
-    uint32_t first_tag = 0;                      // of the messages
+    uint32_t first_tag = 0;                      // of the messages: num_tags() from here on
   };
   // `operators` outlives this object; its results are those of nn::training_operators. Throws
   // invalid_argument where pipeline and placement do not fit.
   PipelineHost(const nn::OperatorGraph& operators, Pipeline pipeline, Placement placement);
   ~PipelineHost();
+  static uint32_t num_tags(const nn::OperatorGraph& operators, const Pipeline& pipeline);
 
   struct Step {
     // [micro-batch][input of the model]; inputs that no hosted stage reads may be undefined.
@@ -94,6 +95,8 @@ class PipelineHost {
   // Of the last run, by name: the parameters of hosted stages, tied ones summed over all stages, in
   // falling order of operators. Parameters that got no gradient are not there.
   const std::map<std::string, at::Tensor>& gradients() const { return gradients_; }
+  // Lets go what the last run has left.
+  void forget();
 
  private:
   enum Direction : uint8_t { kForward, kGradient };

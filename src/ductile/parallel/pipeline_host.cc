@@ -209,6 +209,13 @@ PipelineHost::PipelineHost(const OperatorGraph& operators, Pipeline pipeline, Pl
 
 PipelineHost::~PipelineHost() = default;
 
+// A transfer has two directions; what several operators hold has one message for each of them.
+uint32_t PipelineHost::num_tags(const OperatorGraph& operators, const Pipeline& pipeline) {
+  size_t tags = transfers_of(pipeline, operators).size() * 2;
+  for (const Operator& op : operators.operators()) tags += op.parameters.size();
+  return static_cast<uint32_t>(tags);
+}
+
 std::vector<Tensors> PipelineHost::run(const Step& step) {
   if (static_cast<int64_t>(step.inputs.size()) != pipeline_.num_micro_batches) {
     fail(ErrorCode::invalid_argument, "inputs of {} micro-batches; the plan has {}",
@@ -463,6 +470,11 @@ void PipelineHost::sum_gradients() {
     }
     if (sum.defined()) gradients_[name] = sum;
   }
+}
+
+void PipelineHost::forget() {
+  gradients_.clear();
+  for (const auto& stage : stages_) stage->executor.clear();
 }
 
 void PipelineHost::exchange_tied(std::map<std::string, std::map<int, at::Tensor>>& parts,

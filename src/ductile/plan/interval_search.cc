@@ -68,6 +68,13 @@ IntervalSearch::IntervalSearch(std::span<const SearchSpace> spaces, std::span<co
   }
   for (size_t i = 0; i < spaces.size(); ++i) {
     for (int64_t b : micro_batches) {
+      const auto has_room = [&](const Island& island) {
+        return island.devices >= options.replicas;
+      };
+      if (options.replicas > 0 &&
+          (b % options.replicas != 0 || std::ranges::none_of(islands, has_room))) {
+        continue;
+      }
       Size size;
       size.space = &spaces[i];
       size.flows = flows_[i];

@@ -49,26 +49,35 @@ double least_seconds(const Plan& plan, const PlanCosts& costs) {
   return least;
 }
 
-// Each stage on one device, no two on the same, one micro-batch for all.
-bool has_one_device_each(const Plan& plan) {
+}  // namespace
+
+bool is_runnable(const Plan& plan) {
+  const Stage& first = plan.stages[0];
   std::set<int> taken;
   for (const Stage& stage : plan.stages) {
-    if (stage.num_devices() != 1 || stage.micro_batch != plan.stages[0].micro_batch) return false;
-    if (!stage.devices.empty() && !taken.insert(stage.devices[0]).second) return false;
+    if (stage.replicas != first.replicas || stage.micro_batch != first.micro_batch) return false;
+    if (stage.tensor != 1 || stage.shard_optimizer) return false;
+    for (const int device : stage.devices) {
+      if (!taken.insert(device).second) return false;
+    }
   }
   return true;
 }
 
-}  // namespace
-
-Judge::Judge(const graph::Graph& graph, bool zero_bubble, bool one_device, int64_t most_tasks,
+Judge::Judge(const graph::Graph& graph, const PlannerOptions& options, int64_t most_tasks,
              Clock::time_point deadline)
     : graph_(graph),
-      zero_bubble_(zero_bubble),
-      one_device_(one_device),
+      options_(options),
       most_tasks_(most_tasks),
       deadline_(deadline),
       seconds_(kInfinity) {}
+
+bool Judge::is_asked_for(const Plan& plan) const {
+  if (options_.runnable && !is_runnable(plan)) return false;
+  return options_.replicas == 0 || std::ranges::all_of(plan.stages, [this](const Stage& stage) {
+           return stage.replicas == options_.replicas;
+         });
+}
 
 void Judge::place(Candidate& c) const {
   if (!c.plan.stages[0].devices.empty()) return;
@@ -88,7 +97,7 @@ Plan Judge::plan() const {
 }
 
 bool Judge::can_be_better(const Plan& plan, const PlanCosts& costs) {
-  if (one_device_ && !has_one_device_each(plan)) return false;
+  if (!is_asked_for(plan)) return false;
   if (least_seconds(plan, costs) < seconds_ * (1 - 1e-9)) return true;
   fitted_ = true;
   return false;
@@ -99,7 +108,7 @@ bool Judge::may_be_best(const Plan& plan) {
 }
 
 void Judge::keep(const Plan& plan, const Orders& orders, const Timeline& line) {
-  if (!line.fits() || (one_device_ && !has_one_device_each(plan))) return;
+  if (!line.fits() || !is_asked_for(plan)) return;
   fitted_ = true;
   least_of_call_ = std::min(least_of_call_, line.seconds);
   if (line.seconds >= seconds_) return;
@@ -128,7 +137,7 @@ void Judge::try_ways(const Plan& plan) {
   const Plan roomy = with_room_used(plan_costs(graph_, machine_->devices, plan), plan);
   const bool more = !(roomy == plan);
   if (more && tasks_of(plan) <= kMostTasks) try_plan(roomy);
-  if (!zero_bubble_) return;
+  if (!options_.zero_bubble) return;
   for (Plan zero : {roomy, plan}) {
     zero.schedule = ScheduleKind::zero_bubble;
     zero.orders.clear();

@@ -11,9 +11,9 @@ namespace ductile::plan {
 // The best plan so far as evaluate() has it, of any machine, with its orders written down.
 class Judge {
  public:
-  // `graph` must outlive this. `one_device`: other plans are refused (PlannerOptions).
+  // `graph` and `options` must outlive this. Plans that the options exclude are refused.
   // `most_tasks`: simulated, all in all; then only what fits in between is looked at.
-  Judge(const graph::Graph& graph, bool zero_bubble, bool one_device, int64_t most_tasks,
+  Judge(const graph::Graph& graph, const PlannerOptions& options, int64_t most_tasks,
         Clock::time_point deadline);
 
   // From here on plans are for these devices.
@@ -44,6 +44,7 @@ class Judge {
   bool is_late() const { return tasks_ > most_tasks_ || is_past(deadline_); }
 
  private:
+  bool is_asked_for(const Plan& plan) const;
   void place(Candidate& candidate) const;
   bool can_be_better(const Plan& plan, const PlanCosts& costs);
   void try_plan(const Plan& plan);
@@ -51,7 +52,7 @@ class Judge {
   void keep(const Plan& plan, const Orders& orders, const Timeline& line);
 
   const graph::Graph& graph_;
-  bool zero_bubble_, one_device_;
+  const PlannerOptions& options_;
   int64_t most_tasks_;
   Clock::time_point deadline_;
   std::shared_ptr<const Machine> machine_, of_plan_;

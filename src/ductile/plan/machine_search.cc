@@ -28,8 +28,9 @@ void data_parallel(const graph::Graph& graph, const Devices& devices, const Plan
   for (OpId v = 0; v < static_cast<OpId>(graph.ops.size()); ++v) stage.ops.push_back(v);
   plan.stages.push_back(std::move(stage));
   for (int64_t b : sizes) {
-    int64_t r = options.one_device ? 1 : std::min<int64_t>(b, devices.size());
+    int64_t r = options.replicas > 0 ? options.replicas : std::min<int64_t>(b, devices.size());
     while (b % r != 0) --r;
+    if (r > devices.size() || (options.replicas > 0 && r != options.replicas)) continue;
     plan.stages[0].replicas = static_cast<int>(r);
     plan.stages[0].micro_batch = plan.stages[0].in_flight = b;
     const double seconds = formula_seconds(graph, devices, plan, options.objective);

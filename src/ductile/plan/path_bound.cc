@@ -1,4 +1,5 @@
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "ductile/plan/infinity_impl.h"
@@ -24,16 +25,22 @@ PathBound::PathBound(const SearchSpace& space, const StageTable& table,
 
 void PathBound::make_work(int64_t micro_batch) {
   // Least seconds an operator can take for a micro-batch, times devices, over all cells: with r
-  // replicas of a split by t, t (r fixed + b per_sample), least at r = 1.
+  // replicas of a split by t, t (r fixed + b per_sample), least at the fewest replicas.
   const int n = static_cast<int>(space_.graph().ops.size());
   const double b = static_cast<double>(micro_batch);
-  std::vector<double> least(n, kInfinity);
+  int fewest = std::numeric_limits<int>::max();
+  for (const Cell& cell : table_.cells()) fewest = std::min(fewest, cell.replicas);
+  // Without a cell there is no plan, and nothing to bound.
+  std::vector<double> least(n, table_.cells().empty() ? 0 : kInfinity);
+  std::vector<bool> seen(space_.variants().size());
   for (const Cell& cell : table_.cells()) {
-    if (cell.replicas != 1 || cell.group != 0) continue;
+    if (cell.replicas != fewest || seen[cell.keep]) continue;  // groups differ in nothing here
+    seen[cell.keep] = true;
+    const double share = b / fewest;
     for (OpId v = 0; v < n; ++v) {
       const graph::OpCost& c = space_.op_cost(v, cell.keep);
-      const double t =
-          cell.tensor * (c.forward.at(b) + c.backward_input.at(b) + c.backward_weight.at(b));
+      const double t = cell.devices() * (c.forward.at(share) + c.backward_input.at(share) +
+                                         c.backward_weight.at(share));
       least[v] = std::min(least[v], t);
     }
   }

@@ -33,11 +33,21 @@ std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
   if (options.batch < 1) {
     fail(ErrorCode::invalid_argument, "batch: {} samples; at least 1", options.batch);
   }
+  if (options.replicas > 0 && options.batch % options.replicas != 0) {
+    fail(ErrorCode::invalid_argument, "replicas: {} do not divide the batch of {}",
+         options.replicas, options.batch);
+  }
   std::vector<int64_t> sizes = options.micro_batches;
   for (int64_t b : sizes) {
     if (b < 1 || options.batch % b != 0) {
       fail(ErrorCode::invalid_argument, "micro_batches: {} does not divide the batch of {}", b,
            options.batch);
+    }
+    if (options.replicas > 0 && b % options.replicas != 0) {
+      fail(
+          ErrorCode::invalid_argument,
+          "replicas: {} do not divide a micro-batch of {} samples, of which each has an equal part",
+          options.replicas, b);
     }
   }
   if (sizes.empty()) {
@@ -47,6 +57,8 @@ std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
       if (b * b != options.batch) sizes.push_back(options.batch / b);
     }
   }
+  if (options.replicas > 0)
+    std::erase_if(sizes, [&](int64_t b) { return b % options.replicas != 0; });
   std::sort(sizes.begin(), sizes.end());
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   return sizes;
@@ -96,8 +108,8 @@ graph::Graph in_a_row(const graph::Graph& graph, const std::vector<OpId>& order)
 
 // A request being worked on. The best plan is sought on all devices and on parts of them; on each
 // by the formula asked for, by the other, without splits, with one device per stage, as a chain,
-// among equal cuts and by the rules of others. All go to the judge, so more freedom never gives a
-// slower plan.
+// among equal cuts and by the rules of others. All go to the judge, so more freedom never
+// gives a slower plan.
 class Planning {
  public:
   Planning(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options)
@@ -109,7 +121,7 @@ class Planning {
         deadline_(after(1)),
         most_tasks_(static_cast<int64_t>(kTasksASecond * limit_)),
         sizes_(sizes_to_try(options)),
-        judge_(graph, options.zero_bubble, options.one_device, most_tasks_, deadline_) {
+        judge_(graph, options, most_tasks_, deadline_) {
     if (options.evaluate && options.micro_batches.empty()) {
       sizes_ = sizes_in_time(sizes_, options.batch, most_tasks_);
     }
@@ -229,9 +241,10 @@ class Planning {
       ways.push_back(ways[i]);
       ways.back().split = false;
     }
-    if (!options_.one_device) {
+    if (!options_.runnable && options_.replicas <= 1) {
       ways.push_back(options_);
-      ways.back().one_device = true;
+      ways.back().split = ways.back().shard_optimizer = false;
+      ways.back().replicas = 1;
     }
     for (size_t i = 0; i < ways.size(); ++i) {
       auto search =
@@ -359,6 +372,67 @@ class Planning {
   int64_t labels_ = 0, part_steps_ = 0;
 };
 
+// The numbers of replicas that all stages may have, where they have equal ones.
+std::vector<int> equal_replicas(const Devices& devices, const PlannerOptions& options) {
+  std::vector<int> out;
+  const std::vector<int64_t> sizes = sizes_to_try(options);
+  for (int r = 1; r <= devices.size(); ++r) {
+    if (std::ranges::any_of(sizes, [r](int64_t b) { return b % r == 0; })) out.push_back(r);
+  }
+  return out;
+}
+
+double seconds_of(const Planned& planned) {
+  if (!planned.feasible) return kInfinity;
+  return planned.simulated_seconds > 0 ? planned.simulated_seconds : planned.formula_seconds;
+}
+
+// The least of two numbers of which 0 stands for none.
+template <class Number>
+Number least_known(Number a, Number b) {
+  return a == 0 || (b != 0 && b < a) ? b : a;
+}
+
+// The plan of two spaces, of which each was searched by itself.
+Planned better_of(Planned a, Planned b) {
+  Planned out = seconds_of(b) < seconds_of(a) ? b : a;
+  out.timed_out = a.timed_out || b.timed_out;
+  out.labels = a.labels + b.labels;
+  out.memory_needed = least_known(a.memory_needed, b.memory_needed);
+  out.devices_needed = least_known(a.devices_needed, b.devices_needed);
+  if (a.feasible && b.feasible) {
+    out.best_formula_seconds = std::min(a.best_formula_seconds, b.best_formula_seconds);
+    out.lower_bound = std::min(a.lower_bound, b.lower_bound);
+    out.schedule_bound = std::min(a.schedule_bound, b.schedule_bound);
+  } else if ((a.feasible ? b : a).timed_out) {  // nobody knows what it holds
+    out.lower_bound = out.schedule_bound = 0;
+  }  // else it is empty, and bounds nothing
+  return out;
+}
+
+// Plans that can be run: of those with each equal number of replicas, as if they alone were asked
+// for.
+Planned plan_runnable(const graph::Graph& graph, const Devices& devices,
+                      const PlannerOptions& options) {
+  const auto start = Clock::now();
+  const std::vector<int> numbers = equal_replicas(devices, options);
+  Planned out;
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    const double spent = std::chrono::duration<double>(Clock::now() - start).count();
+    PlannerOptions one = options;
+    one.replicas = numbers[i];
+    one.time_limit =
+        std::max(1e-3, (options.time_limit - spent) / static_cast<double>(numbers.size() - i));
+    Planned found = Planning(graph, devices, one).run();
+    out = i == 0 ? std::move(found) : better_of(std::move(out), std::move(found));
+  }
+  if (!out.feasible) return out;
+  out.gap = out.lower_bound > 0 ? out.best_formula_seconds / out.lower_bound - 1 : 0;
+  if (out.schedule_bound > 0) out.schedule_gap = out.simulated_seconds / out.schedule_bound - 1;
+  out.plan.lower_bound = out.lower_bound;
+  return out;
+}
+
 }  // namespace
 
 Planned make_plan(const graph::Graph& graph, const Devices& devices,
@@ -368,7 +442,10 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
     fail(ErrorCode::invalid_argument, "time_limit is {}, it must be above 0", options.time_limit);
   }
   graph::check(graph);
-  Planned out = Planning(graph, devices, options).run();
+  PlannerOptions asked = options;
+  if (asked.runnable) asked.split = asked.shard_optimizer = false;
+  Planned out = asked.runnable && asked.replicas == 0 ? plan_runnable(graph, devices, asked)
+                                                      : Planning(graph, devices, asked).run();
   out.cpu_seconds = cpu_now() - cpu;
   return out;
 }

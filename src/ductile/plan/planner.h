@@ -36,10 +36,9 @@ struct PlannerOptions {
   bool recompute = true;               // whether stages may recompute activations,
   bool split = true;                   // use tensor parallelism,
   bool shard_optimizer = true;         // and shard their optimiser state
-  bool zero_bubble = true;  // the evaluator tries zero-bubble schedules of the best plans
-  // Each stage has one device of its own, and micro-batches are equal: what `ductile train --plan`
-  // runs. Excludes splits and sharded states.
-  bool one_device = false;
+  bool zero_bubble = true;        // the evaluator tries zero-bubble schedules of the best plans
+  int replicas = 0;               // of each stage; 0: as many as serve it best
+  bool runnable = false;          // only plans of which is_runnable() is true
   bool evaluate = true;           // false: only the formula chooses, and nothing is simulated
   double time_limit = 60;         // seconds of wall-clock time for the whole search
   double tolerance = 0.0005;      // a plan is good enough if its gap is below this; 0: exact
@@ -85,6 +84,11 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices, const Plann
 // comparisons. The result is infinite if memory does not suffice.
 double formula_seconds(const graph::Graph& graph, const Devices& devices, const Plan& plan,
                        Objective objective);
+
+// Whether `ductile train --plan` runs it: all stages have as many replicas, which have one device
+// each and no other stage on it; there are no splits and no sharded states, and micro-batches are
+// equal.
+bool is_runnable(const Plan& plan);
 
 // Assigns devices to the stages. Stages that fit into a node stay inside one, and those with most
 // traffic are next to each other; larger stages start at a node. Heavier stages get the faster

@@ -161,10 +161,11 @@ TEST(PlannerProperties, MoreDevicesNeverGiveASlowerPlanOnRandomMachines) {
   EXPECT_GT(compared, 2);
 }
 
-// Plans that `ductile train` runs: each stage has a device of its own, one micro-batch for all; no
-// plan of more freedom is slower, one stage alone no faster, and more devices are never slower. The
-// search is one of such plans: in each, some device does all the work of the heaviest operator.
-TEST(PlannerProperties, OneDeviceForEachStage) {
+// Plans that `ductile train` runs: stages have equal numbers of replicas on devices of their own,
+// and one micro-batch; none with a given number of replicas is faster, no plan of more freedom is
+// slower than those of one device per stage, and more devices are never slower. Some device does a
+// replica's part of the heaviest operator.
+TEST(PlannerProperties, PlansThatCanBeRun) {
   for (uint64_t seed = 0; seed < 2 * random_worlds(); ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed, 37);
@@ -174,7 +175,7 @@ TEST(PlannerProperties, OneDeviceForEachStage) {
     group.memory = 1e12;
     PlannerOptions options = batch_of(int64_t{8} << rng.below(3));
     const double free = make_plan(graph, Devices({group}), options).simulated_seconds;
-    options.one_device = true;
+    options.runnable = true;
     double heaviest = 0;
     for (const graph::Op& op : graph.ops)
       heaviest =
@@ -188,15 +189,31 @@ TEST(PlannerProperties, OneDeviceForEachStage) {
       const Planned found = make_plan(graph, Devices({part}), options);
       ASSERT_TRUE(found.feasible);
       std::set<int> taken;
+      const int replicas = found.plan.stages[0].replicas;
       for (const Stage& stage : found.plan.stages) {
-        EXPECT_EQ(stage.num_devices(), 1);
+        EXPECT_EQ(stage.replicas, replicas);
+        EXPECT_EQ(stage.tensor, 1);
         EXPECT_EQ(stage.micro_batch, found.plan.stages[0].micro_batch);
         EXPECT_FALSE(stage.shard_optimizer);
-        EXPECT_TRUE(taken.insert(stage.devices.at(0)).second);
+        EXPECT_EQ(static_cast<int>(stage.devices.size()), replicas);
+        for (const int device : stage.devices) EXPECT_TRUE(taken.insert(device).second);
       }
-      EXPECT_LE(heaviest / group.speed, found.best_formula_seconds * kSame) << devices;
+      EXPECT_TRUE(is_runnable(found.plan));
+      EXPECT_LE(heaviest / group.speed / replicas, found.simulated_seconds * kSame) << devices;
+      for (const int each : {1, 2}) {
+        if (each > devices) continue;
+        PlannerOptions fixed = options;
+        fixed.replicas = each;
+        const Planned limited = make_plan(graph, Devices({part}), fixed);
+        ASSERT_TRUE(limited.feasible);
+        EXPECT_EQ(limited.plan.stages[0].replicas, each);
+        EXPECT_LE(found.simulated_seconds, limited.simulated_seconds * kSame) << each;
+        EXPECT_LE(limited.lower_bound, limited.formula_seconds * kSame) << each;
+        if (each == 1) {
+          EXPECT_LE(free, limited.simulated_seconds * kSame) << devices;
+        }
+      }
       EXPECT_LE(found.simulated_seconds, before * kSame) << devices;
-      EXPECT_LE(free, found.simulated_seconds * kSame) << devices;
       before = found.simulated_seconds;
     }
   }

@@ -1,7 +1,7 @@
 #include "ductile/plan/planner.h"
 
-#include <chrono>
 #include <cmath>
+#include <ctime>
 
 #include <gtest/gtest.h>
 
@@ -52,6 +52,26 @@ TEST(Planner, EqualsTheBruteForceOptimumOnFiveThousandSmallGraphs) {
   EXPECT_GT(feasible, 3000);
   EXPECT_GT(graphs_of_stages, 200);
   EXPECT_GT(unequal, 200);
+}
+
+TEST(Planner, EqualsTheBruteForceOptimumWhereAllStagesHaveTwoReplicas) {
+  int feasible = 0;
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(seed);
+    SmallCase c = small_case(seed);
+    c.options.micro_batches.clear();
+    c.options.batch = 4;
+    c.options.replicas = 2;
+    const double best = brute_force(c.graph, c.devices, c.options);
+    const Planned planned = make_plan(c.graph, c.devices, c.options);
+    ASSERT_EQ(planned.feasible, std::isfinite(best));
+    if (!planned.feasible) continue;
+    ++feasible;
+    ASSERT_NEAR(planned.formula_seconds, best, 1e-8 * best);
+    ASSERT_LE(planned.lower_bound, best * (1 + 1e-12));
+    for (const Stage& stage : planned.plan.stages) ASSERT_EQ(stage.replicas, 2);
+  }
+  EXPECT_GT(feasible, 300);
 }
 
 // Small figures of time and memory, so that many devices are of use.
@@ -117,8 +137,14 @@ TEST(Planner, UsesFasterDevicesForWhatTheyAreGoodAt) {
   EXPECT_LT(p.simulated_seconds, 0.8 * alike.simulated_seconds);
 }
 
-// A limit cuts the search short: a plan there is nonetheless, with what is proven of it. Generous,
-// as the machine may be busy.
+#ifdef __SANITIZE_ADDRESS__
+constexpr double kMostSeconds = 100;
+#else
+constexpr double kMostSeconds = 20;
+#endif
+
+// A limit cuts the search short: a plan there is nonetheless, with what is proven of it. Seconds of
+// the processor, since the machine may be busy, and generous ones.
 TEST(Planner, KeepsTheTimeLimit) {
   struct Case {
     const char* graph;
@@ -134,10 +160,10 @@ TEST(Planner, KeepsTheTimeLimit) {
     options.time_limit = c.limit;
     DeviceGroup group;
     group.memory = 400e9;
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();
     const Planned p =
         make_plan(graph::build_graph(c.graph), uniform_devices(256, 8, group), options);
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
+    EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kMostSeconds);
     ASSERT_TRUE(p.feasible);
     EXPECT_TRUE(p.timed_out || !c.cut_short);
     EXPECT_GT(p.lower_bound, 0);

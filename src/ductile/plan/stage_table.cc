@@ -41,7 +41,7 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands
   const auto variants = space.variants();
   std::vector<bool> used(variants.size(), false);
   for (int v = 0; v < static_cast<int>(variants.size()); ++v) {
-    if (variants[v].tensor > 1 && (!options.split || options.one_device)) continue;
+    if (variants[v].tensor > 1 && !options.split) continue;
     if (variants[v].recompute && !options.recompute) continue;
     int again = -1;
     if (!variants[v].recompute && options.recompute && v + 1 < static_cast<int>(variants.size()) &&
@@ -53,7 +53,7 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands
     for (int g = 0; g < static_cast<int>(islands.size()); ++g) {
       const Island& island = islands[g];
       for (int64_t r = 1; r <= micro_batch && r * variants[v].tensor <= island.devices; ++r) {
-        if (micro_batch % r != 0 || (r > 1 && options.one_device)) continue;
+        if (micro_batch % r != 0 || (options.replicas > 0 && r != options.replicas)) continue;
         Cell c;
         c.replicas = static_cast<int>(r);
         c.tensor = variants[v].tensor;

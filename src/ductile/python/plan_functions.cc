@@ -27,7 +27,7 @@ using Json = nlohmann::json;
 
 // The arguments of ductile.plan.plan() that are numbers and names; -1 stands for None.
 struct PlanRequest {
-  int64_t batch = 128, micro_batch = -1;
+  int64_t batch = 128, micro_batch = -1, replicas = 0;
   double time_limit = 60, optimizer_state = -1;
   std::string objective = "time";
   std::vector<std::string> baselines;
@@ -41,6 +41,7 @@ void describe(Describer& d, PlanRequest& o) {
   d.field("optimizer_state", o.optimizer_state, "bytes per byte of parameters").range(-1, 1e3);
   d.field("objective", o.objective, "time or throughput");
   d.field("baselines", o.baselines, "planners of others");
+  d.field("replicas", o.replicas, "of each stage").range(0, 1 << 16);
   d.field("runnable", o.runnable, "only what `ductile train --plan` runs");
 }
 
@@ -87,7 +88,8 @@ std::string make_plan(const std::string& arguments, const std::string& graph_tex
     options.batch = request.batch;
     options.objective = plan::objective_from(request.objective);
     options.time_limit = request.time_limit;
-    options.one_device = request.runnable;
+    options.runnable = request.runnable;
+    options.replicas = static_cast<int>(request.replicas);
     if (request.micro_batch >= 0) options.micro_batches = {request.micro_batch};
     for (const std::string& name : request.baselines) plan::baselines().at(name);  // an error now
     plan::Planned planned = plan::make_plan(graph, devices, options);

@@ -386,7 +386,8 @@ std::string report_html(const RunFolder& folder, const History& history,
   const std::vector<json> minima = read_minima(folder);
   if (const std::string table = report::minima_html(minima); !table.empty())
     page.body += page::section("Sharpness of the minimum", table);
-  if (const std::string trace = report::trace_html(folder); !trace.empty())
+  if (const std::string trace = report::trace_html(folder, o.train.pipelined.replicas);
+      !trace.empty())
     page.body += page::section("Pipeline timeline", trace);
   page.body += page::section("What happened", events_html(history));
   page.body += "<div class=\"columns\">" +

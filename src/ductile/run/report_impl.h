@@ -60,7 +60,7 @@ nlohmann::json slices_data(const std::vector<nlohmann::json>& minima);
 
 // The recorded steps of a pipeline, beside what its plan predicted (run/trace.h). Empty where none
 // was recorded.
-std::string trace_html(const RunFolder& folder);
+std::string trace_html(const RunFolder& folder, int64_t pipelines);
 
 // The data the script draws: panels of curves, marks, workers over time.
 nlohmann::json chart_data(const History& history, const spec::JobOptions& job);

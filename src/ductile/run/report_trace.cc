@@ -102,7 +102,7 @@ std::string sums_table(const StageTimeline& recorded, const StageTimeline& predi
 
 }  // namespace
 
-std::string trace_html(const RunFolder& folder) {
+std::string trace_html(const RunFolder& folder, int64_t pipelines) {
   std::vector<StageTimeline> steps = read_trace(folder);
   if (steps.empty()) return {};
   std::ranges::sort(steps, {}, &StageTimeline::seconds);
@@ -119,6 +119,7 @@ std::string trace_html(const RunFolder& folder) {
                        as_short_duration(predicted.seconds()),
                        predicted.seconds() / std::max(shown.seconds(), 1e-9));
   }
+  if (pipelines > 1) out += fmt::format(". It is that of the first of {} pipelines", pipelines);
   out += ". trace.json has all of them for Perfetto.</p>\n<p class=\"keys\">";
   for (const Kind& kind : kKinds) {
     out += fmt::format(

@@ -357,11 +357,16 @@ void describe(Describer& d, InfoBatchOptions& o) {
 }
 
 void describe(Describer& d, PipelinedOptions& o) {
-  d.field("micro_batches", o.micro_batches, "equal parts of a batch that pass through the stages")
+  d.field("replicas", o.replicas,
+          "pipelines side by side, each with all stages and an equal part of every batch; "
+          "train.virtual_ranks is this times the number of stages")
+      .range(1, 1 << 16);
+  d.field("micro_batches", o.micro_batches,
+          "equal parts of a pipeline's samples that pass through its stages")
       .range(1, 1 << 16);
   d.field("stages", o.stages,
           "each stage's operators, separated by spaces; `ductile train --plan` sets them; empty = "
-          "train.virtual_ranks stages of equal numbers of operators");
+          "as many as train.virtual_ranks says, of equal numbers of operators");
   d.field("orders", o.orders,
           "each stage's tasks, as in a plan: F2BFBFB2; W sums the gradients of weights; empty = "
           "one forward, one backward");

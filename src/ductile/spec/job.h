@@ -207,6 +207,7 @@ struct InfoBatchOptions {
 
 // Without stages: as many as there are virtual ranks, of equal numbers of the model's operators.
 struct PipelinedOptions {
+  int64_t replicas = 1;
   int64_t micro_batches = 4;
   std::vector<std::string> stages;     // of each: its operators' names, separated by spaces
   std::vector<std::string> orders;     // of each: its tasks, as in a plan ("F2BFBFB2")
@@ -363,10 +364,20 @@ void describe(Describer& d, TuneOptions& o);
 void describe(Describer& d, TargetOptions& o);
 void describe(Describer& d, JobOptions& o);
 
-// The equal parts into which a batch is cut: one for each virtual rank, or the micro-batches of a
-// pipeline, whose virtual ranks are stages.
+// The equal parts into which a batch is cut: one for each virtual rank, or the micro-batches of
+// pipelines, whose virtual ranks are stages: those of the first pipeline, then of the next one.
 bool is_pipelined(const JobOptions& job);
 int64_t batch_parts(const JobOptions& job);
+// Into how many stages the model is cut, where the job trains by stages.
+int64_t num_stages(const JobOptions& job);
+// Of how many gradients, each of an equal part of the samples, an update is the mean: those of the
+// virtual ranks, or of whole pipelines.
+int64_t num_gradients(const JobOptions& job);
+// Whether a job that trains by stages has the same bits for every cut of its model into as many
+// stages. Which stage an operator is in says where in the canonical tree its gradients stand, and
+// so in which order those of several pipelines are added, unless each pipeline is a node of the
+// tree.
+bool any_cut_will_do(const JobOptions& job);
 
 // Checks the rules that span several options: the batch size is divisible by the number of virtual
 // ranks, there is a path if the format needs one, and so on. Throws invalid_argument naming the

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <functional>
 #include <string_view>
@@ -50,8 +51,11 @@ void check_selection(const JobOptions& job, const Bad& bad) {
 
 void check_batch(const JobOptions& job, const Bad& bad) {
   if (job.train.batch_size % batch_parts(job) != 0) {
+    const bool several = is_pipelined(job) && job.train.pipelined.replicas > 1;
     bad(fmt::format("train.batch_size = {} is not divisible by {} = {}", job.train.batch_size,
-                    is_pipelined(job) ? "train.pipelined.micro_batches" : "train.virtual_ranks",
+                    several             ? "train.pipelined.replicas x train.pipelined.micro_batches"
+                    : is_pipelined(job) ? "train.pipelined.micro_batches"
+                                        : "train.virtual_ranks",
                     batch_parts(job)));
   }
 }
@@ -59,18 +63,27 @@ void check_batch(const JobOptions& job, const Bad& bad) {
 void check_pipelined(const JobOptions& job, const Bad& bad) {
   if (!is_pipelined(job)) return;
   const PipelinedOptions& o = job.train.pipelined;
-  const auto ranks = static_cast<size_t>(job.train.virtual_ranks);
-  if (!o.stages.empty() && o.stages.size() != ranks) {
+  const int64_t ranks = job.train.virtual_ranks;
+  const auto given = static_cast<int64_t>(o.stages.size());
+  if (given > 0 && given * o.replicas != ranks) {
     bad(
-        fmt::format("train.pipelined.stages has {0} stages and train.virtual_ranks = {1}; each "
-                    "stage is a virtual rank, so set train.virtual_ranks = {0}",
-                    o.stages.size(), ranks));
+        fmt::format("train.pipelined.stages has {} stages, train.pipelined.replicas = {} and "
+                    "train.virtual_ranks = {}; each stage of each pipeline is a virtual rank, so "
+                    "set train.virtual_ranks = {}",
+                    given, o.replicas, ranks, given * o.replicas));
   }
-  if (!o.orders.empty() && o.orders.size() != ranks) {
+  if (ranks % o.replicas != 0) {
+    bad(
+        fmt::format("train.virtual_ranks = {} is not divisible by train.pipelined.replicas = {}: "
+                    "each stage of each pipeline is a virtual rank",
+                    ranks, o.replicas));
+  }
+  const auto orders = static_cast<int64_t>(o.orders.size());
+  if (orders > 0 && orders != num_stages(job)) {
     bad(
         fmt::format("train.pipelined.orders has {} orders for {} stages; give one for each, or "
                     "none",
-                    o.orders.size(), ranks));
+                    orders, num_stages(job)));
   }
   const auto needs = [&](bool has, const char* what, const char* why) {
     if (!has) bad(fmt::format("train.method = \"pipelined\" needs {}: {}", what, why));
@@ -221,10 +234,10 @@ void check_python(const JobOptions& job, const Bad& bad) {
   const auto refuse = [&](bool present, std::string_view option, std::string_view instead) {
     if (present) bad(fmt::format("{} does not fit a Python job: {}", option, instead));
   };
-  refuse(o.method != "plain", fmt::format("train.method = \"{}\"", o.method),
-         "Ductile does not see the samples that it would choose; set it to \"plain\"");
-  refuse(o.rate_control == "lrtuner", "train.rate_control = \"lrtuner\"",
-         "its probes draw samples of their own; choose \"schedule\" or \"noise\"");
+  refuse(o.method == "pipelined", "train.method = \"pipelined\"",
+         "Ductile cannot cut its model into stages; set it to \"plain\"");
+  refuse(o.selective.half_resolution, "train.selective.half_resolution",
+         "Ductile does not see its images; set it to false");
   refuse(o.precision != "fp32", fmt::format("train.precision = \"{}\"", o.precision),
          "its weights are float32; use torch.autocast in loss(), and set it to \"fp32\"");
   refuse(o.bn_group > 1, fmt::format("train.bn_group = {}", o.bn_group),
@@ -307,7 +320,21 @@ int64_t most_batch(const JobOptions& job) {
 }
 
 int64_t batch_parts(const JobOptions& job) {
-  return is_pipelined(job) ? job.train.pipelined.micro_batches : job.train.virtual_ranks;
+  const PipelinedOptions& o = job.train.pipelined;
+  return is_pipelined(job) ? o.replicas * o.micro_batches : job.train.virtual_ranks;
+}
+
+int64_t num_stages(const JobOptions& job) {
+  return job.train.virtual_ranks / job.train.pipelined.replicas;
+}
+
+bool any_cut_will_do(const JobOptions& job) {
+  return job.train.pipelined.replicas == 1 ||
+         std::has_single_bit(static_cast<uint64_t>(num_stages(job)));
+}
+
+int64_t num_gradients(const JobOptions& job) {
+  return is_pipelined(job) ? job.train.pipelined.replicas : job.train.virtual_ranks;
 }
 
 void check(const JobOptions& job) {

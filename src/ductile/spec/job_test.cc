@@ -169,6 +169,12 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
                  "train.batch_size = 128 is not divisible by train.pipelined.micro_batches = 3");
   expect_refused("[train]\nmethod = \"pipelined\"\npipelined.stages = [\"a\", \"b\"]\n",
                  "set train.virtual_ranks = 2");
+  expect_refused("[train]\nmethod = \"pipelined\"\nvirtual_ranks = 3\npipelined.replicas = 2\n",
+                 "is not divisible by train.pipelined.replicas = 2");
+  expect_refused(
+      "[train]\nmethod = \"pipelined\"\nvirtual_ranks = 3\n"
+      "pipelined = {replicas = 3, micro_batches = 4}\n",
+      "train.pipelined.replicas x train.pipelined.micro_batches = 12");
   expect_refused("[train]\nmethod = \"pipelined\"\nrate_control = \"lrtuner\"\n",
                  "needs train.rate_control = \"schedule\"");
   expect_refused("[train]\nmethod = \"stale_selective\"\nselective = {start = 0.6, end = 0.5}\n",

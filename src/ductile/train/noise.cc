@@ -22,8 +22,11 @@ noise::NoiseEstimator estimator_of(const nlohmann::json* saved) {
 
 }  // namespace
 
-bool measures_noise(const JobState& state, const StepKind& kind, int64_t virtual_ranks) {
-  if (!kind.gradient || !kind.update || virtual_ranks < 2) return false;
+bool measures_noise(const JobState& state, const StepKind& kind, const spec::JobOptions& job) {
+  if (!kind.gradient || !kind.update || job.train.virtual_ranks < 2) return false;
+  // The square of a pipeline's gradient would be a sum over its stages, which rounds otherwise for
+  // another cut.
+  if (spec::is_pipelined(job)) return false;
   const nlohmann::json* saved = saved_noise(state);
   return saved == nullptr || state.counters.updates >= saved->at("next").get<int64_t>();
 }

@@ -15,7 +15,7 @@ inline constexpr int64_t kNoiseEvery = 8;
 
 // Whether the present step is measured, in a job of that many virtual ranks. One that gives no
 // measurement, such as one whose gradients overflowed, is made up for by the next one.
-bool measures_noise(const JobState& state, const StepKind& kind, int64_t virtual_ranks);
+bool measures_noise(const JobState& state, const StepKind& kind, const spec::JobOptions& job);
 // The measurement of a step for which measures_noise() holds. One with numbers that are not finite
 // is dropped.
 void add_noise(JobState& state, noise::NoiseSample sample);

@@ -74,11 +74,13 @@ void tell(Json& memory, const char* what) {
 }  // namespace
 
 // A clock has at least one batch in it.
-OnlineTuner::OnlineTuner(const spec::JobOptions& job, int64_t train_size)
+OnlineTuner::OnlineTuner(const spec::JobOptions& job, int64_t train_size,
+                         std::function<double()> epoch)
     : job_(job),
       train_size_(static_cast<double>(train_size)),
       space_(space_of(job)),
-      clock_(job.tune.clock_epochs) {
+      clock_(job.tune.clock_epochs),
+      epoch_(std::move(epoch)) {
   tune::searchers().at(job.tune.searcher);  // or it says which there are
   int64_t largest = job.train.batch_size;
   for (const int64_t size : job.tune.batch_size) {
@@ -172,7 +174,7 @@ void OnlineTuner::begin_search(JobState& state, Json& memory) const {
   memory["before"] = memory["setting"];
   memory["first"] = first_settings(memory);
   memory["budget"] =
-      std::min(job_.tune.budget * static_cast<double>(job_.train.epochs), epochs_left(state));
+      std::min(job_.tune.budget * static_cast<double>(job_.train.epochs), epochs_left());
   memory["policy"] = nullptr;
   memory["trial"] = -1;
   memory["losses"] = Json::array();
@@ -191,9 +193,8 @@ bool OnlineTuner::takes_divergence(const JobState& state) const {
   return is_searching(state) || state.branches().contains(kGood);
 }
 
-double OnlineTuner::epochs_left(const JobState& state) const {
-  return static_cast<double>(job_.train.epochs) -
-         static_cast<double>(state.counters.cursor) / train_size_;
+double OnlineTuner::epochs_left() const {
+  return static_cast<double>(job_.train.epochs) - epoch_();
 }
 
 std::optional<double> OnlineTuner::search_share(const JobState& state) const {
@@ -243,7 +244,13 @@ bool OnlineTuner::updated(JobState& state, const Update& update) const {
 void OnlineTuner::note(Json& memory, const JobState& state, double loss) const {
   const double clock = clock_ * train_size_;
   const double before = memory["samples"];
-  const double after = before + static_cast<double>(state.last_hyper.batch_size);
+  double after = before + static_cast<double>(state.last_hyper.batch_size);
+  // A method that chooses samples comes further in the epochs with an update than it trains.
+  if (job_.train.method != "plain") {
+    const double now = epoch_();
+    after = before + (now - memory.value("epoch", now)) * train_size_;
+    memory["epoch"] = now;
+  }
   memory["samples"] = after;
   if (!std::isfinite(loss)) return;
   if (before == 0) memory["seen"].push_back({kBeforeAClock * clock_, loss});
@@ -309,6 +316,7 @@ bool OnlineTuner::move_on(JobState& state, Json& memory, tune::TrialPolicy& poli
     memory["until"] = move.budget;
     // Not less than its clocks took, or the last of them would end once more.
     memory["samples"] = std::ceil(trial.budget() * train_size_ - 1e-6);
+    if (job_.train.method != "plain") memory["epoch"] = epoch_();
     memory["sum"] = 0.0;
     memory["count"] = 0;
     memory["seen"] = Json::array();
@@ -350,7 +358,7 @@ void OnlineTuner::keep(JobState& state, const Json& memory) const {
   for (const auto& [name, image] : state.branches())
     if (name != kGood) others.push_back(name);
   for (const std::string& name : others) state.drop_branch(name);
-  if (memory["searches"].get<int64_t>() > job_.tune.retunings || epochs_left(state) < clock_) {
+  if (memory["searches"].get<int64_t>() > job_.tune.retunings || epochs_left() < clock_) {
     state.drop_branch(kGood);
   } else if (!state.branches().contains(kGood)) {
     state.save_branch(kGood, kApart);
@@ -390,7 +398,7 @@ bool OnlineTuner::watch(JobState& state, Json& memory) const {
     keep(state, memory);
   }
   if (memory["searches"].get<int64_t>() > job_.tune.retunings ||
-      without_best < job_.tune.patience || epochs_left(state) < 2 * kClocksOfAFirstRun * clock_)
+      without_best < job_.tune.patience || epochs_left() < 2 * kClocksOfAFirstRun * clock_)
     return false;
   begin_search(state, memory);
   return true;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -29,7 +30,8 @@ inline constexpr std::string_view kTunerPart = "tuner";
 class OnlineTuner {
  public:
   // Throws invalid_argument for options that do not fit. `train_size`: samples of the training set.
-  OnlineTuner(const spec::JobOptions& job, int64_t train_size);
+  // `epoch`: how far the present state is in the epochs of the run, which the step method decides.
+  OnlineTuner(const spec::JobOptions& job, int64_t train_size, std::function<double()> epoch);
 
   // Begins the first search, in the first state of a job.
   void begin(JobState& state) const;
@@ -65,12 +67,13 @@ class OnlineTuner {
   void finish(JobState& state, nlohmann::json& memory, const tune::TrialPolicy& policy,
               int64_t winner, const std::string& why) const;
   bool watch(JobState& state, nlohmann::json& memory) const;
-  double epochs_left(const JobState& state) const;
+  double epochs_left() const;
 
   spec::JobOptions job_;
   double train_size_;
   tune::Space space_;
   double clock_;  // in epochs
+  std::function<double()> epoch_;
 };
 
 }  // namespace ductile::train

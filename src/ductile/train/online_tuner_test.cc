@@ -52,6 +52,33 @@ TEST(OnlineTuner, TrainsFromALearningRateThatIsFarOff) {
   EXPECT_EQ(tuned.state().counters.samples_backward, tuned.step() * 16);
 }
 
+// A method that looks at samples, or skips some, comes further with an update than it trains: a
+// trial is as long as it was to be in epochs of the run.
+TEST(OnlineTuner, CountsTrialsInEpochsOfTheRunForEveryMethod) {
+  for (const char* method : {"selective", "infobatch", "graded"}) {
+    spec::JobOptions job = small_job();
+    job.optimizer.lr = 0.02;
+    job.train.method = method;
+    job.train.selective.first_epochs = 0;
+    job.train.selective.beta = 3;
+    job.tune.online = true;
+    job.tune.budget = 0.5;
+    job.tune.retunings = 0;
+    Replica replica(job);
+    std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+    replica.host_all();
+    double until = 0;
+    while (replica.state().extras().at(std::string(kTunerPart)).values.at("policy") != nullptr) {
+      until = replica.state().extras().at(std::string(kTunerPart)).values.at("until");
+      replica.compute(replica.num_ranks(), sum);
+      replica.apply(sum);
+    }
+    // The winner's work is kept: at most the longest trial, and what is looked at for one update.
+    EXPECT_GT(replica.epoch(), 0) << method;
+    EXPECT_LE(replica.epoch(), until + 0.3) << method;
+  }
+}
+
 TEST(OnlineTuner, KeepsTheJobsOwnSettingWhereAllTrialsDiverge) {
   spec::JobOptions job = small_job();
   job.optimizer.lr = 0.05;

@@ -7,8 +7,7 @@ namespace {
 // The ranks' parts come from a StageRunner; together they are the sums over the micro-batches.
 class Pipelined final : public StepMethod {
  public:
-  explicit Pipelined(const spec::JobOptions& job)
-      : micro_batches_(job.train.pipelined.micro_batches) {}
+  explicit Pipelined(const spec::JobOptions& job) : micro_batches_(spec::batch_parts(job)) {}
 
   bool runs_stages() const override { return true; }
   at::Tensor contribute(RankContext&) override {
@@ -21,7 +20,7 @@ class Pipelined final : public StepMethod {
   }
 
  private:
-  const int64_t micro_batches_;
+  const int64_t micro_batches_;  // of all pipelines
 };
 
 }  // namespace

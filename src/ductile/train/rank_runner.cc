@@ -170,11 +170,12 @@ void RankRunner::host(const parallel::ExchangeLayout& layout, int rank,
   plan.seed = static_cast<uint64_t>(job_.seed);
   plan.batch_size = state_.hyper.batch_size;
   plan.parts = spec::batch_parts(job_);
-  plan.first_part = stages_ ? 0 : hosted_.begin;
-  plan.num_parts = stages_ ? plan.parts : hosted_.size();
+  const comm::LeafRange own = stages_ ? stages_->parts() : hosted_;
+  plan.first_part = own.begin;
+  plan.num_parts = own.size();
   plan.channels_last = channels_last_;
   plan.start = state_.counters.cursor;
-  if (stages_ && !stages_->reads_samples()) {
+  if (own.size() == 0) {
     loader_ = nullptr;
   } else {
     loader_ = std::make_unique<data::Loader>(ingredients_.train_set, ingredients_.augment,
@@ -211,15 +212,20 @@ void RankRunner::compute(const StepKind& kind, const Samples* samples, int64_t c
   }
 }
 
-void RankRunner::repeat(const StepKind& kind, int64_t rank, std::span<float> out) {
+void RankRunner::repeat(const StepKind& kind, const Samples* samples, int64_t rank,
+                        std::span<float> out) {
   DUCTILE_CHECK(ingredients_.task != nullptr, "a rank is repeated of a job with a task only");
   kind_ = kind;
-  samples_ = nullptr;
+  samples_ = samples;
   const std::span<float> buffers = state_.flat.buffer_values();
   const StatisticsStay stay(buffers, buffers_before_);
   const auto gradient_size = static_cast<size_t>(state_.flat.layout().total_size());
   run_rank(rank, [&](int64_t, const at::Tensor& loss, const std::vector<float>& figures) {
-    state_.flat.write_gradients(state_.flat.gradients(loss), out.first(gradient_size));
+    if (loss.defined()) {
+      state_.flat.write_gradients(state_.flat.gradients(loss), out.first(gradient_size));
+    } else {  // it has no sample
+      std::ranges::fill(out.first(gradient_size), 0.0F);
+    }
     std::ranges::copy(figures, out.last(figures.size()).begin());
   });
   std::ranges::copy(buffers, out.begin() + static_cast<ptrdiff_t>(gradient_size));
@@ -232,7 +238,7 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
     std::ranges::copy(buffers, leaf.begin() + static_cast<ptrdiff_t>(gradient_size));
     std::ranges::copy(figures, leaf.last(figures.size()).begin());
   };
-  const bool measured = !stages_ && measures_noise(state_, kind_, job_.train.virtual_ranks);
+  const bool measured = measures_noise(state_, kind_, job_);
   // Of a leaf that has its gradient. The scale of the loss is no part of it.
   const auto measure = [&](std::span<float> leaf) {
     if (!measured) return;
@@ -293,7 +299,9 @@ void RankRunner::compute_figures(int64_t count, std::span<float> out) {
 // Runs parts until that of the next rank is there. A step without gradient has no loss to go back
 // from.
 RankRunner::Contribution RankRunner::next_contribution() {
-  if (stages_ && !contributions_.contains(next_rank_)) run_stages();
+  if (stages_ && !contributions_.contains(next_rank_)) {
+    run_stages(next_rank_ / spec::num_stages(job_));
+  }
   while (!contributions_.contains(next_rank_)) {
     run_part(next_part_, [&](int64_t rank, const at::Tensor& loss, std::vector<float> figures) {
       std::vector<at::Tensor> gradients(state_.flat.parameters().size());
@@ -314,25 +322,27 @@ const parallel::Trace& RankRunner::trace_of(int64_t step) const {
   return traced_step_ == step ? trace_ : kNone;
 }
 
-// All hosted ones together, which take turns.
-void RankRunner::run_stages() {
+// The hosted stages of one pipeline together, which take turns.
+void RankRunner::run_stages(int64_t pipeline) {
   prepare_thread();
   const std::span<float> buffers = state_.flat.buffer_values();
   const StatisticsStay stay(buffers, buffers_before_);
-  std::vector<const data::Batch*> micro_batches(static_cast<size_t>(spec::batch_parts(job_)));
-  for (size_t m = 0; loader_ && m < micro_batches.size(); ++m) {
-    micro_batches[m] = &batch_of(static_cast<int64_t>(m));
+  const comm::LeafRange own = stages_->parts();
+  const int64_t count = job_.train.pipelined.micro_batches, first = pipeline * count;
+  std::vector<const data::Batch*> micro_batches(static_cast<size_t>(count));
+  for (int64_t m = std::max(first, own.begin); m < std::min(first + count, own.end); ++m) {
+    micro_batches[static_cast<size_t>(m - first)] = &batch_of(m);
   }
-  trace_.clear();
+  if (traced_step_ != state_.counters.step) trace_.clear();
   traced_step_ = state_.counters.step;
   parallel::Trace* const trace = is_traced(job_, traced_step_) ? &trace_ : nullptr;
   for (auto& [rank, part] :
-       stages_->run(micro_batches, figures_, step_seed(), state_.scaler.scale(), trace)) {
+       stages_->run(pipeline, micro_batches, figures_, step_seed(), state_.scaler.scale(), trace)) {
     contributions_[rank] = {std::move(part.gradients),
                             std::make_shared<const std::vector<float>>(std::move(part.buffers)),
                             std::move(part.figures)};
   }
-  batches_.clear();
+  batches_.erase(batches_.begin(), batches_.lower_bound(first + count));
 }
 
 void RankRunner::advance() {

@@ -58,7 +58,7 @@ class RankRunner {
 
   // Computes a virtual rank of the present step of a job with a task, hosted or not, and writes
   // what it contributes into `out` (vector_size() values). Nothing else changes.
-  void repeat(const StepKind& kind, int64_t rank, std::span<float> out);
+  void repeat(const StepKind& kind, const Samples* samples, int64_t rank, std::span<float> out);
   // What the next steps carry as figure kBatchOrder, where the job has it (optim/batch_order.h).
   void set_batch_order(int64_t batch) { batch_order_ = batch; }
 
@@ -86,7 +86,7 @@ class RankRunner {
   void compute_gradients(int64_t count, std::span<float> out, const Ready& ready);
   void compute_figures(int64_t count, std::span<float> out);
   Contribution next_contribution();
-  void run_stages();
+  void run_stages(int64_t pipeline);
   uint64_t step_seed() const;  // of what is drawn in this step
   void run_part(size_t part, const Backward& backward);
   void run_rank(int64_t rank, const Backward& backward);

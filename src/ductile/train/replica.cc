@@ -71,7 +71,7 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
   ingredients_.model->train(true);
   state_.hyper = state_.last_hyper = optim::Hyper::of(job_);
   if (job_.tune.online) {
-    tuner_.emplace(job_, train_info().size);
+    tuner_.emplace(job_, train_info().size, [this] { return epoch(); });
     tuner_->begin(state_);
   }
   choose_hyper();
@@ -306,7 +306,7 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
 // The part of a rank is g_v divisor / V, g_v being its gradient as one of the V whose mean the
 // update is made of.
 void Replica::note_noise(const Judgement& judgement) {
-  if (!measures_noise(state_, kind_, num_averaged()) || judgement.overflow) return;
+  if (!measures_noise(state_, kind_, job_) || judgement.overflow) return;
   const auto ranks = static_cast<double>(num_ranks());
   const double factor = ranks / judgement.verdict.divisor;
   noise::NoiseSample sample;
@@ -323,7 +323,7 @@ std::optional<noise::GradientNoise> Replica::noise() const { return noise_of(sta
 
 bool Replica::needs_norm() const {
   return job_.train.precision == "fp16" || state_.hyper.clip_norm > 0 ||
-         measures_noise(state_, kind_, num_averaged());
+         measures_noise(state_, kind_, job_);
 }
 
 // ---- Parts.

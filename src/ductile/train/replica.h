@@ -48,8 +48,8 @@ class Replica {
   const optim::ParamLayout& layout() const { return state_.flat.layout(); }
   int64_t num_parameters() const { return layout().num_parameters(); }
   int64_t num_ranks() const { return job_.train.virtual_ranks; }
-  // Virtual ranks whose mean the update is made of; stages of a pipeline are none.
-  int64_t num_averaged() const { return spec::is_pipelined(job_) ? 1 : num_ranks(); }
+  // Virtual ranks, or whole pipelines, whose mean the update is made of.
+  int64_t num_averaged() const { return spec::num_gradients(job_); }
 
   // The number of protocol steps committed; the number of weight updates among them, done and
   // planned (with the present batch size); and the number of passes over the training data.
@@ -115,8 +115,8 @@ class Replica {
   Window take_window() { return std::exchange(state_.window, {}); }
   // What is known of the noise of the gradients, in units of the job's train.batch_size: the
   // estimates of |G|^2 and tr(Sigma) of McCandlish et al. 2018, appendix A, from the squared norms
-  // of the virtual ranks' gradients and of their mean. None before the first update, and in a job
-  // with one virtual rank.
+  // of the virtual ranks' gradients and of their mean. None before the first update, in a job
+  // with one virtual rank, and in one that trains by stages.
   std::optional<noise::GradientNoise> noise() const;
   int64_t skipped_steps() const { return state_.scaler.state().skipped; }
 

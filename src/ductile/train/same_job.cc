@@ -8,6 +8,8 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/options.h"
+#include "ductile/spec/job.h"
 
 namespace ductile::train {
 namespace {
@@ -18,10 +20,11 @@ constexpr std::array kFree = std::to_array<std::string_view>(
      "/target", "/python/interpreter", "/python/source", "/python/versions", "/python/verify_every",
      "/train/log_every", "/train/shard_optimizer", "/train/shard_copies"});
 
-// The same where both run a pipeline of as many stages: its cut and its schedule change no bit.
+// The same where both run pipelines of as many stages, whose schedule changes no bit; and their
+// cut, where any will do.
 constexpr std::array kFreeOfStages =
-    std::to_array<std::string_view>({"/train/pipelined/stages", "/train/pipelined/orders",
-                                     "/train/pipelined/recompute", "/train/pipelined/trace_steps"});
+    std::to_array<std::string_view>({"/train/pipelined/orders", "/train/pipelined/recompute",
+                                     "/train/pipelined/trace_steps", "/train/pipelined/stages"});
 
 bool is_free(std::string_view path, std::span<const std::string_view> among) {
   return std::any_of(among.begin(), among.end(), [&](std::string_view free) {
@@ -38,10 +41,15 @@ void check_same_job(const nlohmann::json& saved, const nlohmann::json& now, bool
   const auto runs_stages = [](const nlohmann::json& job) {
     return job.at("train").at("method") == "pipelined";
   };
-  const bool stages = runs_stages(saved) && runs_stages(now);
+  std::span<const std::string_view> free_of_stages;
+  if (runs_stages(saved) && runs_stages(now)) {
+    spec::JobOptions job;
+    OptionSet(job).read_json(now, "the job");
+    free_of_stages = std::span(kFreeOfStages).first(spec::any_cut_will_do(job) ? 4 : 3);
+  }
   for (const nlohmann::json& change : nlohmann::json::diff(saved, now)) {
     const std::string path = change.at("path");
-    if (is_free(path, kFree) || (stages && is_free(path, kFreeOfStages))) continue;
+    if (is_free(path, kFree) || is_free(path, free_of_stages)) continue;
     if (path == "/train/threads" && free_threads) continue;
     std::string key = path.substr(1);
     std::replace(key.begin(), key.end(), '/', '.');

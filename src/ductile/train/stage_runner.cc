@@ -7,6 +7,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/rng.h"
 #include "ductile/nn/threads.h"
 #include "ductile/spec/stage_orders.h"
 #include "ductile/train/data_form.h"
@@ -74,7 +75,7 @@ Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& opera
   Pipeline out;
   out.num_micro_batches = options.micro_batches;
   if (options.stages.empty()) {
-    cut_evenly(operators, static_cast<size_t>(job.train.virtual_ranks), out);
+    cut_evenly(operators, static_cast<size_t>(spec::num_stages(job)), out);
   }
   for (const std::string& names : options.stages) {
     Pipeline::Stage& stage = out.stages.emplace_back();
@@ -110,6 +111,8 @@ StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, 
       flat_(flat),
       operators_(nn::training_operators(*ingredients.model, job.train.label_smoothing)),
       pipeline_(pipeline_of_job(job, operators_)),
+      num_stages_(spec::num_stages(job)),
+      num_replicas_(job.train.pipelined.replicas),
       stage_of_(parallel::stages_of_operators(pipeline_, operators_)) {
   for (size_t s = 0; s < pipeline_.stages.size(); ++s) {
     const auto stage = static_cast<int>(s);
@@ -125,7 +128,7 @@ StageRunner::~StageRunner() = default;
 
 void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
                        parallel::Exchange* exchange) {
-  host_.reset();
+  pipelines_.clear();
   rank_ = rank;
   exchange_ = exchange;
   hosts_.clear();
@@ -135,10 +138,10 @@ void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
   }
 }
 
-bool StageRunner::reads_samples() const {
+bool StageRunner::reads_samples(int stage) const {
   const auto& ops = operators_.operators();
   for (size_t op = 0; op < ops.size(); ++op) {
-    if (hosts_[static_cast<size_t>(stage_of_[op])] != rank_) continue;
+    if (stage_of_[op] != stage) continue;
     for (const nn::Source& s : ops[op].inputs) {
       if (s.op == nn::kModelInput) return true;
     }
@@ -146,15 +149,26 @@ bool StageRunner::reads_samples() const {
   return false;
 }
 
+comm::LeafRange StageRunner::parts() const {
+  comm::LeafRange out{0, 0};
+  for (int64_t rank = 0; rank < std::ssize(hosts_); ++rank) {
+    if (!hosted(rank) || !reads_samples(static_cast<int>(rank % num_stages_))) continue;
+    const int64_t first = rank / num_stages_ * pipeline_.num_micro_batches;
+    if (out.size() == 0) out.begin = first;
+    out.end = first + pipeline_.num_micro_batches;
+  }
+  return out;
+}
+
 // Once for a generation, and again when other parameters are trained than before.
-void StageRunner::make_host() {
+void StageRunner::make_pipelines() {
   std::vector<bool> trained;
   for (const nn::Operator& op : operators_.operators()) {
     for (const nn::NamedTensor& p : op.parameters) trained.push_back(p.tensor.requires_grad());
   }
-  if (host_ && trained == trained_) return;
+  if (!pipelines_.empty() && trained == trained_) return;
   trained_ = std::move(trained);
-  const int64_t samples = job_.train.batch_size / pipeline_.num_micro_batches;
+  const int64_t samples = job_.train.batch_size / spec::batch_parts(job_);
   if (forms_.empty()) {  // the same on every worker, whatever stages it hosts
     const DataForm form = DataForm::of(job_, ingredients_.train_set->info(), ingredients_.augment);
     nn::Tensors inputs = form.blank_inputs(samples);
@@ -164,23 +178,37 @@ void StageRunner::make_host() {
     inputs.push_back(form.tokens ? inputs[0] : at::zeros({samples}, at::kLong));
     forms_ = parallel::tensor_forms(operators_, inputs);
   }
+  pipelines_.clear();
+  pipelines_.resize(static_cast<size_t>(num_replicas_));
   parallel::PipelineHost::Placement placement;
-  placement.hosts = hosts_;
   placement.rank = rank_;
   placement.communicator = exchange_ != nullptr ? exchange_->messages() : nullptr;
   placement.forms = forms_;
-  placement.first_tag = parallel::Exchange::kFirstTag;
-  host_ = std::make_unique<parallel::PipelineHost>(operators_, pipeline_, std::move(placement));
+  // Each has tags of its own, and all workers give it the same ones.
+  const uint32_t tags = parallel::PipelineHost::num_tags(operators_, pipeline_);
+  if (int64_t{tags} * num_replicas_ + parallel::Exchange::kFirstTag >= int64_t{1} << 24) {
+    fail(ErrorCode::invalid_argument, "train.pipelined.replicas = {}: too many; {} fit",
+         num_replicas_, (int64_t{1} << 24) / tags - 1);
+  }
+  for (int64_t r = 0; r < num_replicas_; ++r) {
+    const auto first = hosts_.begin() + r * num_stages_;
+    placement.hosts.assign(first, first + num_stages_);
+    if (std::ranges::find(placement.hosts, rank_) == placement.hosts.end()) continue;
+    placement.first_tag = parallel::Exchange::kFirstTag + static_cast<uint32_t>(r) * tags;
+    pipelines_[static_cast<size_t>(r)] =
+        std::make_unique<parallel::PipelineHost>(operators_, pipeline_, placement);
+  }
 }
 
 std::map<int64_t, StageRunner::Part> StageRunner::run(
-    std::span<const data::Batch* const> micro_batches, const FigureList& figures, uint64_t seed,
-    double loss_scale, parallel::Trace* trace) {
-  make_host();
+    int64_t pipeline, std::span<const data::Batch* const> micro_batches, const FigureList& figures,
+    uint64_t seed, double loss_scale, parallel::Trace* trace) {
+  make_pipelines();
+  parallel::PipelineHost& host = *pipelines_.at(static_cast<size_t>(pipeline));
   parallel::PipelineHost::Step step;
-  step.seed = seed;
+  step.seed = pipeline == 0 ? seed : mix(seed, static_cast<uint64_t>(pipeline));
   step.loss_scale = loss_scale;
-  step.trace = trace;
+  step.trace = pipeline == 0 ? trace : nullptr;
   int64_t samples = 0;
   for (const data::Batch* batch : micro_batches) {
     step.inputs.emplace_back();
@@ -189,34 +217,40 @@ std::map<int64_t, StageRunner::Part> StageRunner::run(
     step.inputs.back().push_back(labels_of(*batch));
     samples += batch->num_samples;
   }
-  const std::vector<nn::Tensors> results = host_->run(step);
+  const std::vector<nn::Tensors> results = host.run(step);
   const int loss_stage = stage_of_[static_cast<size_t>(operators_.results().front().op)];
   std::map<int64_t, Part> out;
-  for (size_t s = 0; s < hosts_.size(); ++s) {
-    if (hosts_[s] != rank_) continue;
-    const auto stage = static_cast<int>(s);
-    Part& part = out[stage];
-    // -0 becomes 0, as where something else is added.
-    for (const FlatModel::Entry& parameter : flat_.parameters()) {
-      const auto owner = owners_.find(parameter.name);
-      const auto found = host_->gradients().find(parameter.name);
-      const bool is_own =
-          owner != owners_.end() && owner->second == stage && found != host_->gradients().end();
-      part.gradients.push_back(is_own ? found->second.add(0) : at::Tensor());
-    }
-    const std::span<const float> now = flat_.buffer_values();
-    part.buffers.assign(now.size(), 0.0F);
-    for (const FlatModel::Entry& buffer : flat_.buffers()) {
-      const auto owner = buffer_owners_.find(buffer.name);
-      if ((owner == buffer_owners_.end() ? 0 : owner->second) != stage) continue;
-      for (int64_t i = buffer.offset; i < buffer.offset + buffer.size; ++i) {
-        part.buffers[static_cast<size_t>(i)] = now[static_cast<size_t>(i)] + 0.0F;
-      }
-    }
+  for (int stage = 0; stage < num_stages_; ++stage) {
+    const int64_t rank = pipeline * num_stages_ + stage;
+    if (!hosted(rank)) continue;
+    Part& part = out[rank] = part_of(stage, host);
     part.figures.resize(static_cast<size_t>(figures.size()));
     if (stage == loss_stage) set_figures(results, samples, figures, part.figures);
   }
+  host.forget();
   return out;
+}
+
+// -0 becomes 0, as where something else is added.
+StageRunner::Part StageRunner::part_of(int stage, const parallel::PipelineHost& pipeline) const {
+  Part part;
+  for (const FlatModel::Entry& parameter : flat_.parameters()) {
+    const auto owner = owners_.find(parameter.name);
+    const auto found = pipeline.gradients().find(parameter.name);
+    const bool is_own =
+        owner != owners_.end() && owner->second == stage && found != pipeline.gradients().end();
+    part.gradients.push_back(is_own ? found->second.add(0) : at::Tensor());
+  }
+  const std::span<const float> now = flat_.buffer_values();
+  part.buffers.assign(now.size(), 0.0F);
+  for (const FlatModel::Entry& buffer : flat_.buffers()) {
+    const auto owner = buffer_owners_.find(buffer.name);
+    if ((owner == buffer_owners_.end() ? 0 : owner->second) != stage) continue;
+    for (int64_t i = buffer.offset; i < buffer.offset + buffer.size; ++i) {
+      part.buffers[static_cast<size_t>(i)] = now[static_cast<size_t>(i)] + 0.0F;
+    }
+  }
+  return part;
 }
 
 void StageRunner::set_figures(const std::vector<nn::Tensors>& results, int64_t samples,

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ductile/comm/canonical.h"
 #include "ductile/data/loader.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/exchange.h"
@@ -20,14 +21,16 @@
 
 namespace ductile::train {
 
-// The pipeline of a job: train.pipelined on the operators of its model, with the loss. Throws
+// One pipeline of a job: train.pipelined on the operators of its model, with the loss. Throws
 // invalid_argument that names the option and the operator or stage.
 parallel::Pipeline pipeline_of_job(const spec::JobOptions& job, const nn::OperatorGraph& operators);
 
 // Runs the virtual ranks of a job whose ranks are stages of its model: those that one worker hosts,
-// which take turns. Every worker holds all weights. What a rank contributes is the gradients of the
-// parameters and the running statistics of its operators, with zeros for all others, so the sum
-// over the ranks is the whole. A parameter of several stages is the first one's.
+// which take turns. Rank v is stage v % S of pipeline v / S, where S is the number of stages; each
+// pipeline has an equal part of the batch. Every worker holds all weights. What a rank contributes
+// is the gradients of the parameters and the running statistics of its operators, with zeros for
+// all others, so the sum over the ranks of a pipeline is the whole, and that over pipelines as many
+// times their mean. A parameter of several stages is the first one's.
 //
 // One thread at a time. Nothing but the model's running statistics changes.
 class StageRunner {
@@ -38,22 +41,26 @@ class StageRunner {
 
   // As RankRunner::host().
   void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
-  // Whether a hosted stage reads samples or labels.
-  bool reads_samples() const;
+  // The parts of a batch (spec::batch_parts) that hosted stages read samples or labels of.
+  comm::LeafRange parts() const;
 
   struct Part {
     std::vector<at::Tensor> gradients;  // as of FlatModel::gradients()
     std::vector<float> buffers, figures;
   };
-  // Of one step, by virtual rank. Micro-batches may be nullptr where no hosted stage reads samples.
-  // After an error host() must be called next. `trace`: what the hosted stages do is added there;
-  // nullptr: it is not recorded.
-  std::map<int64_t, Part> run(std::span<const data::Batch* const> micro_batches,
+  // Of one pipeline in one step, by virtual rank; workers take pipelines in rising order, so that
+  // none waits for one that waits for it. Its micro-batches may be nullptr outside of parts().
+  // After an error host() must be called next. `trace`: what the hosted stages of the first
+  // pipeline do is added there; nullptr: it is not recorded.
+  std::map<int64_t, Part> run(int64_t pipeline, std::span<const data::Batch* const> micro_batches,
                               const FigureList& figures, uint64_t seed, double loss_scale,
                               parallel::Trace* trace);
 
  private:
-  void make_host();
+  bool hosted(int64_t rank) const { return hosts_[static_cast<size_t>(rank)] == rank_; }
+  bool reads_samples(int stage) const;
+  void make_pipelines();
+  Part part_of(int stage, const parallel::PipelineHost& pipeline) const;
   void set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
                    const FigureList& figures, std::vector<float>& out) const;
 
@@ -62,14 +69,15 @@ class StageRunner {
   FlatModel& flat_;
   const nn::OperatorGraph operators_;
   const parallel::Pipeline pipeline_;
+  const int64_t num_stages_, num_replicas_;
   const std::vector<int> stage_of_;                    // by operator
   std::map<std::string, int> owners_, buffer_owners_;  // stages, by name
-  std::vector<int> hosts_;                             // workers, by stage
+  std::vector<int> hosts_;                             // workers, by virtual rank
   int rank_ = 0;
   parallel::Exchange* exchange_ = nullptr;
   std::map<nn::Source, parallel::TensorForm> forms_;
-  std::vector<bool> trained_;  // parameters, as host_ was made for
-  std::unique_ptr<parallel::PipelineHost> host_;
+  std::vector<bool> trained_;  // parameters, as pipelines_ were made for
+  std::vector<std::unique_ptr<parallel::PipelineHost>> pipelines_;  // nullptr: nothing is hosted
 };
 
 }  // namespace ductile::train

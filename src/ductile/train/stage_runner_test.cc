@@ -423,6 +423,78 @@ TEST(Stages, AResumedRunMayBeCutOtherwiseAndKeepsTheirNumber) {
   EXPECT_THROW(check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2", "fc3"}), true), Error);
 }
 
+// Pipelines side by side: each is what a virtual rank of the plain method is, if no operator draws.
+TEST(Stages, PipelinesOfOneStageAreVirtualRanksOfThePlainMethod) {
+  for (const char* model : {"mlp", "cnn"}) {
+    for (const int64_t ranks : {2, 3, 4}) {
+      spec::JobOptions job = small_job(model, ranks);
+      job.train.pipelined.replicas = ranks;
+      job.train.pipelined.micro_batches = 1;
+      const auto pipelines = run_serial(job);
+      job.train.method = "plain";
+      const auto plain = run_serial(job);
+      EXPECT_EQ(weights_of(*pipelines), weights_of(*plain)) << model << ", " << ranks;
+      EXPECT_FLOAT_EQ(static_cast<float>(pipelines->state().loss.value_or(-1)),
+                      static_cast<float>(plain->state().loss.value_or(-2)));
+    }
+  }
+}
+
+// Of so many stages, each with so many replicas.
+spec::JobOptions replicated_job(const char* model, int64_t stages, int64_t replicas) {
+  spec::JobOptions job = small_job(model, stages * replicas);
+  job.train.pipelined.replicas = replicas;
+  job.train.pipelined.micro_batches = 2;
+  return job;
+}
+
+TEST(Stages, EveryCutOfSeveralPipelinesHasTheSameBitsWhereAnyWillDo) {
+  for (const char* model : {"mlp", "cnn"}) {
+    for (const int64_t replicas : {2, 3}) {
+      const auto whole = weights_of(*run_serial(replicated_job(model, 1, replicas)));
+      for (const int64_t stages : {2, 3, 4}) {
+        spec::JobOptions job = replicated_job(model, stages, replicas);
+        if (!spec::any_cut_will_do(job)) continue;
+        EXPECT_EQ(weights_of(*run_serial(job)), whole) << model << " in " << stages;
+        job.train.pipelined.orders.assign(static_cast<size_t>(stages), "F2B2W2");
+        EXPECT_EQ(weights_of(*run_serial(job)), whole) << model << " in " << stages << ", split";
+      }
+    }
+  }
+}
+
+// Workers that host a stage of one pipeline and another one of the next take turns without waiting
+// for one another in a circle.
+TEST(Stages, SeveralPipelinesHaveTheSameBitsOnAnyWorkersThroughKillsAndResizes) {
+  for (const auto& [stages, replicas] : {std::pair{2, 2}, {2, 3}, {3, 2}}) {
+    const spec::JobOptions job = replicated_job("cnn", stages, replicas);
+    const auto whole = weights_of(*run_serial(job));
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      const OneRun run(job);
+      disturb(run, job, 8, seed);
+      const auto newest = ckpt::open_latest(run.folder.checkpoints());
+      ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
+      Replica replica(job);
+      replica.restore(*newest.checkpoint);
+      EXPECT_EQ(weights_of(replica), whole) << stages << " x " << replicas << ", seed " << seed;
+    }
+  }
+}
+
+TEST(Stages, ARunOfSeveralPipelinesKeepsACutThatShapesItsBits) {
+  const auto json = [](std::vector<std::string> stages) {
+    spec::JobOptions job;
+    job.train.method = "pipelined";
+    job.train.pipelined.replicas = 2;
+    job.train.virtual_ranks = 2 * static_cast<int64_t>(stages.size());
+    job.train.pipelined.stages = std::move(stages);
+    return OptionSet(job).to_json();
+  };
+  check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2 fc3"}), /*thread_invariant=*/true);
+  EXPECT_THROW(check_same_job(json({"fc1 fc2", "fc3", ""}), json({"fc1", "fc2", "fc3"}), true),
+               Error);
+}
+
 TEST(Stages, APlanThatDoesNotFitTheModelIsRefusedByName) {
   spec::JobOptions job = small_job("mlp", 2);
   const auto refusal = [&] {

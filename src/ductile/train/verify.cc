@@ -64,15 +64,18 @@ class Comparison {
 
 void Replica::verify(parallel::Exchange& exchange) {
   const int64_t every = job_.python.verify_every;
-  if (every == 0 || !ingredients_.task || !kind_.update || (step() + 1) % every != 0) return;
-  const int64_t rank = (step() + 1) / every % num_ranks();
+  const int64_t turn = updates() + 1;  // looks at samples count with the update that they precede
+  const bool probes = kind_.displaced && !kind_.update;
+  if (every == 0 || !ingredients_.task || probes || turn % every != 0) return;
+  const int64_t rank = turn / every % num_ranks();
   const auto [owner, checker] = pair_for(exchange.layout(), rank);
   const int self = exchange.rank();
   if (self != owner && self != checker) return;
   std::vector<float> here(static_cast<size_t>(vector_size())), there(here.size());
-  runner_.repeat(kind_, rank, here);
+  const Samples* const samples = samples_ ? &*samples_ : nullptr;
+  runner_.repeat(kind_, samples, rank, here);
   if (owner == checker) {
-    runner_.repeat(kind_, rank, there);
+    runner_.repeat(kind_, samples, rank, there);
   } else if (self == owner) {
     exchange.send(checker, std::as_bytes(std::span(here)));
     return;
@@ -87,7 +90,9 @@ void Replica::verify(parallel::Exchange& exchange) {
     compared.part("buffer " + b.name, buffers + b.offset, b.size);
   int64_t figure = runner_.figures_begin();
   for (const std::string& name : figures_.names()) compared.part("figure " + name, figure++, 1);
-  compared.part("what state() or an integer buffer holds", figure, vector_size() - figure);
+  const int64_t carried = vector_size() - ingredients_.task->num_carried();
+  compared.part("the loss of a sample", figure, carried - figure);
+  compared.part("what state() or an integer buffer holds", carried, vector_size() - carried);
   if (const auto& found = compared.found()) {
     fail(ErrorCode::conflict,
          "step {}, virtual rank {}: computed twice{}, {} is not the same: {} and {} (and {} other "

@@ -207,7 +207,7 @@ void add_equal_cuts(const graph::Graph& graph, std::span<const std::vector<OpId>
         cut.split(t);
         for (int64_t b : sizes) {
           for (int r = 1; r <= b && cut.size() * t * r <= island.devices; ++r) {
-            if (b % r != 0) continue;
+            if (b % r != 0 || (options.replicas > 0 && r != options.replicas)) continue;
             const double enough = alike.size() < kKeptAlike ? kInfinity : alike.back().seconds;
             const double seconds = cut.price(island, b, r, enough);
             if (seconds == kInfinity) continue;

@@ -174,7 +174,7 @@ double brute_force(const graph::Graph& graph, const std::vector<Island>& islands
     }
     for (int t = 1; t <= (options.split ? most_tensor : 1); t *= 2) {
       for (int r = 1; r <= b; ++r) {
-        if (b % r != 0) continue;
+        if (b % r != 0 || (options.replicas > 0 && r != options.replicas)) continue;
         for (const bool again : {false, true}) {
           if (again && !(recompute && options.recompute)) continue;
           for (int f = 0; f < static_cast<int>(islands.size()); ++f) {

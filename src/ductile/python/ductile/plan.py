@@ -23,15 +23,17 @@ class Picture(str):
         return str(self)
 
 
-def plan(graph, devices=8, batch=128, *, micro_batch=None, objective="time", optimizer_state=None, runnable=False,
-         time_limit=60.0, baselines=()):
+def plan(graph, devices=8, batch=128, *, micro_batch=None, objective="time", optimizer_state=None, replicas=None,
+         runnable=False, time_limit=60.0, baselines=()):
     """Cuts a model into a graph of pipeline stages on the devices.
 
     batch            samples of one iteration
     micro_batch      samples; None: all divisors of the batch are tried
     objective        "time", or "throughput": only the steady state
     optimizer_state  bytes of the optimiser per byte of parameters: 0 SGD, 1 momentum, 2 Adam; None: the graph's
-    runnable         only plans that `ductile train --plan` runs: one device for each stage, equal micro-batches
+    replicas         of each stage; None: as many as serve it best
+    runnable         only plans that `ductile train --plan` runs: pipelines side by side, each with one device for each
+                     stage, and equal micro-batches
     time_limit       seconds of the search
     baselines        planners of others to compare with; baselines() lists them
 
@@ -45,8 +47,10 @@ def plan(graph, devices=8, batch=128, *, micro_batch=None, objective="time", opt
                  "baselines": list(baselines)}
     if micro_batch is not None:
         arguments["micro_batch"] = max(micro_batch, 0)
+    if replicas is not None:
+        arguments["replicas"] = _at_least(1, replicas, "replicas")
     if optimizer_state is not None:
-        arguments["optimizer_state"] = _not_negative(optimizer_state, "optimizer_state")
+        arguments["optimizer_state"] = _at_least(0, optimizer_state, "optimizer_state")
     return parsed(base.make_plan(text_of(arguments, "ductile.plan.plan()"), named_or_tree(graph, "graph"),
                                  named_or_tree(devices, "devices")))
 
@@ -78,7 +82,7 @@ def megatron_options(graph, plan):
 def graph(graph, devices=8, optimizer_state=None):
     """The graph of that name or file as a dictionary (docs/reference/graph.schema.json). Built-in graphs are priced for
     the first of the devices; `optimizer_state` is as for plan()."""
-    state = -1.0 if optimizer_state is None else _not_negative(optimizer_state, "optimizer_state")
+    state = -1.0 if optimizer_state is None else _at_least(0, optimizer_state, "optimizer_state")
     return parsed(base.graph(named_or_tree(graph, "graph"), named_or_tree(devices, "devices"), state))
 
 
@@ -93,11 +97,11 @@ def baselines():
     return parsed(base.baselines())
 
 
-def _not_negative(value, name):
-    if not value >= 0:
+def _at_least(least, value, name):
+    if not value >= least:
         from ductile._errors import Error
 
-        raise Error("invalid_argument", f"{name} = {value}: at least 0 is possible")
+        raise Error("invalid_argument", f"{name} = {value}: at least {least} is possible")
     return value
 
 
