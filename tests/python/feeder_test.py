@@ -179,6 +179,36 @@ class Batches(unittest.TestCase):
             for mine, theirs in zip(alone, stream(feeder(data, processes), 14), strict=True):
                 self.assertTrue(equal(mine, theirs))
 
+    def test_of_chosen_samples_are_those_of_the_stream(self):
+        """Sample by sample: a seed belongs to a sample and an epoch. What was read ahead of the stream stays."""
+        data, draw = Drawn(200), random.Random(4)
+        alone, ahead = feeder(data, 0), feeder(data, 2)
+        streamed = list(itertools.chain(stream(alone, 6)))
+        by_sample = {n: (x, d) for b in streamed for n, x, d in zip(b["indices"], b["x"], b["draws"])}
+        served = stream(ahead, 6)
+        for i, mine in enumerate(streamed):
+            self.assertTrue(equal(mine, next(served)))
+            chosen = draw.sample(sorted(by_sample), draw.choice([1, 13, 24]))
+            for rank in range(4):
+                own = chosen[6 * rank:6 * rank + 6]
+                if not own:
+                    break
+                batch = ahead.train_batch(0, 6 * rank, len(own), rank, chosen)
+                self.assertEqual(batch["indices"], own)
+                self.assertTrue(torch.equal(batch["x"], torch.stack([by_sample[n][0] for n in own])))
+                self.assertEqual(list(batch["draws"]), [by_sample[n][1] for n in own])
+            if i == 5:
+                os.kill(processes_of(ahead)[0], signal.SIGKILL)
+        asked = [*ahead.pool.ready, *itertools.chain(*ahead.pool.asked)]
+        self.assertTrue([p for p in asked if not isinstance(p.first, tuple) and p not in ahead.pool.dropped])
+
+    def test_of_many_chosen_samples_fit_into_the_sockets(self):
+        large = feeder(Drawn(80000), 2)
+        many = list(range(70000, 79000))
+        for rank, count in ((0, 4096), (0, 4097), (1, 2250), (0, 4500)):
+            self.assertEqual(large.train_batch(0, rank * count, count, rank, many)["indices"],
+                             many[rank * count:(rank + 1) * count])
+
     def test_stay_what_they_are_while_somebody_has_them(self):
         f = feeder(Drawn(200), 2)
         kept = [(b, b["x"].clone()) for b in stream(f, 14)]

@@ -56,7 +56,7 @@ def task_of(job, **options):
 
 
 def loss(task, rank=0):
-    return task.loss(0, 4 * rank, 4, rank, 0, 11)
+    return task.loss(0, 4 * rank, 4, None, rank, 0, 0.0, 11, False, False)
 
 
 class Case(unittest.TestCase):
@@ -395,13 +395,54 @@ class Refusals(Case):
             return F.cross_entropy(model.fc(batch[0]), batch[1], reduction="none")
 
         job = Job()
-        for given, words in ((trained, "gives a tensor torch.float32 [4]; a tensor with one element"),
+        for given, words in ((lambda model, batch: model.fc(batch[0]), "gives a tensor torch.float32 [4, 2]; a tensor with one"),
                              (lambda model, batch: 5.0, "gives float; a tensor"),
                              (lambda *of: trained(*of).mean().detach(), "depends on no parameter"),
                              (lambda *of: (trained(*of).mean(), {"acuracy": 0.0}), "gives the metrics ['acuracy']")):
             job.loss = given
             task, _ = task_of(job)
             self.refused("conflict", lambda: loss(task), words)
+
+    def test_take_the_loss_of_each_sample(self):
+        """Where each counts, and in evaluation; their mean alone where nobody chooses by it."""
+        job = Job()
+        job.loss = lambda model, batch: F.cross_entropy(model.fc(batch[0]), batch[1], reduction="none")
+        task, _ = task_of(job)
+        each, _ = task.loss(0, 0, 4, [3, 1, 2, 0], 0, 0, 0.0, 11, False, True)
+        self.assertEqual((each.shape, each.dtype), ((4,), torch.float32))
+        self.assertEqual(loss(task)[0].shape, (4,))
+        with torch.no_grad():
+            by_hand = job.loss(task.model, (torch.stack([torch.full((4,), i / 40) for i in (3, 1, 2, 0)]),
+                                            torch.tensor([1, 1, 0, 0])))
+        self.assertTrue(torch.allclose(each, by_hand))
+        mean, samples, _ = task.evaluate(lambda done: None)
+        job.loss = lambda model, batch: F.cross_entropy(model.fc(batch[0]), batch[1])
+        self.assertAlmostEqual(task.evaluate(lambda done: None)[0], mean, places=6)
+        self.refused("conflict", lambda: task.loss(0, 0, 4, [3, 1, 2, 0], 0, 0, 0.0, 11, False, True),
+                     "train.method goes by the loss of each sample", 'reduction="none"')
+        job.loss = lambda model, batch: model.fc(batch[0]).sum(1).bfloat16()
+        self.assertEqual(loss(task)[0].dtype, torch.float32)
+
+    def test_keep_nothing_of_a_look(self):
+        job = Job()
+
+        def looked(model, batch):
+            model.seen.add_(1)
+            model.fc.train(not model.fc.training)
+            job.kept["looks"] = job.kept.get("looks", 0) + 1
+            return F.cross_entropy(model.fc(model.bn(batch[0])), batch[1], reduction="none")
+
+        job.loss, job.kept = looked, {}
+        job.state = lambda model: {"kept": job.kept}
+        task, _ = task_of(job)
+        before = {name: b.clone() for name, b in task.model.named_buffers()}
+        pieces = [tensor.clone() for _, tensor in task.state.tensors]
+        losses, _ = task.loss(0, 0, 4, [5, 6, 7, 8], 0, 0, 0.0, 11, True, True)
+        self.assertFalse(losses.requires_grad)
+        self.assertTrue(all(module.training for module in task.model.modules()))
+        self.assertTrue(torch.equal(task.model.bn.running_mean, before["bn.running_mean"]))
+        for (_, tensor), piece in zip(task.state.tensors, pieces):
+            self.assertTrue(torch.equal(tensor, piece))
 
     def test_name_a_sample_that_cannot_be_fetched(self):
         job = Job()
@@ -460,7 +501,7 @@ losses = []
 def work():
     try:
         for batch in range(3):
-            losses.append(float(job.loss(job.net, batch)[0]))
+            losses.append(float(job.loss(torch.nn.Identity(), batch)[0]))
     except ductile.Error as error:
         print(error, flush=True)
     return 0

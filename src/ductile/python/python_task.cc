@@ -96,6 +96,10 @@ class PythonTask final : public train::Task {
       info->format = "python";
       info->size = task_.attr(name).cast<int64_t>();
     }
+    if (const py::object shuffled = task_.attr("shuffled"); !shuffled.is_none()) {
+      order_ =
+          shuffled.cast<bool>() ? train::SampleOrder::shuffled : train::SampleOrder::sequential;
+    }
   }
   ~PythonTask() override {
     const py::gil_scoped_acquire lock;
@@ -106,6 +110,7 @@ class PythonTask final : public train::Task {
 
   const data::DatasetInfo& train_info() const override { return train_; }
   const data::DatasetInfo& test_info() const override { return test_; }
+  train::SampleOrder order() const override { return order_; }
   const std::vector<std::string>& metrics() const override { return metrics_; }
 
   std::unique_ptr<nn::Model> make_model(uint64_t seed) override {
@@ -140,8 +145,12 @@ class PythonTask final : public train::Task {
 
   train::TaskLoss loss(const train::RankSamples& s) override {
     return guarded([&] {
+      py::object chosen = py::none();
+      if (!s.chosen.empty()) chosen = py::cast(std::vector(s.chosen.begin(), s.chosen.end()));
       auto [loss, ratios] =
-          task_.attr("loss")(s.epoch, s.first, s.count, s.rank, s.step, s.seed)
+          task_
+              .attr("loss")(s.epoch, s.first, s.count, chosen, s.rank, s.step, s.epoch_done, s.seed,
+                            s.look, s.each)
               .cast<std::tuple<at::Tensor, std::vector<std::pair<double, double>>>>();
       train::TaskLoss out{std::move(loss), {}};
       for (const auto& [sum, of] : ratios) out.metrics.push_back({sum, of});
@@ -226,6 +235,7 @@ class PythonTask final : public train::Task {
  private:
   py::object task_;
   data::DatasetInfo train_, test_;
+  train::SampleOrder order_ = train::SampleOrder::own;
   std::vector<std::string> metrics_;
   std::vector<NamedBuffer> carried_;
   std::unique_ptr<train::OwnUpdate> own_update_;

@@ -64,6 +64,30 @@ void check_size(const spec::JobOptions& job, const data::DatasetInfo& train) {
        job.train.batch_size, train.size);
 }
 
+// Some methods and rate controls name the samples of a step.
+void check_numbers(const Ingredients& given, const spec::JobOptions& job) {
+  const auto needs = [&](bool present, std::string_view option, std::string_view value,
+                         std::string_view without) {
+    if (!present || given.task->order() != SampleOrder::own) return;
+    fail(ErrorCode::invalid_argument,
+         "{} = \"{}\" chooses samples by their numbers, and those of train_data() have none, since "
+         "it is a stream or has a sampler of its own; give a map-style Dataset without a sampler, "
+         "of a part of one a torch.utils.data.Subset, or set {} = \"{}\"",
+         option, value, option, without);
+  };
+  needs(job.train.method != "plain", "train.method", job.train.method, "plain");
+  for (const std::string_view name : {"examined", "selected", "reweighted"}) {
+    if (job.train.method == "plain" || std::ranges::count(given.task->metrics(), name) == 0)
+      continue;
+    fail(ErrorCode::invalid_argument,
+         "the job has a metric \"{}\", which is also what train.method = \"{}\" counts; give it "
+         "another name",
+         name, job.train.method);
+  }
+  needs(given.rate_control->probing().has_value(), "train.rate_control", job.train.rate_control,
+        "schedule");
+}
+
 // All that a job with a task of its own has in common with others.
 void complete_rest(Ingredients& given, const spec::JobOptions& job) {
   if (!given.make_optimizer) {
@@ -75,6 +99,10 @@ void complete_rest(Ingredients& given, const spec::JobOptions& job) {
   if (!given.method) given.method = make_step_method(job);
   given.method = with_staleness(std::move(given.method), job);
   given.method = with_probes(std::move(given.method), *given.rate_control, job);
+  if (given.task) {
+    check_numbers(given, job);
+    given.method = make_task_method(std::move(given.method), *given.task);
+  }
   given.method->prepare(job, given);
 }
 
@@ -90,7 +118,6 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
     }
     check_size(job, given.train_info());
     given.model = given.task->make_model(static_cast<uint64_t>(job.seed));
-    given.method = make_task_method(*given.task);
     if (job.optimizer.name == "python") {
       OwnUpdate* const own = given.task->own_update();
       if (own == nullptr)

@@ -25,7 +25,7 @@ ScoredMethod::ScoredMethod(const spec::JobOptions& job)
       num_ranks_(job.train.virtual_ranks) {}
 
 void ScoredMethod::prepare(const spec::JobOptions& job, Ingredients& ingredients) {
-  order_ = StreamOrder(job, ingredients.train_set->info().size);
+  order_ = StreamOrder::of(job, ingredients);
   require_sample_losses(job, ingredients);
 }
 

@@ -27,10 +27,14 @@ DataForm form_of(const spec::JobOptions& job, const Ingredients& ingredients) {
 
 }  // namespace
 
-StreamOrder::StreamOrder(const spec::JobOptions& job, int64_t num_samples)
-    : seed_(static_cast<uint64_t>(job.seed)),
-      shuffled_(job.loader.shuffle),
-      num_samples_(num_samples) {}
+StreamOrder::StreamOrder(uint64_t seed, bool shuffled, int64_t num_samples)
+    : seed_(seed), shuffled_(shuffled), num_samples_(num_samples) {}
+
+StreamOrder StreamOrder::of(const spec::JobOptions& job, const Ingredients& ingredients) {
+  const bool shuffled =
+      ingredients.task ? ingredients.task->order() == SampleOrder::shuffled : job.loader.shuffle;
+  return {static_cast<uint64_t>(job.seed), shuffled, ingredients.train_info().size};
+}
 
 std::vector<int64_t> StreamOrder::indices(int64_t epoch, int64_t first, int64_t count) const {
   const data::Permutation order(seed_, static_cast<uint64_t>(epoch), num_samples_);
@@ -43,6 +47,7 @@ std::vector<int64_t> StreamOrder::indices(int64_t epoch, int64_t first, int64_t 
 }
 
 void require_sample_losses(const spec::JobOptions& job, Ingredients& ingredients) {
+  if (ingredients.task) return;
   const at::NoGradGuard no_grad;
   nn::Model& model = *ingredients.model;
   const nn::Tensors samples = form_of(job, ingredients).blank_inputs(2);

@@ -19,7 +19,8 @@ namespace ductile::train {
 class StreamOrder {
  public:
   StreamOrder() = default;
-  StreamOrder(const spec::JobOptions& job, int64_t num_samples);
+  StreamOrder(uint64_t seed, bool shuffled, int64_t num_samples);
+  static StreamOrder of(const spec::JobOptions& job, const Ingredients& ingredients);
 
   int64_t num_samples() const { return num_samples_; }
   data::StepSamples step(int64_t cursor, int64_t batch_size) const {
@@ -35,7 +36,8 @@ class StreamOrder {
 };
 
 // Throws invalid_argument, naming the method and the model, unless the model's loss is one float
-// for each sample. It runs the model on two blank samples in evaluation mode.
+// for each sample. It runs the model on two blank samples in evaluation mode. The loss of a task is
+// first seen in the first step.
 void require_sample_losses(const spec::JobOptions& job, Ingredients& ingredients);
 
 // The operations of a forward pass at half the resolution as a share of those of a whole one.

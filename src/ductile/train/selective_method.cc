@@ -55,7 +55,7 @@ SelectiveMethod::SelectiveMethod(const spec::JobOptions& job)
       by_updates_(job.train.selective.length == "updates") {}
 
 void SelectiveMethod::prepare(const spec::JobOptions& job, Ingredients& ingredients) {
-  order_ = StreamOrder(job, ingredients.train_set->info().size);
+  order_ = StreamOrder::of(job, ingredients);
   require_sample_losses(job, ingredients);
   if (options_.half_resolution) look_cost_ = half_resolution_cost(job, ingredients);
 }

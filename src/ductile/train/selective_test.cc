@@ -175,7 +175,7 @@ TEST(Selective, StartEndAndInterruptTrainWholeBatches) {
   run.finish();
   std::set<int64_t> whole;  // updates on batches of the stream
   int64_t updates = 0, position = 0;
-  const StreamOrder order(job, 100);
+  const StreamOrder order(static_cast<uint64_t>(job.seed), job.loader.shuffle, 100);
   std::set<int64_t> looked_in;
   for (const Story::Step& s : run.story->steps) {
     const int64_t epoch = position / 8;

@@ -19,14 +19,27 @@ namespace ductile::train {
 
 class OwnUpdate;  // own_update.h
 
-// The samples of one virtual rank in one step: the places [first, first + count) of an epoch.
+// How a task orders the samples of an epoch.
+enum class SampleOrder : uint8_t {
+  own,         // as it likes: only its places have numbers
+  sequential,  // sample i has place i in each epoch
+  shuffled,    // data::Permutation says which sample has a place
+};
+
+// Some samples of one virtual rank in one step, and what is to be done with them.
 struct RankSamples {
   int64_t epoch = 0;
-  int64_t first = 0;
+  int64_t first = 0;  // place in the epoch, or in `chosen`
   int64_t count = 0;
+  // Where they were chosen: the samples of the step, or these ones alone. Else they are the places
+  // [first, first + count) of the epoch.
+  std::span<const int64_t> chosen;
   int64_t rank = 0;
-  int64_t step = 0;   // protocol step
-  uint64_t seed = 0;  // for what the rank draws; libtorch's own generators have it already
+  int64_t step = 0;       // protocol step
+  double epoch_done = 0;  // how far the run is in its epochs after the step
+  uint64_t seed = 0;      // for what is drawn; libtorch's own generators have it already
+  bool look = false;      // in evaluation mode; nothing is kept of what the loss changes
+  bool each = false;      // the loss of each sample is needed, not only their mean
 };
 
 // A figure that is a sum over samples and how many samples it is of, such as hits and predictions.
@@ -37,7 +50,9 @@ struct Ratio {
 };
 
 struct TaskLoss {
-  at::Tensor loss;             // a number that can be differentiated: the mean over the samples
+  // [count] float, the loss of each sample; or their mean, a scalar, unless `each` asks for more.
+  // It can be differentiated where gradients are recorded.
+  at::Tensor loss;
   std::vector<Ratio> metrics;  // in the order of Task::metrics()
 };
 
@@ -55,6 +70,8 @@ class Task {
   // `size` is set, and whatever else is known of the samples.
   virtual const data::DatasetInfo& train_info() const = 0;
   virtual const data::DatasetInfo& test_info() const = 0;
+  // Of the training set.
+  virtual SampleOrder order() const = 0;
   // The names of the ratios that loss() and evaluate() give. "accuracy" is also the accuracy of the
   // run: its best evaluation, its target.
   virtual const std::vector<std::string>& metrics() const = 0;

@@ -4,13 +4,18 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
+
+#include "ductile/base/error.h"
 #include "ductile/data/cursor.h"
 #include "ductile/train/own_update.h"
+#include "ductile/train/wrapped_method.h"
 
 namespace ductile::train {
 namespace {
@@ -18,12 +23,141 @@ namespace {
 constexpr const char* kTaskPart = "task";  // of the state's extra parts
 constexpr const char* kCarried = "carried";
 
-class TaskMethod final : public StepMethod {
+// The names of some samples. All batches of a TaskContext are of this type.
+struct NamedBatch final : data::Batch {
+  std::vector<int64_t> own;         // of fetch()
+  std::span<const int64_t> chosen;  // as in RankSamples
+};
+
+// A rank whose samples and losses are a task's; all else is the runner's.
+class TaskContext final : public RankContext {
  public:
-  explicit TaskMethod(Task& task) : task_(task) {}
+  // `method` is the one that sees this context. One that shares values goes by the loss of each
+  // sample.
+  TaskContext(RankContext& inner, Task& task, const StepMethod& method)
+      : inner_(inner),
+        task_(task),
+        num_shared_(method.num_shared()),
+        each_(num_shared_ > 0),
+        epoch_done_(epoch_after(method)) {
+    name_batch();
+  }
+
+  const spec::JobOptions& job() const override { return inner_.job(); }
+  const JobState& state() const override { return inner_.state(); }
+  const StepKind& kind() const override { return inner_.kind(); }
+  int64_t rank() const override { return inner_.rank(); }
+  uint64_t seed() const override { return inner_.seed(); }
+  int64_t train_size() const override { return inner_.train_size(); }
+  nn::Model& model() override { return inner_.model(); }
+  const data::Batch& batch() override { return batch_; }
+  int64_t first() const override { return inner_.first(); }
+  const Samples* samples() const override { return inner_.samples(); }
+  at::Tensor mean(const at::Tensor& losses) override {
+    return losses.dim() == 0 ? losses : inner_.mean(losses);
+  }
+  void figure(std::string_view name, double value) override { inner_.figure(name, value); }
+  std::span<float> shared() override {
+    return inner_.shared().first(static_cast<size_t>(num_shared_));
+  }
+
+  std::shared_ptr<const data::Batch> fetch(std::span<const int64_t> indices,
+                                           int64_t epoch) override {
+    auto out = std::make_shared<NamedBatch>();
+    out->own.assign(indices.begin(), indices.end());
+    out->chosen = out->own;
+    out->num_samples = std::ssize(indices);
+    out->epoch = epoch;
+    return out;
+  }
+
+  nn::LossOutput forward(const data::Batch& batch) override { return run(batch, false); }
+  nn::LossOutput look(const data::Batch& batch, bool half) override {
+    DUCTILE_CHECK(!half, "a task has no images");
+    return run(batch, true);
+  }
+
+  // The sums of the metrics over all forward passes.
+  const std::vector<Ratio>& ratios() const { return ratios_; }
+
+ private:
+  // As Replica::epoch() is after a step of training.
+  double epoch_after(const StepMethod& method) const {
+    const int64_t size = train_size(), cursor = state().counters.cursor;
+    const int64_t per_epoch = size / state().hyper.batch_size;
+    const int64_t at = cursor / size * per_epoch + cursor % size / state().hyper.batch_size;
+    const int64_t left = std::max<int64_t>(0, job().train.epochs * per_epoch - at);
+    const int64_t done = method.progress(state(), {at, left}).position + 1;
+    return static_cast<double>(done) / static_cast<double>(per_epoch);
+  }
+
+  // What the runner would load.
+  void name_batch() {
+    const int64_t batch = state().hyper.batch_size;
+    const data::StepSamples step =
+        data::samples_of_step(state().counters.cursor, batch, train_size());
+    const Samples* const chosen = samples();
+    if (chosen == nullptr) {
+      batch_.epoch = step.epoch;
+      batch_.first = step.first + first();
+      batch_.num_samples = batch / job().train.virtual_ranks;
+      return;
+    }
+    const auto all = static_cast<int64_t>(chosen->indices.size());
+    batch_.epoch = chosen->epoch;
+    batch_.first = std::min(first(), all);
+    batch_.num_samples = std::min(chosen->per_rank, all - batch_.first);
+    if (chosen->of_stream) {  // read ahead, as in plain training
+      batch_.first += step.first;
+    } else {
+      batch_.chosen = chosen->indices;
+    }
+  }
+
+  nn::LossOutput run(const data::Batch& any, bool look) {
+    const auto& batch = static_cast<const NamedBatch&>(any);
+    RankSamples samples;
+    samples.epoch = batch.epoch;
+    samples.first = batch.first;
+    samples.count = batch.num_samples;
+    samples.chosen = batch.chosen;
+    samples.rank = rank();
+    samples.step = state().counters.step;
+    samples.epoch_done = epoch_done_;
+    // Whoever runs several passes seeds libtorch before each of them.
+    samples.seed = at::detail::getDefaultCPUGenerator().current_seed();
+    samples.look = look;
+    samples.each = each_;
+    if (std::exchange(passed_, true)) carry_in(task_, state());  // as the first one began
+    forwarded_ += samples.count;
+    figure(kSamplesForward, static_cast<double>(forwarded_));
+    TaskLoss out = task_.loss(samples);
+    ratios_.resize(out.metrics.size());
+    for (size_t i = 0; i < ratios_.size(); ++i) {
+      ratios_[i].sum += out.metrics[i].sum;
+      ratios_[i].of += out.metrics[i].of;
+    }
+    return {.losses = std::move(out.loss)};
+  }
+
+  RankContext& inner_;
+  Task& task_;
+  const int64_t num_shared_;
+  const bool each_;
+  const double epoch_done_;
+  NamedBatch batch_;
+  int64_t forwarded_ = 0;
+  bool passed_ = false;
+  std::vector<Ratio> ratios_;
+};
+
+class TaskMethod final : public WrappedMethod {
+ public:
+  TaskMethod(std::unique_ptr<StepMethod> inner, Task& task)
+      : WrappedMethod(std::move(inner)), task_(task) {}
 
   std::vector<std::string> figures() const override {
-    std::vector<std::string> names;
+    std::vector<std::string> names = inner().figures();
     for (const std::string& metric : task_.metrics()) {
       names.push_back(std::string(kRatioSum) + metric);
       names.push_back(std::string(kRatioOf) + metric);
@@ -31,7 +165,8 @@ class TaskMethod final : public StepMethod {
     return names;
   }
 
-  int64_t num_shared() const override { return task_.num_carried(); }
+  // What is carried stands behind what the other method shares.
+  int64_t num_shared() const override { return inner().num_shared() + task_.num_carried(); }
 
   // The state may be another one than that of the last step, so the rule has to look.
   StepKind next(const JobState& state) const override {
@@ -39,46 +174,43 @@ class TaskMethod final : public StepMethod {
       const auto part = state.extras().find(kOwnUpdatePart);
       own->take(part == state.extras().end() ? nullptr : &part->second);
     }
-    return {};
+    return inner().next(state);
   }
 
   at::Tensor contribute(RankContext& rank) override {
-    const int64_t batch = rank.state().hyper.batch_size;
-    const data::StepSamples step =
-        data::samples_of_step(rank.state().counters.cursor, batch, rank.train_size());
-    RankSamples samples;
-    samples.epoch = step.epoch;
-    samples.first = step.first + rank.first();
-    samples.count = batch / rank.job().train.virtual_ranks;
-    samples.rank = rank.rank();
-    samples.step = rank.state().counters.step;
-    samples.seed = rank.seed();
     carry_in(task_, rank.state());
-    TaskLoss out = task_.loss(samples);
-    if (rank.rank() == 0) task_.carry_out(rank.shared());
-    rank.figure(kLoss, out.loss.item<float>());
-    for (size_t i = 0; i < out.metrics.size(); ++i) {
+    TaskContext context(rank, task_, inner());
+    at::Tensor loss = inner().contribute(context);
+    if (!rank.kind().update) return loss;
+    if (rank.rank() == 0) {
+      task_.carry_out(rank.shared().last(static_cast<size_t>(task_.num_carried())));
+    }
+    for (size_t i = 0; i < context.ratios().size(); ++i) {
       const std::string& name = task_.metrics()[i];
-      const Ratio& ratio = out.metrics[i];
+      const Ratio& ratio = context.ratios()[i];
       rank.figure(std::string(kRatioSum) + name, ratio.sum);
       rank.figure(std::string(kRatioOf) + name, ratio.of);
       if (name != "accuracy") continue;
       rank.figure(kCorrect, ratio.sum);
       rank.figure(kPredictions, ratio.of);
     }
-    rank.figure(kSamplesForward, static_cast<double>(samples.count));
-    rank.figure(kSamplesBackward, static_cast<double>(samples.count));
-    return std::move(out.loss);
+    return loss;
   }
 
   void commit(JobState& state, const StepKind& kind, const Outcome& outcome) const override {
+    const auto carried = static_cast<size_t>(task_.num_carried());
+    inner().commit(state, kind,
+                   {outcome.sums, outcome.shared.first(outcome.shared.size() - carried),
+                    outcome.gradient, outcome.samples, outcome.cursor});
     if (!kind.update) return;
     if (OwnUpdate* const own = task_.own_update()) {
       own->keep(state.extra(kOwnUpdatePart));
       state.last_hyper.lr = own->lr();
     }
-    if (num_shared() == 0) return;
-    std::ranges::copy(outcome.shared, state.extra_array(kTaskPart, kCarried, num_shared()).begin());
+    if (carried == 0) return;
+    std::ranges::copy(
+        outcome.shared.last(carried),
+        state.extra_array(kTaskPart, kCarried, static_cast<int64_t>(carried)).begin());
   }
 
  private:
@@ -87,8 +219,8 @@ class TaskMethod final : public StepMethod {
 
 }  // namespace
 
-std::unique_ptr<StepMethod> make_task_method(Task& task) {
-  return std::make_unique<TaskMethod>(task);
+std::unique_ptr<StepMethod> make_task_method(std::unique_ptr<StepMethod> inner, Task& task) {
+  return std::make_unique<TaskMethod>(std::move(inner), task);
 }
 
 void carry_in(Task& task, const JobState& state) {

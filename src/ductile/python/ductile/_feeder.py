@@ -1,7 +1,7 @@
 """Batches of virtual ranks, fetched in this process or ahead of it by data processes.
 
-A batch is named by its place (which set, epoch, first place, count), and its bytes follow from the name
-and the job's seed alone. So any process may make it, once more if need be: how many data processes there
+A batch is named by its place (which set, epoch, first place, count; or its samples, where a method has
+chosen them), and its bytes follow from the name and the job's seed alone. So any process may make it, once more if need be: how many data processes there
 are, and which of them dies, changes nothing but time.
 
 The data processes are forked by a keeper, which the worker forks while it has one thread; what they
@@ -29,7 +29,9 @@ _MOST_ASKED = 64  # of a data process at a time: more questions, or answers, wou
 
 _KEEPER_GONE = "the keeper of this worker's data processes is gone; what it wrote is in worker.log, if it was not killed"
 
-Place = collections.namedtuple("Place", "test epoch first count stream")
+_MOST_CHOSEN = 4096  # samples that data processes are asked for by their numbers, in one step: all questions fit into a socket
+
+Place = collections.namedtuple("Place", "test epoch first count stream")  # first: a number, or a tuple of samples
 
 
 @contextlib.contextmanager
@@ -58,8 +60,12 @@ class Feeder:
         if self.pool:
             self.pool.forget()
 
-    def train_batch(self, epoch, first, count, rank):
+    def train_batch(self, epoch, first, count, rank, chosen=None):
+        """The samples at `count` places of the epoch from `first` on; or of the list `chosen`, of which the next
+        virtual ranks have the next ones."""
         source = self.sources[0]
+        if chosen is not None:
+            return self._chosen_batch(epoch, first, count, rank, chosen)
         place = self._place(epoch, first, count, rank)
         if not self.pool or not source.processes:
             return handed_over(source.fetch(*place[1:]))
@@ -68,6 +74,17 @@ class Feeder:
         for _ in range(2 * source.processes + self.prefetch):
             epoch, first, rank = self._next(epoch, first, count, rank)
             ahead.append(self._place(epoch, first, count, rank))
+        return self.pool.get(ahead)
+
+    def _chosen_batch(self, epoch, first, count, rank, chosen):
+        source = self.sources[0]
+        begin, end = self.hosted
+        ranks = end - rank if begin <= rank < end else 1  # of another worker's rank, which is verified, no more
+        last = min(first + count * ranks, len(chosen), first + max(count, _MOST_CHOSEN))
+        ahead = [Place(False, epoch, tuple(chosen[at:at + count]), min(count, len(chosen) - at), 0)
+                 for at in range(first, last, count)]
+        if not self.pool or not source.processes or count > _MOST_CHOSEN:
+            return handed_over(source.fetch(*ahead[0][1:]))
         return self.pool.get(ahead)
 
     def _place(self, epoch, first, count, rank):
@@ -137,8 +154,12 @@ class Pool:
                 process = self._process_for(place)
                 if place == wanted or len(self.asked[process]) < _MOST_ASKED:
                     self._ask(process, place)
+        # The batch size has changed, or an evaluation has ended. What is read ahead of the stream is wanted after a
+        # step whose samples were chosen.
+        chosen = isinstance(wanted.first, tuple)
         for place in [p for p in self.ready if p not in ahead]:
-            self._discard(place)  # the batch size has changed, or an evaluation has ended
+            if not chosen or place.test or isinstance(place.first, tuple):
+                self._discard(place)
         while wanted not in self.ready:
             events = self.poll.poll(_PATIENCE * 1000)
             if not events:
@@ -213,7 +234,9 @@ class Pool:
         place = self.asked[process].pop(0)
         self.deaths[place] += 1
         if self.deaths[place] >= _MOST_DEATHS:
+            which = (f"sample {place.first[0]} and the next that were chosen" if isinstance(place.first, tuple)
+                     else f"place {place.first} on")
             raise Error("conflict", f"{_MOST_DEATHS} data processes ended while they fetched {place.count} samples from "
-                        f"place {place.first} of epoch {place.epoch} on, the last one with {why}. What they wrote is "
+                        f"{which} in epoch {place.epoch}, the last one with {why}. What they wrote is "
                         "in worker.log; with num_workers=0 the worker itself fetches (and calls no worker_init_fn)")
         self._ask(process, place)

@@ -59,7 +59,8 @@ class Job:
         raise NotImplementedError
 
     def loss(self, model, batch):
-        """The mean loss over the samples of `batch`, a tensor with one element, or this and a
+        """The mean loss over the samples of `batch`, a tensor with one element; or the loss of each sample, [B],
+        of which Ductile takes the mean, and which methods that choose samples need (train.method). Or this and a
         dictionary with a value for each of `metrics`: a ratio(), or a number that is a mean over
         the samples. `batch` is what the collate_fn makes of the samples of one virtual rank, in
         evaluation of a part of the test samples.

@@ -31,13 +31,14 @@ class Step:
     training  False in evaluation: the model is in evaluation mode, and nothing is differentiated
     """
 
-    def __init__(self, batch, training):
+    def __init__(self, batch, training, graded):
         self.batch, self.training = batch, training
+        self._graded = graded  # gradients are recorded
         self.loss, self.metrics = None, {}
 
     def backward(self, loss, **metrics):
-        """Hands over the mean loss over the batch and a value for each of the job's metrics. Call it
-        once for each step. The weights change when all virtual ranks have done so."""
+        """Hands over the mean loss over the batch, or the loss of each sample, and a value for each of the job's
+        metrics. Call it once for each step. The weights change when all virtual ranks have done so."""
         if self.loss is not None:
             raise Error("conflict", "step.backward() was called twice in one step")
         self.loss, self.metrics = loss, metrics
@@ -111,7 +112,7 @@ class Loop(Job):
     def loss(self, model, batch):
         if self._error is not None:
             raise self._error
-        self._step = Step(batch, torch.is_grad_enabled())
+        self._step = Step(batch, model.training, torch.is_grad_enabled())
         self._turns.ask_and_wait()
         step, self._step = self._step, None
         if self._error is not None:
@@ -171,8 +172,8 @@ class Loop(Job):
             torch.set_grad_enabled(True)
             raise StopIteration
         step = self._step
-        if step.training != torch.is_grad_enabled():  # of this thread; setting it costs a microsecond
-            torch.set_grad_enabled(step.training)
+        if step._graded != torch.is_grad_enabled():  # of this thread; setting it costs a microsecond
+            torch.set_grad_enabled(step._graded)
         return step
 
 

@@ -89,8 +89,15 @@ class Source:
                         "batches, does not say which samples a virtual rank has; give batch_size and a sampler (and let a data "
                         "set that makes batches itself, such as webdataset's with .batched(), give samples)")
 
+    def order(self):
+        """True if the samples are shuffled for each epoch, False if they have the order of their numbers, None if
+        they have another one, or no numbers."""
+        return None if self.streams is not None or self.sampler is not None else self.shuffled
+
     def indices(self, epoch, first, count):
-        """The samples at the places [first, first + count) of an epoch."""
+        """The samples at the places [first, first + count) of an epoch; or `first` names them, a tuple."""
+        if isinstance(first, tuple):
+            return first
         if self.shuffled:
             return _core.permutation(self.seed, epoch, self.size, first, count)
         if self.sampler is None:
@@ -119,7 +126,7 @@ class Source:
                         "key up") from None
 
     def fetch(self, epoch, first, count, stream=0):
-        """The batch of these places, each sample fetched under a seed of its own."""
+        """The batch of these places (or samples: see indices), each sample fetched under a seed of its own."""
         if self.streams is not None:
             return self.collate(self.streams.read(epoch, first, count, stream))
         of_epoch = _core.mix(self.seed, epoch)

@@ -45,6 +45,7 @@ class Task:
                                 options["data"]["train_limit"])
         self.test = self._made(job.test_data, "test_data", False, 1, options["data"]["test_limit"])
         self.train_size, self.test_size = self.train.size, self.test.size
+        self.shuffled = self.train.order()
         batch = options["train"]["batch_size"]
         self.test_batch = options["train"]["eval_batch_size"] or self.test.batch_size or batch
         self.feeder = Feeder(self.train, self.test, batch, self.ranks, options["loader"]["prefetch"])
@@ -232,27 +233,52 @@ class Task:
     def host(self, begin, end):
         self.feeder.host(begin, end)
 
-    def loss(self, epoch, first, count, rank, step, seed):
-        """(loss, [(sum, of) of each metric])."""
-        batch = self._batch(lambda: self.feeder.train_batch(epoch, first, count, rank), "train_data")
+    def loss(self, epoch, first, count, chosen, rank, step, epoch_done, seed, look, each):
+        """(loss, [(sum, of) of each metric]); the arguments are those of RankSamples in train/task.h."""
+        batch = self._batch(lambda: self.feeder.train_batch(epoch, first, count, rank, chosen), "train_data")
         seed_all(seed)
         self._hold_buffers()
         self.state.restore()
+        where = f"{self.name}, loss() of step {step}, virtual rank {rank}{', which has one sample' if count == 1 else ''}"
+        if look:
+            loss, metrics = self._look(batch, count, where)
+            return self._each(loss, count, where) if each else loss, metrics
         before = self._before_loss()
-        whole = count * self.ranks  # of the step, which begins where virtual rank 0 does
-        done = epoch + (first + whole) / (self.train_size // whole * whole)
-        with of_user("conflict", f"{self.name}, loss() of step {step}, virtual rank {rank}"), \
-                _logs.rows("train", step + 1, done) if rank == 0 else contextlib.nullcontext():
+        logged = rank == 0 and torch.is_grad_enabled()  # of a probe of the loss nothing is, or kept
+        with of_user("conflict", where), _logs.rows("train", step + 1, epoch_done) if logged else contextlib.nullcontext():
             out = self.job.loss(self.model, batch)
         self._check_parameters(before)
         self._check_buffers(keep=True)
-        if rank == 0:  # what the others have made of it is dropped
+        if logged:  # what the others have made of it is dropped
             self.state.save()
         loss, metrics = self._sorted(out, count)
-        if loss.grad_fn is None:
+        if each:
+            loss = self._each(loss, count, where)
+        if loss.grad_fn is None and torch.is_grad_enabled():
             raise Error("conflict", f"{self.name}, loss() gives a number that depends on no parameter, so there is "
                         "nothing to differentiate; it was made under torch.no_grad(), or detached")
         return loss, metrics
+
+    def _look(self, batch, count, where):
+        """A forward pass in evaluation mode, of which nothing stays but what it gives."""
+        self.set_training(False)
+        try:
+            before = self._before_loss()
+            with torch.no_grad(), of_user("conflict", where):
+                out = self.job.loss(self.model, batch)
+            self._check_parameters(before)
+            return self._sorted(out, count)
+        finally:
+            self._check_buffers(keep=False)
+            self.set_training(True)
+
+    def _each(self, loss, count, where):
+        """The loss of each sample, which a method that chooses samples goes by."""
+        if loss.dim() == 0 and count > 1:
+            raise Error("conflict", f"{where}: train.method goes by the loss of each sample, and loss() gives their mean alone; "
+                        "let it give a tensor with a loss for each sample, for example F.cross_entropy(z, y, "
+                        'reduction="none"), or set train.method = "plain"')
+        return loss.reshape(count).float()
 
     def _batch(self, get, what):
         try:
@@ -271,11 +297,16 @@ class Task:
         named = {}
         if isinstance(out, tuple) and len(out) == 2 and isinstance(out[1], dict):
             out, named = out
-        if not isinstance(out, torch.Tensor) or out.numel() != 1 or not out.is_floating_point():
+        if not isinstance(out, torch.Tensor) or not out.is_floating_point() or out.numel() != 1 and out.shape != (count,):
             what = (f"a tensor {out.dtype} {list(out.shape)}" if isinstance(out, torch.Tensor)
                     else type(out).__name__)
-            raise Error("conflict", f"{self.name}, loss() gives {what}; a tensor with one element is needed (the mean "
-                        "over the samples), or that and a dictionary of metrics")
+            raise Error("conflict", f"{self.name}, loss() of {count} samples gives {what}; a tensor with one element is needed "
+                        f"(the mean over the samples), or one with a loss for each sample ([{count}]), or that and a "
+                        "dictionary of metrics")
+        if out.numel() == 1 and out.dim() > 0:
+            out = out.reshape(())
+        elif out.element_size() < 4:  # their mean would be as coarse as they are
+            out = out.float()
         if named.keys() != set(self.metrics):
             raise Error("conflict", f"{self.name}, loss() gives the metrics {sorted(named)}, and the class names "
                         f"{sorted(self.metrics)}; write metrics = {tuple(sorted(named))!r} into the class, or "
@@ -311,7 +342,7 @@ class Task:
                         out = self.job.loss(self.model, batch)
                     self._check_parameters(before)
                     loss, ratios = self._sorted(out, count)
-                    total += loss.item() * count
+                    total += loss.mean().item() * count
                     for at, (value, of) in zip(sums, ratios):
                         at[0] += value
                         at[1] += of
