@@ -165,7 +165,7 @@ function(ductile_test name)
   target_compile_options(ductile_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   if(DUCTILE_SANITIZE)
     target_compile_options(ductile_${name} PRIVATE
-      -fno-sanitize=null,alignment,vptr,object-size)
+      -fno-sanitize=null,alignment,object-size)
   endif()
   target_compile_definitions(ductile_${name} PRIVATE
     DUCTILE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" DUCTILE_BINARY_DIR="${PROJECT_BINARY_DIR}")
