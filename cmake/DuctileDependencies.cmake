@@ -84,4 +84,8 @@ if(DUCTILE_SANITIZE)
   target_compile_options(ductile_options INTERFACE -fsanitize=${DUCTILE_SANITIZE} -fno-sanitize=vptr
                          -fno-omit-frame-pointer)
   target_link_options(ductile_options INTERFACE -fsanitize=${DUCTILE_SANITIZE})
+  # Of the tests themselves; these checks would double the time in which they compile. Options of a
+  # library stand behind those of a target, so they are those of one that is linked last.
+  add_library(ductile_test_options INTERFACE)
+  target_compile_options(ductile_test_options INTERFACE -fno-sanitize=null,alignment,object-size)
 endif()

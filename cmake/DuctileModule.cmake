@@ -160,12 +160,10 @@ function(ductile_test name)
   ductile_compile_together(ductile_${name} 4)
   target_link_libraries(ductile_${name} PRIVATE ${T_LIBS} GTest::gtest_main rapidcheck
     ductile_options)
-  # What is tested is optimised in full; the tests themselves a third faster to compile. With
-  # sanitizers these checks, of what is tested alone, would double the time.
+  # What is tested is optimised in full; the tests themselves a third faster to compile.
   target_compile_options(ductile_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   if(DUCTILE_SANITIZE)
-    target_compile_options(ductile_${name} PRIVATE
-      -fno-sanitize=null,alignment,object-size)
+    target_link_libraries(ductile_${name} PRIVATE ductile_test_options)
   endif()
   target_compile_definitions(ductile_${name} PRIVATE
     DUCTILE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" DUCTILE_BINARY_DIR="${PROJECT_BINARY_DIR}")
