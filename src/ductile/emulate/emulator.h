@@ -6,7 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "ductile/emulate/crew.h"
-#include "ductile/plan/schedule.h"
+#include "ductile/plan/evaluate.h"
 
 namespace ductile::emulate {
 
@@ -35,8 +35,7 @@ struct Options {
 
 // What was seen of the last iteration, in seconds of the plan since it began.
 struct Seen {
-  enum class Kind { forward, backward, backward_weight, transfer, sum };
-  Kind kind = Kind::forward;
+  plan::Box::Kind kind = plan::Box::Kind::forward;
   int stage = -1;          // of a task
   int replica = -1;        // of a task: the first one, where several move as one
   int64_t index = -1;      // of a task: its micro-batch

@@ -14,6 +14,8 @@
 namespace ductile::emulate {
 namespace {
 
+using Kind = plan::Box::Kind;
+
 // Stages of one operator and one device each, which F, B and W take a second of, per sample.
 struct Case {
   graph::Graph graph;
@@ -68,7 +70,7 @@ std::string tasks_of(const Emulation& e, int stage, int replica = 0) {
   return out;
 }
 
-std::string messages_of(const Emulation& e, Seen::Kind kind = Seen::Kind::transfer) {
+std::string messages_of(const Emulation& e, Kind kind = Kind::transfer) {
   std::string out;
   for (const Seen& s : e.seen) {
     if (s.kind != kind) continue;
@@ -187,7 +189,7 @@ TEST(Emulator, ReplicasSumTheirGradientsInARingAfterTheLastTask) {
   c.orders({"FB"});
   const Emulation e = c.run();
   EXPECT_EQ(e.seconds, 3 + 6 * 2);  // 6 rounds of 2 bytes
-  EXPECT_EQ(messages_of(e, Seen::Kind::sum).substr(0, 36), "0>1 3-5, 1>2 3-5, 2>3 3-5, 3>0 3-5, ");
+  EXPECT_EQ(messages_of(e, Kind::sync).substr(0, 36), "0>1 3-5, 1>2 3-5, 2>3 3-5, 3>0 3-5, ");
 }
 
 TEST(Emulator, ARingIsAsSlowAsItsSlowestLink) {
@@ -207,7 +209,7 @@ TEST(Emulator, StagesThatShareAWeightSumItWhenAllHaveEnded) {
   c.edge(0, 1, 0).orders({"FB", "FB"});
   const Emulation e = c.run();
   EXPECT_EQ(e.seconds, 6 + 6);  // two rounds of 3 bytes
-  EXPECT_EQ(messages_of(e, Seen::Kind::sum), "1>0 4-7, 0>1 6-9, 0>1 9-12, 1>0 9-12");
+  EXPECT_EQ(messages_of(e, Kind::sync), "1>0 4-7, 0>1 6-9, 0>1 9-12, 1>0 9-12");
 }
 
 TEST(Emulator, StagesOfEqualDevicesTakeTurnsBackwardFirst) {
@@ -266,8 +268,8 @@ int count_in_order(const Emulation& e, const plan::Plan& plan, const plan::Stage
   };
   for (const Seen& a : e.seen) {
     for (const Seen& b : e.seen) {
-      const bool forward = a.kind == Seen::Kind::forward && a.stage == edge.from;
-      const bool backward = a.kind == Seen::Kind::backward && a.stage == edge.to;
+      const bool forward = a.kind == Kind::forward && a.stage == edge.from;
+      const bool backward = a.kind == Kind::backward && a.stage == edge.to;
       if (!forward && !backward) continue;
       if (b.kind != a.kind || b.stage != (forward ? edge.to : edge.from)) continue;
       const auto [first, end] = samples_of(a);

@@ -34,7 +34,7 @@ struct Ring {
 };
 
 struct Message {
-  Seen::Kind kind = Seen::Kind::transfer;
+  plan::Box::Kind kind = plan::Box::Kind::transfer;
   int from = 0, to = 0;  // devices
   double bytes = 0;      // 0: arrives at once
   // Of a transfer.

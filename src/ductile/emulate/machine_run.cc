@@ -7,22 +7,6 @@ namespace ductile::emulate {
 
 using plan::Task;
 
-namespace {
-
-Seen::Kind kind_of(Task task) {
-  switch (task) {
-    case Task::forward:
-      return Seen::Kind::forward;
-    case Task::backward:
-      return Seen::Kind::backward;
-    case Task::backward_weight:
-      return Seen::Kind::backward_weight;
-  }
-  return Seen::Kind::forward;
-}
-
-}  // namespace
-
 void Machine::work(Member& self, Worker& worker) {
   for (int iteration = 0; iteration <= options_.iterations; ++iteration) {
     self.wait([&] { return iteration_ == iteration; });
@@ -91,7 +75,7 @@ void Machine::carry_out(Member& self, Lane& lane) {
   }
   if (options_.record) {
     result_->seen.push_back(
-        {kind_of(task), lane.stage, lane.first, index, -1, -1, begin - begin_, end - begin_});
+        {plan::kind_of(task), lane.stage, lane.first, index, -1, -1, begin - begin_, end - begin_});
   }
   if (task != Task::backward_weight) send(lane, task == Task::backward, index);
   if (lane.next < orders_[lane.stage].size()) return;
@@ -225,7 +209,7 @@ void Machine::pass_round(Member& self, Ring& ring, size_t seat) {
   for (size_t round = 0; round < 2 * (n - 1); ++round) {
     for (size_t d = 0; d < own.devices.size(); ++d) {
       Message m;
-      m.kind = Seen::Kind::sum;
+      m.kind = plan::Box::Kind::sync;
       m.from = own.devices[d];
       m.to = next.devices[d];
       m.bytes = ring.bytes / static_cast<double>(n);

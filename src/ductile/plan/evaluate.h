@@ -42,6 +42,7 @@ struct Box {
   double end = 0;
   bool operator==(const Box&) const = default;
 };
+Box::Kind kind_of(Task task);
 
 struct Timeline {
   double seconds = 0;               // until the last task and the last gradient sum end

@@ -5,9 +5,8 @@
 #include "ductile/plan/execution_impl.h"
 
 namespace ductile::plan {
-namespace {
 
-Box::Kind box_kind(Task task) {
+Box::Kind kind_of(Task task) {
   switch (task) {
     case Task::forward:
       return Box::Kind::forward;
@@ -18,8 +17,6 @@ Box::Kind box_kind(Task task) {
   }
   return Box::Kind::forward;
 }
-
-}  // namespace
 
 void check_size(const Plan& plan) {
   int64_t tasks = 0;
@@ -232,7 +229,7 @@ void Execution::start(int stage, Task task) {
   unit_busy_[unit] = 1;
   timeline_.busy[stage] += time;
   if (written_ != nullptr) (*written_)[stage].push_back(task);
-  if (record_) timeline_.boxes.push_back({box_kind(task), stage, -1, index, now_, now_ + time});
+  if (record_) timeline_.boxes.push_back({kind_of(task), stage, -1, index, now_, now_ + time});
   events_.push({now_ + time, 0, stage});
 }
 

@@ -83,11 +83,7 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
 int64_t Replica::steps_per_epoch() const { return train_info().size / state_.hyper.batch_size; }
 
 Progress Replica::progress() const {
-  const int64_t size = train_info().size, cursor = state_.counters.cursor;
-  const int64_t position =
-      cursor / size * steps_per_epoch() + cursor % size / state_.hyper.batch_size;
-  const int64_t left = std::max<int64_t>(0, job_.train.epochs * steps_per_epoch() - position);
-  return ingredients_.method->progress(state_, {position, left});
+  return progress_of(*ingredients_.method, state_, train_info().size, job_.train.epochs);
 }
 
 int64_t Replica::total_updates() const {

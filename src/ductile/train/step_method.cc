@@ -37,6 +37,14 @@ std::map<std::string, double> FigureList::by_name(std::span<const float> tail) c
   return out;
 }
 
+Progress progress_of(const StepMethod& method, const JobState& state, int64_t num_samples,
+                     int64_t epochs) {
+  const int64_t batch = state.hyper.batch_size, cursor = state.counters.cursor;
+  const int64_t per_epoch = num_samples / batch;
+  const int64_t position = cursor / num_samples * per_epoch + cursor % num_samples / batch;
+  return method.progress(state, {position, std::max<int64_t>(0, epochs * per_epoch - position)});
+}
+
 Verdict StepMethod::judge(const JobState&, const StepKind& kind,
                           const std::map<std::string, double>& sums, int64_t num_ranks) const {
   const auto ranks = static_cast<float>(num_ranks);

@@ -188,6 +188,10 @@ class StepMethod {
   virtual void commit(JobState&, const StepKind&, const Outcome&) const {}
 };
 
+// How far a run of `epochs` over `num_samples` training samples is.
+Progress progress_of(const StepMethod& method, const JobState& state, int64_t num_samples,
+                     int64_t epochs);
+
 // A row of the table of methods; the rows are in spec/methods.h.
 struct StepMethodEntry {
   std::string_view name;

@@ -81,14 +81,11 @@ class TaskContext final : public RankContext {
   const std::vector<Ratio>& ratios() const { return ratios_; }
 
  private:
-  // As Replica::epoch() is after a step of training.
+  // The epoch in which the run is after this step, as the replica will say it.
   double epoch_after(const StepMethod& method) const {
-    const int64_t size = train_size(), cursor = state().counters.cursor;
-    const int64_t per_epoch = size / state().hyper.batch_size;
-    const int64_t at = cursor / size * per_epoch + cursor % size / state().hyper.batch_size;
-    const int64_t left = std::max<int64_t>(0, job().train.epochs * per_epoch - at);
-    const int64_t done = method.progress(state(), {at, left}).position + 1;
-    return static_cast<double>(done) / static_cast<double>(per_epoch);
+    const Progress now = progress_of(method, state(), train_size(), job().train.epochs);
+    const int64_t per_epoch = train_size() / state().hyper.batch_size;
+    return static_cast<double>(now.position + 1) / static_cast<double>(per_epoch);
   }
 
   // What the runner would load.
