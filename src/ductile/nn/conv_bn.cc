@@ -172,11 +172,56 @@ struct NormGradient {
                const at::Tensor& out, const float* rows) {
     const auto act = static_cast<kernels::Act>(ctx->saved_data["act"].toInt());
     const at::Tensor dz = nhwc(grad.to(y.scalar_type()));
-    const int64_t channels = y.size(1), pixels = y.numel() / channels;
-    const float* inv_std = rows + kInvStd * channels;
+    const int64_t channels = y.size(1);
     const float* scale = rows + kScale * channels;
     // Written out where somebody else wants it, or where it is dear to compute twice.
     const bool write_g = out.defined() || is_smooth(act);
+    if (!take(ctx, grad)) reduce(ctx, dz, y, out, rows, act, write_g);
+    float* slope = map.data_ptr<float>();
+    float* offset = slope + channels;
+    source.grad = g.data_ptr();
+    source.storage = storage_of(y);
+    source.y = y.data_ptr();
+    source.a = scale;
+    source.b = slope;
+    source.d = offset;
+    source.mean = rows + kMean * channels;
+    source.relu = act == kernels::Act::relu && !write_g;
+    source.scale = scale;
+    source.shift = rows + kShift * channels;
+  }
+
+  // For a pass back to the weights that comes after one to the input, with the same gradient.
+  void keep(AutogradContext* ctx, const at::Tensor& grad) const {
+    ctx->saved_data["kept"] = std::vector<at::Tensor>{grad, g, dgamma, dbeta, map};
+    ctx->saved_data["kept_versions"] = versions(grad, g);
+  }
+
+ private:
+  // As long as it is the same, nobody has written to them.
+  static int64_t versions(const at::Tensor& grad, const at::Tensor& g) {
+    return static_cast<int64_t>(grad._version()) + static_cast<int64_t>(g._version());
+  }
+
+  bool take(AutogradContext* ctx, const at::Tensor& grad) {
+    const auto found = ctx->saved_data.find("kept");
+    if (found == ctx->saved_data.end()) return false;
+    const std::vector<at::Tensor> kept = found->second.toTensorVector();
+    if (!kept[0].is_same(grad) ||
+        ctx->saved_data["kept_versions"].toInt() != versions(grad, kept[1]))
+      return false;
+    g = kept[1];
+    dgamma = kept[2];
+    dbeta = kept[3];
+    map = kept[4];
+    return true;
+  }
+
+  void reduce(AutogradContext* ctx, const at::Tensor& dz, const at::Tensor& y,
+              const at::Tensor& out, const float* rows, kernels::Act act, bool write_g) {
+    const int64_t channels = y.size(1), pixels = y.numel() / channels;
+    const float* inv_std = rows + kInvStd * channels;
+    const float* scale = rows + kScale * channels;
     g = write_g ? at::empty_like(dz) : dz;
     dgamma = channel_rows(1, channels).view(channels);
     dbeta = channel_rows(1, channels).view(channels);
@@ -204,16 +249,6 @@ struct NormGradient {
       offset[c] = static_cast<float>(-per_pixel * sums[c]);
       sum_gy[c] *= inv_std[c];
     }
-    source.grad = g.data_ptr();
-    source.storage = storage_of(y);
-    source.y = y.data_ptr();
-    source.a = scale;
-    source.b = slope;
-    source.d = offset;
-    source.mean = rows + kMean * channels;
-    source.relu = act == kernels::Act::relu && !write_g;
-    source.scale = scale;
-    source.shift = rows + kShift * channels;
   }
 };
 
@@ -258,6 +293,7 @@ struct ConvBnAct : Function<ConvBnAct> {
     variable_list d = conv_covered(x, w, stride, padding)
                           ? conv_gradients(x, w, stride, padding, norm.source, want_x, want_w)
                           : aten_gradients(x, w, y, stride, padding, norm.source, want_x, want_w);
+    if (want_x && !want_w && w.requires_grad()) norm.keep(ctx, grads[0]);
     variable_list all(11);
     all[0] = d[0];
     all[1] = d[1];

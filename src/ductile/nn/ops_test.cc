@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <torch/csrc/autograd/autograd.h>
 
 namespace ductile::nn::ops {
 namespace {
@@ -120,6 +121,29 @@ TEST_P(ConvBnActInBothModes, EqualsAtenInValuesGradientsAndRunningStatistics) {
                          3e-5);
         if (residual) expect_gradients({o.residual}, {d.residual}, 1e-5);
       }
+    }
+  }
+}
+
+// As a split pipeline does it. A gradient that was written to in between is another one.
+TEST_P(ConvBnActInBothModes, ToTheInputAndLaterToTheWeightsHasTheBitsOfBothAtOnce) {
+  for (const bool residual : {false, true}) {
+    for (const Activation act : kActivations) {
+      Operands o = operands(4, 16, 16, 9, 8, 3, 1, 1);
+      const Tensor z =
+          conv_bn_act(o.x, o.w, 1, 1, o.bn, residual ? o.residual : Tensor(), act, GetParam());
+      Tensor dz = at::randn(z.sizes());
+      const auto pass = [&](const std::vector<Tensor>& to) {
+        return torch::autograd::grad({z}, to, {dz}, /*retain_graph=*/true);
+      };
+      const std::vector<Tensor> once = pass({o.x, o.w});
+      EXPECT_TRUE(pass({o.x})[0].equal(once[0]));
+      EXPECT_TRUE(pass({o.w})[0].equal(once[1]));
+      pass({o.x});
+      dz.mul_(2);
+      const Tensor doubled = pass({o.w})[0];
+      EXPECT_FALSE(doubled.equal(once[1]));
+      EXPECT_TRUE(doubled.equal(pass({o.x, o.w})[1]));
     }
   }
 }
