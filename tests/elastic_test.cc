@@ -70,6 +70,8 @@ TEST_P(ElasticOnce, FastReductionRepeatsItselfForTheSameNumberOfWorkers) {
 }
 
 TEST_P(Elastic, KilledWorkersChangeNothing) {
+  if (!all_sizes() && std::string(GetParam()) == "resnet8")
+    GTEST_SKIP() << "in the long form only: the model of batch_norm_groups is the same";
   const std::string weights = expected();
   const fs::path run = root_.path() / "killed";
   Program job = start(run, {"--workers", "3"});

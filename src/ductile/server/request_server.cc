@@ -20,6 +20,7 @@ using nlohmann::json;
 constexpr size_t kMaxClients = 64;
 constexpr std::chrono::milliseconds kRest{100};
 constexpr std::chrono::milliseconds kLookForSocket{500};
+constexpr std::chrono::seconds kReads{10};  // a client, some of its answer
 
 }  // namespace
 
@@ -55,6 +56,9 @@ void RequestServer::remove_socket() {
 
 // Without its socket a controller can be neither asked nor replaced: its lock keeps others away.
 void RequestServer::look() {
+  std::erase_if(clients_, [now = loop_.now()](const auto& entry) {
+    return !entry.second.output.empty() && now > entry.second.until;
+  });
   if (looking_ || resume_.armed()) return;
   looking_ = true;
   const auto made = std::make_shared<Descriptor>();
@@ -129,7 +133,10 @@ void RequestServer::rest() {
 }
 
 void RequestServer::on_ready(uint64_t id) {
-  if (!read_from(id)) clients_.erase(id);
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  const bool stays = found->second.output.empty() ? read_from(id) : go_on(id);
+  if (!stays) clients_.erase(id);
 }
 
 // Those who wait for an answer are not heard meanwhile.
@@ -155,7 +162,7 @@ bool RequestServer::serve_lines(uint64_t id) {
     if (found == clients_.end()) return true;
     Client& client = found->second;
     if (client.waits) {
-      client.watch.set(net::Interest::none);
+      client.watch.set(client.output.empty() ? net::Interest::none : net::Interest::write);
       return true;
     }
     const size_t end = client.input.find('\n');
@@ -183,21 +190,39 @@ void RequestServer::answer(uint64_t id, json fields) {
   if (found == clients_.end() || !found->second.waits) return;
   Client& client = found->second;
   if (!fields.contains("error")) fields["ok"] = true;
-  const std::string text = dump_json(fields) + "\n";
-  if (send(client.fd.get(), text.data(), text.size(), MSG_NOSIGNAL) !=
-      static_cast<ssize_t>(text.size())) {
-    clients_.erase(found);
-    return;
+  client.output = dump_json(fields) + "\n";
+  if (!go_on(id)) clients_.erase(id);
+}
+
+// Sends what the socket takes; false: nobody reads any more.
+bool RequestServer::send_rest(Client& client) {
+  size_t sent = 0;
+  while (sent < client.output.size()) {
+    const ssize_t n = send(client.fd.get(), client.output.data() + sent,
+                           client.output.size() - sent, MSG_NOSIGNAL);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno != EAGAIN) return false;
+    if (n < 0) break;
+    sent += static_cast<size_t>(n);
+    client.until = loop_.now() + kReads;
   }
-  client.waits = false;
-  if (client.at_work) return;
-  // The answer came later: what it has said meanwhile.
+  client.output.erase(0, sent);
+  return true;
+}
+
+// With its answer, and then, if the answer came later, with what it has said meanwhile.
+bool RequestServer::go_on(uint64_t id) {
+  Client& client = clients_.at(id);
+  if (!send_rest(client)) return false;
+  const bool is_over = client.output.empty();
+  client.waits = !is_over;
+  if (client.at_work) return true;
   try {
-    client.watch.set(net::Interest::read);
-    if (serve_lines(id)) return;
+    client.watch.set(is_over ? net::Interest::read : net::Interest::write);
+    return !is_over || serve_lines(id);
   } catch (const Error&) {  // no memory to hear it again
+    return false;
   }
-  clients_.erase(id);
 }
 
 }  // namespace ductile::server

@@ -41,9 +41,11 @@ class RequestServer {
     Descriptor fd;
     net::Loop::Watch watch;
     std::string input;
-    uint64_t heard = 0;    // when it last said something, or came: the order alone counts
-    bool waits = false;    // for an answer; what it says next is read after that
-    bool at_work = false;  // its lines are being read
+    uint64_t heard = 0;     // when it last said something, or came: the order alone counts
+    bool waits = false;     // for an answer; what it says next is read after that
+    bool at_work = false;   // its lines are being read
+    std::string output{};   // what is left of an answer that is larger than the socket takes
+    net::Deadline until{};  // until then it has to read some of that
   };
 
   void remove_socket();
@@ -57,6 +59,8 @@ class RequestServer {
   bool read_from(uint64_t id);
   bool serve_lines(uint64_t id);
   void answer(uint64_t id, nlohmann::json fields);
+  bool send_rest(Client& client);
+  bool go_on(uint64_t id);
 
   net::Loop& loop_;
   link::Disk& disk_;

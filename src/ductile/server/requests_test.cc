@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <optional>
@@ -322,6 +323,44 @@ TEST(Requests, AnAnswerThatComesLaterHoldsUpThatClientAlone) {
   heard(other);
   ASSERT_EQ(slow.size(), 2u);
   slow.back()({{"done", 2}});
+}
+
+// As the status of a job with thousands of workers is.
+TEST(Requests, AnAnswerThatIsLargerThanASocketArrivesWholeAndHoldsUpNobody) {
+  const TempFolder run;
+  net::Loop loop;
+  link::DiskHere disk;
+  const std::string much(4 << 20, 'x');
+  RequestServer server(loop, disk, run.path(), listen_unix(run.path()),
+                       [&](const json& request, const RequestServer::Reply& reply) {
+                         reply({{"text", request.contains("much") ? much : "little"}});
+                       });
+  const Descriptor slow = connect_unix(run.path(), kPatience);
+  const Descriptor other = connect_unix(run.path(), kPatience);
+  const auto say = [](const Descriptor& to, const std::string& text) {
+    ASSERT_EQ(send(to.get(), text.data(), text.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(text.size()));
+  };
+  std::string heard;
+  const auto hear = [&](const Descriptor& from) {
+    for (int i = 0; i < 3; ++i) loop.turn(loop.now());
+    std::vector<char> block(1 << 16);
+    const ssize_t n = recv(from.get(), block.data(), block.size(), MSG_DONTWAIT);
+    if (n > 0) heard.append(block.data(), static_cast<size_t>(n));
+  };
+  say(slow, "{\"much\": 1}\n{}\n");
+  for (int i = 0; i < 5; ++i) loop.turn(loop.now());
+  EXPECT_LT(turns_in(loop, std::chrono::milliseconds(100)), 50) << "what waits wakes it for ever";
+  say(other, "{}\n");
+  hear(other);
+  EXPECT_NE(heard.find("little"), std::string::npos);
+  heard.clear();
+  const auto end = std::chrono::steady_clock::now() + kPatience;
+  while (std::ranges::count(heard, '\n') < 2 && std::chrono::steady_clock::now() < end) hear(slow);
+  const size_t first = heard.find('\n');
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(json::parse(heard.substr(0, first)).at("text"), much);
+  EXPECT_EQ(json::parse(heard.substr(first + 1)).at("text"), "little");
 }
 
 }  // namespace
