@@ -64,7 +64,7 @@ class Train(Emulated):
 
     def test_has_the_bits_of_one_machine_though_workers_agents_and_networks_are_lost(self):
         quiet, run = self.of_one_machine(), self.out("run")
-        process = self.start_on((1, 2), args=(*ARGS, "--slow", 0.5))  # a zygote that answers nobody is given up after 10 s
+        process = self.start_on((1, 2), args=(*ARGS, "--slow", 0.5))
         wait(lambda: last_step(run) >= 3 and len(workers_of(run)) == 3, f"three workers: {support.log_of(run)}")
         agents = agents_of(process.pid)
         self.assertEqual(len(agents), 2)

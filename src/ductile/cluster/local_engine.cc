@@ -1,6 +1,7 @@
 #include "ductile/cluster/engine_impl.h"
 #include "ductile/process/worker.h"
 #include "ductile/server/core_pool.h"
+#include "ductile/server/zygotes.h"
 
 namespace ductile::cluster {
 namespace {
@@ -11,12 +12,15 @@ class LocalEngine final : public Engine {
       : loop_(loop),
         worker_(std::move(worker)),
         keeper_(std::move(keeper)),
-        cores_(std::make_shared<server::CorePool>(devices)) {}
+        cores_(std::make_shared<server::CorePool>(devices)),
+        zygotes_(std::make_shared<server::Zygotes>(loop)) {
+    server::warm_up(options_of(worker_, {}));
+  }
 
   std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool python) override {
-    server::LocalLauncherOptions options{python ? process::python_worker(worker_) : worker_,
-                                         run.log_file(), 1};
-    options.cores = cores_;
+    server::LocalLauncherOptions options =
+        options_of(python ? process::python_worker(worker_) : worker_, run.log_file());
+    if (python) options.zygotes = nullptr;
     return server::make_local_launcher(loop_, std::move(options), run.path());
   }
   std::unique_ptr<server::Launcher> keepers(const fs::path& run) override {
@@ -31,9 +35,17 @@ class LocalEngine final : public Engine {
   std::string listen() const override { return "127.0.0.1"; }
 
  private:
+  server::LocalLauncherOptions options_of(const fs::path& program, const fs::path& log) const {
+    server::LocalLauncherOptions options{program, log, 1};
+    options.cores = cores_;
+    options.zygotes = zygotes_;
+    return options;
+  }
+
   net::Loop& loop_;
   const fs::path worker_, keeper_;
   const std::shared_ptr<server::CorePool> cores_;
+  const std::shared_ptr<server::Zygotes> zygotes_;
 };
 
 }  // namespace

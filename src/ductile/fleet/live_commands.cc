@@ -22,6 +22,7 @@ using nlohmann::json;
 
 constexpr std::chrono::seconds kPreemptPatience{120};
 constexpr std::chrono::milliseconds kLook{100};
+constexpr std::chrono::milliseconds kLookHere{20};     // for what takes less than a second
 constexpr std::chrono::milliseconds kLookThere{1000};  // over a network
 
 JobReference named(const LiveCommand& command, const Context& context) {
@@ -36,7 +37,7 @@ void await_pause(const JobReference::OfService& job) {
       fail(ErrorCode::deadline,
            "job {} still saves after {} seconds; `ductile why {}` says what it does", job.id,
            kPreemptPatience.count(), job.id);
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(job.client.is_local() ? kLookHere : kLook);
   }
 }
 

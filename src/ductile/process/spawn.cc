@@ -24,7 +24,16 @@ namespace {
 // As the limit itself, it belongs to the process.
 std::optional<rlimit> given_file_limit;
 
-std::vector<std::string> merged_environment(const SpawnOptions& launch) {
+std::vector<char*> c_strings(std::vector<std::string>& strings) {
+  std::vector<char*> pointers;
+  for (std::string& s : strings) pointers.push_back(s.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+}  // namespace
+
+std::vector<std::string> environment_of(const SpawnOptions& launch) {
   std::vector<std::string> merged;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
@@ -37,14 +46,12 @@ std::vector<std::string> merged_environment(const SpawnOptions& launch) {
   return merged;
 }
 
-std::vector<char*> c_strings(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  for (std::string& s : strings) pointers.push_back(s.data());
-  pointers.push_back(nullptr);
-  return pointers;
+Descriptor open_log(const SpawnOptions& launch) {
+  const fs::path file = launch.log.empty() ? fs::path("/dev/null") : launch.log;
+  Descriptor log(open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
+  if (log.get() < 0) fail_errno(file.string(), errno);
+  return log;
 }
-
-}  // namespace
 
 // Whether exec worked comes back through a pipe that exec closes.
 pid_t spawn(const SpawnOptions& launch) {
@@ -55,13 +62,11 @@ pid_t spawn(const SpawnOptions& launch) {
   cpu_set_t cpus;
   CPU_ZERO(&cpus);
   for (const int cpu : launch.cpus) CPU_SET(static_cast<size_t>(cpu), &cpus);
-  std::vector<std::string> environment = merged_environment(launch);
+  std::vector<std::string> environment = environment_of(launch);
   const std::vector<char*> argv = c_strings(arguments);
   const std::vector<char*> envp = c_strings(environment);
 
-  const fs::path log_file = launch.log.empty() ? fs::path("/dev/null") : launch.log;
-  Descriptor log(open(log_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (log.get() < 0) fail_errno(log_file.string(), errno);
+  const Descriptor log = open_log(launch);
   Descriptor null(open("/dev/null", O_RDONLY | O_CLOEXEC));
   int status_pipe[2];
   if (pipe2(status_pipe, O_CLOEXEC) != 0) fail_errno("pipe", errno);

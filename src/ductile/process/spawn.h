@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/files.h"
 
 // Starting programs as own processes.
@@ -28,5 +29,10 @@ struct SpawnOptions {
 // fork and exec, in a process group of its own. The caller reaps the child. Throws not_found or
 // unavailable where the program cannot be started.
 pid_t spawn(const SpawnOptions& launch);
+
+// Its parts, for those who start programs in another way: the environment of the child, as
+// NAME=VALUE, and what takes its stdout and stderr.
+std::vector<std::string> environment_of(const SpawnOptions& launch);
+Descriptor open_log(const SpawnOptions& launch);
 
 }  // namespace ductile::process

@@ -22,10 +22,10 @@ fs::path find_worker() {
   }
   std::error_code ignored;
   const fs::path self = fs::read_symlink("/proc/self/exe", ignored);
-  if (const fs::path own = self.parent_path() / "ductile-worker";
+  if (const fs::path own = self.parent_path() / kWorker;
       !self.empty() && access(own.c_str(), X_OK) == 0)
     return own;
-  if (const auto found = find_program("ductile-worker")) return *found;
+  if (const auto found = find_program(kWorker)) return *found;
   fail(ErrorCode::not_found,
        "ductile-worker is neither beside {} nor on PATH; build it (scripts/demo does) or set "
        "DUCTILE_WORKER",

@@ -10,6 +10,7 @@
 // What every process that starts `ductile-worker`, the program that links torch, needs to know.
 namespace ductile::process {
 
+inline constexpr const char* kWorker = "ductile-worker";
 // The ductile-worker to use: $DUCTILE_WORKER, else the one beside this program, else the one on
 // PATH. Throws not_found, with what to build or set.
 fs::path find_worker();

@@ -1,22 +1,17 @@
 // The module ductile._core: the C++ worker of a Python job, and what its Python half needs of
 // Ductile.
 #include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include <linux/sched.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <ATen/ops/from_blob.h>
@@ -30,6 +25,7 @@
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/sampler.h"
+#include "ductile/process/forked_worker.h"
 #include "ductile/python/dtypes_impl.h"
 #include "ductile/python/errors_impl.h"
 #include "ductile/python/python_task.h"
@@ -87,45 +83,16 @@ std::vector<int64_t> permutation(uint64_t seed, uint64_t epoch, int64_t size, in
   return out;
 }
 
-// Where `ps` and whoever looks for workers read the command line of this process; its own arguments
-// were copied by the interpreter when it began.
-void set_title(const std::string& title) {
-  std::ifstream file("/proc/self/stat");
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  std::istringstream words(text.substr(text.rfind(')') + 2));
-  std::vector<std::string> fields;
-  for (std::string word; words >> word;) fields.push_back(word);
-  constexpr size_t kArgStart = 45;  // the 48th of proc(5), of which three are before the bracket
-  if (fields.size() <= kArgStart + 1) return;
-  char* const begin = reinterpret_cast<char*>(std::stoull(fields[kArgStart]));
-  char* const end = reinterpret_cast<char*>(std::stoull(fields[kArgStart + 1]));
-  if (begin == nullptr || end <= begin) return;
-  std::memset(begin, 0, static_cast<size_t>(end - begin));
-  std::memcpy(begin, title.data(), std::min(title.size(), static_cast<size_t>(end - begin) - 1));
-}
-
 // This process is killed when the one that forked it ends.
 void die_with(int parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(0);
 }
 
-// fork() of a process with one thread, as a child of its parent. The C library's own function
-// cannot do that; what it does besides, when there is one thread, is to tell the thread its new
-// number, whose place only the kernel can name. Returns 0 in the child. Handlers of
-// pthread_atfork() are not called: those of the libraries that a worker has look after threads, and
-// there are none.
+// The interpreter has to know of a fork, too.
 int fork_as_sibling() {
-  void* number = nullptr;
-  if (::prctl(PR_GET_TID_ADDRESS, &number) != 0) fail_errno("prctl(PR_GET_TID_ADDRESS)", errno);
-  constexpr unsigned long kFlags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID |
-                                   static_cast<unsigned long>(SIGCHLD);
   PyOS_BeforeFork();
-#if defined(__x86_64__)
-  const long pid = ::syscall(SYS_clone, kFlags, nullptr, nullptr, number, nullptr);
-#else
-  const long pid = ::syscall(SYS_clone, kFlags, nullptr, nullptr, nullptr, number);
-#endif
+  const pid_t pid = process::fork_as_sibling();
   const int error = errno;
   if (pid == 0) {
     PyOS_AfterFork_Child();
@@ -133,7 +100,7 @@ int fork_as_sibling() {
   }
   PyOS_AfterFork_Parent();
   if (pid < 0) fail_errno("clone(CLONE_PARENT)", error);
-  return static_cast<int>(pid);
+  return pid;
 }
 
 // Of each tensor where its values lie, how often they have been changed and whether it is trained:
@@ -190,8 +157,9 @@ PYBIND11_MODULE(_core, m) {
         py::arg("first"), py::arg("count"),
         "The samples at the places [first, first + count) of an epoch over `size` samples.");
   m.def("mix", mix, py::arg("a"), py::arg("b"), "A 64-bit number made of two, for seeds.");
-  m.def("set_title", set_title, py::arg("title"),
-        "What `ps` shows as the command line; its words may be divided by zero bytes.");
+  m.def(
+      "set_title", [](const std::string& title) { process::set_title(title); }, py::arg("title"),
+      "What `ps` shows as the command line; its words may be divided by zero bytes.");
   m.def("fork_as_sibling", fork_as_sibling,
         "os.fork() of a process with one thread, as a child of its parent.");
   m.def("die_with", die_with, py::arg("parent"), "Ends this process when its parent ends.");

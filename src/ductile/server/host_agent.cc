@@ -32,6 +32,7 @@
 #include "ductile/server/core_pool.h"
 #include "ductile/server/launcher.h"
 #include "ductile/server/sole_agent_impl.h"
+#include "ductile/server/zygotes.h"
 
 namespace ductile::server {
 namespace {
@@ -146,6 +147,18 @@ class HostAgent {
       cores_ = std::make_shared<CorePool>(devices);
     if (const double notice = value.value("notice", 0.0); notice > 0) heed(notice);
     say({{"ready", {{"cores", usable_cores().size()}}}});
+    if (cores_) warm();
+  }
+
+  // A node of a service, which has jobs to come; a single job has its workers already.
+  void warm() {
+    zygotes_ = std::make_shared<Zygotes>(loop_);
+    LocalLauncherOptions workers;
+    workers.program = program_;
+    workers.kills_at_end = false;
+    workers.cores = cores_;
+    workers.zygotes = zygotes_;
+    warm_up(workers);
   }
 
   // Workers inherit that the signal is blocked (local_launcher.cc), so that the end of a machine,
@@ -173,6 +186,7 @@ class HostAgent {
     options.host = host_;
     options.kills_at_end = false;
     options.cores = cores_;
+    if (!options.keepers && !python) options.zygotes = zygotes_;
     Job& job = jobs_[run];
     job.python = python;
     job.launcher = make_local_launcher(loop_, options, run);
@@ -293,6 +307,9 @@ class HostAgent {
     for (const LauncherEvent& event : events) {
       if (const auto* line = std::get_if<WorkerLine>(&event)) {
         say({{"line", {{"run", run}, {"worker", line->worker}, {"text", line->text}}}});
+      } else if (const auto* failed = std::get_if<control::LaunchFailed>(&event)) {
+        job.own.erase(failed->worker);
+        say({{"failed", {{"run", run}, {"worker", failed->worker}, {"text", failed->text}}}});
       } else if (const auto* exited = std::get_if<control::WorkerExited>(&event)) {
         job.own.erase(exited->worker);
         say({{"exited",
@@ -332,7 +349,8 @@ class HostAgent {
   fs::path folder_, program_, keeper_;
   std::string host_, place_name_;
   std::shared_ptr<CorePool> cores_;
-  std::map<std::string, Job> jobs_;  // by their runs
+  std::shared_ptr<Zygotes> zygotes_;  // of the built-in worker; null: each is started
+  std::map<std::string, Job> jobs_;   // by their runs
 };
 
 }  // namespace

@@ -18,6 +18,8 @@
 
 namespace ductile::server {
 
+class Zygotes;
+
 struct WorkerStart {
   control::WorkerId worker = 0;
   std::vector<std::string> arguments;  // of ductile-worker, --progress-fd left out
@@ -108,7 +110,15 @@ struct LocalLauncherOptions {
   bool keepers = false;
   // Whose shares the workers run on, one each; null: they share all cores with each other.
   std::shared_ptr<CorePool> cores;
+  // Which fork the workers, for all launchers of the machine; null: a Python job has its own, and
+  // other workers are started.
+  std::shared_ptr<Zygotes> zygotes{};
 };
+
+// Begins to load the program for workers of any job that launchers with these options start, of
+// which they name the program, the threads, the cores, the zygotes, and whether it kills at its
+// end.
+void warm_up(const LocalLauncherOptions& options);
 
 // Workers as processes of this machine, each on its share of the cores. They outlive a launcher
 // that is killed, and are found again by their owner, program and command line; its destructor

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -25,22 +26,18 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
 #include "ductile/process/worker.h"
-#include "ductile/process/zygote.h"
 #include "ductile/server/launcher.h"
 #include "ductile/server/launcher_events_impl.h"
+#include "ductile/server/zygotes.h"
 
 namespace ductile::server {
 namespace {
 
 using control::WorkerId;
-using Clock = std::chrono::steady_clock;
 
-// How long a zygote may take for a worker; it has imports to do before the first one. One that
-// takes longer was stopped, and is killed.
-constexpr std::chrono::seconds kFirstFork{300}, kFork{10};
-// A zygote that was killed is replaced so often.
-constexpr int kMostZygotes = 3;
-constexpr int kLastAnswer = 1000;  // ms; of a zygote that is dead, so it is there or on its way
+// The first workers wait, so that a machine imports torch once. Less than a worker may take to
+// become ready: then one that is started instead is.
+constexpr Zygotes::Patience kPatienceWithPython{.for_load = true, .load = std::chrono::seconds(90)};
 
 // Where a process may run; empty: nobody knows.
 std::vector<int> cores_of(pid_t pid) {
@@ -53,21 +50,34 @@ std::vector<int> cores_of(pid_t pid) {
   return cores;
 }
 
+// A worker of an agent ignores what its agent ignores: a pilot's notice.
+sigset_t mask_of_workers(const LocalLauncherOptions& options) {
+  sigset_t mask;
+  ::sigemptyset(&mask);
+  if (!options.kills_at_end) ::pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  return mask;
+}
+
+// By a fault of its own, and not because somebody killed it.
+bool is_crash(const siginfo_t& end) {
+  constexpr std::array<int, 7> kFaults = {SIGSEGV, SIGBUS,  SIGILL, SIGFPE,
+                                          SIGABRT, SIGTRAP, SIGSYS};
+  return end.si_code != CLD_EXITED && std::ranges::find(kFaults, end.si_status) != kFaults.end();
+}
+
 class LocalLauncher : public Launcher {
  public:
   LocalLauncher(net::Loop& loop, LocalLauncherOptions options, const fs::path& run)
-      : options_(std::move(options)), run_(run.string()), events_(loop) {}
+      : options_(std::move(options)),
+        run_(run.string()),
+        events_(loop),
+        zygotes_(options_.zygotes || !is_python()
+                     ? options_.zygotes
+                     : std::make_shared<Zygotes>(loop, kPatienceWithPython)) {}
 
   ~LocalLauncher() override {
-    zygote_.reset();
-    for (auto& [id, worker] : workers_)
-      if (worker.asked) unwanted_.push_back(std::move(*worker.asked));
+    for (auto& [id, worker] : workers_) withdraw(worker);
     std::erase_if(workers_, [](const auto& entry) { return entry.second.asked.has_value(); });
-    for (Asked& asked : unwanted_) {
-      pollfd answer{asked.socket.get(), POLLIN, 0};
-      ::poll(&answer, 1, kLastAnswer);
-      end_unwanted(asked);
-    }
     if (!options_.kills_at_end) return;
     finish();
     for (auto& [id, worker] : workers_) {
@@ -122,9 +132,7 @@ class LocalLauncher : public Launcher {
       if (told != nullptr) launch.environment.emplace_back("DUCTILE_THREADS", told);
       launch.cpus = core_share(worker.place, sharing, cores);
     }
-    // A worker of an agent ignores what its agent ignores: a pilot's notice.
-    sigemptyset(&mask_);
-    if (!options_.kills_at_end) ::pthread_sigmask(SIG_SETMASK, nullptr, &mask_);
+    mask_ = mask_of_workers(options_);
     if (options_.keepers)  // what asks it to end waits until it can
       for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&mask_, signal);
     launch.mask = &mask_;
@@ -141,7 +149,7 @@ class LocalLauncher : public Launcher {
     if (found == workers_.end()) {
       if (!elsewhere_.contains(id)) events_.gone(id);
     } else if (found->second.asked) {
-      unwanted_.push_back(std::move(*found->second.asked));
+      withdraw(found->second);
       workers_.erase(found);
       events_.gone(id);
     } else {
@@ -203,7 +211,6 @@ class LocalLauncher : public Launcher {
 
   std::vector<LauncherEvent> take() override {
     std::vector<LauncherEvent> events = events_.take();
-    std::erase_if(unwanted_, [](const Asked& asked) { return end_unwanted(asked); });
     for (auto it = workers_.begin(); it != workers_.end();) {
       auto& [id, worker] = *it;
       if (worker.asked && !started(id, worker, events)) {
@@ -226,6 +233,7 @@ class LocalLauncher : public Launcher {
       if (worker.child &&
           ::waitid(P_PIDFD, static_cast<id_t>(worker.pid_fd.get()), &info, WEXITED) == 0) {
         (info.si_code == CLD_EXITED ? exited.code : exited.signal) = info.si_status;
+        if (worker.forked && is_crash(info)) zygotes_->distrust();
       } else {
         exited.code = -1;
       }
@@ -238,11 +246,9 @@ class LocalLauncher : public Launcher {
  private:
   // A worker that the zygote is to fork.
   struct Asked {
-    Descriptor socket;
-    int zygote = 0;                // which one
+    Zygotes::Asked wish;
     process::SpawnOptions launch;  // if there will be none
     Descriptor write_end;          // of its progress
-    Clock::time_point since = Clock::now();
     net::Loop::Watch watch;
   };
   struct Worker {
@@ -252,7 +258,7 @@ class LocalLauncher : public Launcher {
     pid_t pid = 0;
     int64_t place = 0;
     std::vector<CorePool::Share> shares;
-    bool child = false;
+    bool child = false, forked = false;
     net::Loop::Watch end_watch, line_watch;
     std::optional<Asked> asked;
 
@@ -263,45 +269,30 @@ class LocalLauncher : public Launcher {
     }
   };
 
-  // Whether the zygote has been asked for the worker; if not, it has to be started.
+  bool is_python() const { return options_.program.filename() == process::kPythonWorker; }
+
+  // Whether a zygote has been asked for the worker; if not, it has to be started.
   bool ask_zygote(const process::SpawnOptions& launch, Worker& worker) {
-    if (!process::has_zygote(options_.program)) return false;
+    if (!zygotes_ || options_.keepers) return false;
+    std::optional<Zygotes::Asked> wish = zygotes_->ask(launch);
+    if (!wish) return false;
+    Asked asked;
+    asked.wish = *std::move(wish);
+    asked.launch = launch;
     try {
-      if (zygote_ && zygote_->broken()) end_zygote(zygotes_);
-      if (!zygote_) {
-        if (zygotes_ == kMostZygotes) return false;
-        ++zygotes_;
-        forked_ = false;
-        zygote_.emplace(launch);
-      }
-      Asked asked;
-      asked.socket = zygote_->ask(launch);
-      if (!asked.socket) return false;
-      asked.zygote = zygotes_;
-      asked.launch = launch;
-      asked.watch = events_.watch(asked.socket.get());
-      worker.asked = std::move(asked);
-      return true;
-    } catch (const Error&) {  // who starts the worker will find out why, if it matters to it
+      asked.watch = events_.watch(asked.wish.socket.get());
+    } catch (const Error&) {
+      zygotes_->withdraw(std::move(asked.wish));
       return false;
     }
+    worker.asked = std::move(asked);
+    return true;
   }
 
-  // One that ended before it had forked anybody would do so again.
-  void end_zygote(int zygote) {
-    if (zygote != zygotes_) return;
-    zygote_.reset();
-    if (!forked_) zygotes_ = kMostZygotes;
-  }
-
-  // Whether nothing will come of it any more: whoever waits to be let go ends here.
-  static bool end_unwanted(const Asked& asked) {
-    const process::ZygoteAnswer answer = process::answer_of_zygote(asked.socket.get());
-    if (answer.worker) {
-      ::kill(*answer.worker, SIGKILL);
-      ::waitpid(*answer.worker, nullptr, 0);
-    }
-    return answer.none || answer.worker;
+  void withdraw(Worker& worker) {
+    if (!worker.asked) return;
+    worker.asked->watch.end();
+    zygotes_->withdraw(std::move(worker.asked->wish));
   }
 
   void spawn(const process::SpawnOptions& launch, Worker& worker) {
@@ -325,23 +316,18 @@ class LocalLauncher : public Launcher {
   // Looks for the worker that the zygote was asked for; false: it cannot be started.
   bool started(WorkerId id, Worker& worker, std::vector<LauncherEvent>& events) {
     Asked& asked = *worker.asked;
-    const process::ZygoteAnswer answer = process::answer_of_zygote(asked.socket.get());
-    if (!answer.none && !answer.worker) {
-      if (Clock::now() - std::max(asked.since, heard_) > (forked_ ? kFork : kFirstFork))
-        end_zygote(asked.zygote);
-      return true;
-    }
+    const process::ZygoteAnswer answer = zygotes_->answer(asked.wish);
+    if (!answer.none && !answer.worker) return true;
     try {
       if (answer.none) {
-        end_zygote(asked.zygote);
+        withdraw(worker);
+        zygotes_->warm(asked.launch);  // for those to come
         spawn(asked.launch, worker);
       } else {
-        forked_ = true;
-        heard_ = Clock::now();
         worker.pid = *answer.worker;
-        worker.child = true;
+        worker.child = worker.forked = true;
         watch(worker);
-        process::let_go(asked.socket.get());
+        process::let_go(asked.wish.socket.get());
       }
     } catch (const Error& e) {
       events.emplace_back(control::LaunchFailed{id, e.what()});
@@ -381,16 +367,24 @@ class LocalLauncher : public Launcher {
   const std::string run_;
   sigset_t mask_{};  // of workers; one that the zygote does not fork is started with it later
   LauncherEvents events_;
-  std::optional<process::Zygote> zygote_;
-  int zygotes_ = 0;
-  bool forked_ = false;                     // the last zygote has imported all
-  Clock::time_point heard_ = Clock::now();  // of a zygote
+  const std::shared_ptr<Zygotes> zygotes_;
   std::map<WorkerId, Worker> workers_;
   std::set<WorkerId> elsewhere_;
-  std::vector<Asked> unwanted_;  // were killed before they were there
 };
 
 }  // namespace
+
+void warm_up(const LocalLauncherOptions& options) {
+  const CorePool::Share share = options.cores ? options.cores->take() : nullptr;  // given back here
+  const int64_t cores = share ? static_cast<int64_t>(share->size()) : cpu_share().usable();
+  const sigset_t mask = mask_of_workers(options);
+  process::SpawnOptions worker;
+  worker.program = options.program;
+  worker.environment = process::worker_environment(
+      options.threads > 0 ? options.threads : threads_on(cores, std::getenv("OMP_NUM_THREADS")));
+  worker.mask = &mask;
+  options.zygotes->warm(worker);
+}
 
 std::unique_ptr<Launcher> make_local_launcher(net::Loop& loop, LocalLauncherOptions options,
                                               const fs::path& run) {

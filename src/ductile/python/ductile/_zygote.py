@@ -1,8 +1,8 @@
 """A process that has imported what every worker needs, and becomes each of them by a fork.
 
 The launcher of the workers (process/zygote.h) starts it as it would start a worker, with a socket as its input, and
-sends the arguments of each worker, the pipe of its progress, and a socket through which the worker asks whether
-it is still wanted. The user's program is not imported here: what it does at its import may differ from
+sends the arguments of each worker, the pipe of its progress, a socket through which the worker asks whether it is still
+wanted, and its log. The user's program is not imported here: what it does at its import may differ from
 worker to worker, and whether its files are still those of the run is for the worker to see."""
 
 import gc
@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 
-_CONTROL, _LONGEST = 2, 1 << 16
+_CONTROL, _LONGEST = 3, 1 << 16
 
 
 def become_worker():
@@ -36,6 +36,10 @@ def become_worker():
         os._exit(0)
     gc.collect()
     gc.freeze()  # a collection in a worker writes to none of the pages that all share
+    try:
+        link.send(b"r")  # ready
+    except OSError:
+        os._exit(0)
     while True:
         message, fds, _, _ = socket.recv_fds(link, _LONGEST, _CONTROL, socket.MSG_CMSG_CLOEXEC)
         if not message:
@@ -61,11 +65,21 @@ def _begun(program, message, fds):
 
     from ductile import _core
 
-    progress, launcher = fds
+    progress, launcher, log = fds
     os.setpgid(0, 0)
-    cpus, *arguments = message.split(b"\0")
+    cpus, count, *words = message.split(b"\0")
+    variables, arguments = words[:int(count)], words[int(count):]
     if cpus:
         os.sched_setaffinity(0, map(int, cpus.split(b",")))
+    for variable in variables:  # a name alone: there is none
+        name, given, value = variable.partition(b"=")
+        if given:
+            os.environb[name] = value
+        else:
+            os.environb.pop(name, None)
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
     arguments += [b"--progress-fd", str(progress).encode()]
     _core.set_title(b"\0".join([*program, *arguments]))
     numpy.random.seed()  # random does so by itself; torch begins with the same number everywhere
