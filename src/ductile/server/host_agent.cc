@@ -29,14 +29,16 @@
 #include "ductile/process/worker.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/agent_wire_impl.h"
-#include "ductile/server/core_pool.h"
 #include "ductile/server/launcher.h"
+#include "ductile/server/node_devices.h"
 #include "ductile/server/sole_agent_impl.h"
 
 namespace ductile::server {
 namespace {
 
 using nlohmann::json;
+
+constexpr int kBeatsOfALook = 5;  // at the devices
 
 class HostAgent {
  public:
@@ -47,6 +49,7 @@ class HostAgent {
     in_watch_ = loop_.watch(in_, net::Interest::read, [this](net::Ready) { hear(); });
     const net::Loop::Timer beat = loop_.every(kAgentBeat, [this] {
       look_at_all();
+      look_at_devices();
       if (!wire_.sealed() || wire_.ready()) say({{"beat", true}});
     });
     say({{"beat", true}});
@@ -143,9 +146,10 @@ class HostAgent {
     if (::access(keeper_.c_str(), X_OK) != 0)
       keeper_ = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-keeper";
     if (const int64_t devices = value.at("devices"); devices > 0)
-      cores_ = std::make_shared<CorePool>(devices);
+      devices_ = std::make_unique<NodeDevices>(devices);
     if (const double notice = value.value("notice", 0.0); notice > 0) heed(notice);
     say({{"ready", {{"cores", usable_cores().size()}}}});
+    if (devices_) say({{"hardware", json(to_json(devices_->hardware()))}});
   }
 
   // Workers inherit that the signal is blocked (local_launcher.cc), so that the end of a machine,
@@ -172,7 +176,8 @@ class HostAgent {
     options.threads = value.at("threads");
     options.host = host_;
     options.kills_at_end = false;
-    options.cores = cores_;
+    if (devices_) options.cores = devices_->cores();
+    if (devices_) options.gpus = devices_->gpus();
     Job& job = jobs_[run];
     job.python = python;
     job.launcher = make_local_launcher(loop_, options, run);
@@ -205,6 +210,11 @@ class HostAgent {
     for (const std::string& run : runs) take(run);
   }
 
+  void look_at_devices() {
+    if (!devices_ || ++beats_ % kBeatsOfALook != 0 || !devices_->look()) return;
+    say({{"hardware", json(to_json(devices_->hardware()))}});
+  }
+
   void take(const std::string& run) {
     const auto found = jobs_.find(run);
     if (found == jobs_.end()) return;
@@ -222,6 +232,7 @@ class HostAgent {
       start.environment.emplace_back(pair.at(0), pair.at(1));
     start.workers = value.at("workers");
     start.devices = value.at("devices");
+    start.gpus = value.value("gpus", int64_t{0});
     try {
       if (job.python) check_python();
       job.launcher->start(start);
@@ -331,7 +342,8 @@ class HostAgent {
   net::Loop::Watch signal_watch_;
   fs::path folder_, program_, keeper_;
   std::string host_, place_name_;
-  std::shared_ptr<CorePool> cores_;
+  std::unique_ptr<NodeDevices> devices_;
+  int beats_ = 0;
   std::map<std::string, Job> jobs_;  // by their runs
 };
 
