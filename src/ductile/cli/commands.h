@@ -86,7 +86,7 @@ inline constexpr uint16_t kPagePort = 8470;
 struct ServiceCommand {
   ServiceAt at;
   // up
-  std::optional<int64_t> devices;  // default: the cores that this process may use
+  std::optional<int64_t> devices;  // default: the hardware threads that this process may use
   std::string policy = "ductile";
   std::vector<std::string> quotas;  // TEAM=DEVICES
   double keep_days = 90;            // jobs that have ended; 0: for ever
@@ -116,6 +116,7 @@ struct ServiceCommand {
   std::optional<std::vector<std::string>>
       command;                           // a program and its arguments, instead of a Ductile job
   std::vector<std::string> environment;  // of it: NAME=VALUE, or NAME for the value here
+  int64_t gpus = 0;                      // of one node, that it has for itself
   int64_t retries = 0;
   double time_limit = 0;              // seconds
   std::optional<std::string> served;  // a run, or a job whose run is to be served

@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <sstream>
 
 #include <glob.h>
 #include <sys/utsname.h>
@@ -17,6 +18,7 @@
 #include "ductile/page/terminal.h"
 #include "ductile/process/find_program.h"
 #include "ductile/process/worker.h"
+#include "ductile/server/node_devices.h"
 
 namespace ductile::cli {
 namespace {
@@ -161,28 +163,23 @@ Json worker_facts() {
   return facts;
 }
 
-Json gpu_facts() {
-  Json gpus = Json::array();
-  if (process::find_program("nvidia-smi")) {
-    const auto text =
-        output_of("nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader");
-    std::string rest = text.value_or("");
-    while (!rest.empty()) {
-      gpus.push_back({{"name", first_line(rest)}});
-      const size_t end = rest.find('\n');
-      rest = end == std::string::npos ? "" : rest.substr(end + 1);
-    }
+// How jobs see this machine. What the files of NVIDIA's driver do not say, its program may.
+Json topology_facts() {
+  Json facts = server::to_json(server::NodeDevices(1).hardware());
+  if (!process::find_program("nvidia-smi")) return facts;
+  const std::string said =
+      output_of("nvidia-smi --query-gpu=pci.bus_id,memory.total --format=csv,noheader,nounits")
+          .value_or("");
+  std::istringstream lines(said);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t comma = line.find(", ");
+    if (comma == std::string::npos || comma < 12) continue;
+    std::string id = line.substr(comma - 12, 12);  // its domain has eight digits
+    for (char& c : id) c = c >= 'A' && c <= 'F' ? static_cast<char>(c - 'A' + 'a') : c;
+    for (Json& gpu : facts["gpus"])
+      if (gpu["id"] == id) gpu["memory"] = std::atoll(line.c_str() + comma + 2) << 20;
   }
-  if (gpus.empty()) {
-    for (const std::string& file : paths_like("/proc/driver/nvidia/gpus/*/information")) {
-      const std::string text = read_file(file);
-      const size_t model = text.find("Model:");
-      std::string name = model == std::string::npos ? file : first_line(text.substr(model + 6));
-      name.erase(0, std::min(name.find_first_not_of(" \t"), name.size()));
-      gpus.push_back({{"name", name}});
-    }
-  }
-  return gpus;
+  return facts;
 }
 
 Json compiler_facts() {
@@ -214,7 +211,9 @@ std::vector<Missing> find_missing(const Json& facts) {
   need(!blas.is_null() && blas["name"].get<std::string>() != "reference", "an optimised BLAS",
        "the reference BLAS is many times slower", "libopenblas0-pthread");
   need(!facts["ucx"].is_null(), "UCX", "workers on several hosts talk through it", "libucx-dev");
-  need(facts["gpus"].empty() || facts["nccl"]["built_in"].get<bool>(), "NCCL",
+  const bool has_gpus = std::ranges::any_of(
+      facts["gpus"], [](const Json& gpu) { return gpu["trouble"].get<std::string>().empty(); });
+  need(!has_gpus || facts["nccl"]["built_in"].get<bool>(), "NCCL",
        "GPUs of several workers sum through it, where Ductile is built with it", "libnccl-dev");
   const Json& tools = facts["tools"];
   need(!tools["g++"].is_null(), "g++", "builds Ductile and custom models", "g++");
@@ -236,6 +235,25 @@ std::vector<std::string> find_advice(const Json& facts) {
     if (const auto text = blas_advice(core, widest)) advice.push_back(*text);
   }
   return advice;
+}
+
+std::string gpu_text(const Json& gpu) {
+  std::string out = gpu["name"].get<std::string>();
+  if (!gpu["memory"].is_null())
+    out += fmt::format(", {}", page::as_bytes(gpu["memory"].get<double>()));
+  if (!gpu["numa_node"].is_null())
+    out += fmt::format(", NUMA node {}", gpu["numa_node"].get<int64_t>());
+  if (const auto trouble = gpu["trouble"].get<std::string>(); !trouble.empty())
+    out += fmt::format(" (not for jobs: {})", trouble);
+  return out;
+}
+
+std::string topology_text(const Json& topology) {
+  std::string out = server::cores_text(server::hardware_from(parse_json(dump_json(topology))));
+  if (const auto trouble = topology["trouble"].get<std::string>(); !trouble.empty())
+    out += fmt::format(" (each hardware thread counts as a core, since hwloc is no help: {})",
+                       trouble);
+  return out;
 }
 
 void print_facts(Console& console, const Json& facts, const std::vector<Missing>& missing) {
@@ -277,13 +295,14 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
     }
   }
   std::string gpus;
-  for (const auto& gpu : facts["gpus"])
-    gpus += (gpus.empty() ? "" : "; ") + gpu["name"].get<std::string>();
+  for (const auto& gpu : facts["gpus"]) gpus += (gpus.empty() ? "" : "; ") + gpu_text(gpu);
+  const Json& topology = facts["topology"];
   std::vector<std::vector<std::string>> rows = {
       {"ductile", facts["ductile"].get<std::string>()},
       {"system", facts["system"].get<std::string>()},
       {"processor", cpu["model"].get<std::string>()},
       {"cores", cores},
+      {"topology", topology_text(topology)},
       {"features", features.empty() ? "none of note" : features.substr(1)},
       {"bf16", cpu["bf16"] == "native" ? "native" : "emulated: no bf16 instructions here"},
       {"memory", bytes},
@@ -330,7 +349,8 @@ ExitCode doctor(const DoctorCommand& command, Context& context) {
   facts["worker"] = worker_facts();
   facts["ucx"] = ucx_facts();
   facts["nccl"] = nccl_facts();
-  facts["gpus"] = gpu_facts();
+  facts["topology"] = topology_facts();
+  facts["gpus"] = facts["topology"]["gpus"];
   facts["tools"] = compiler_facts();
   facts["advice"] = find_advice(facts);
   const std::vector<Missing> missing = find_missing(facts);

@@ -64,6 +64,8 @@ std::string why(Request& request, const JobRecord& job) {
   const LiveView* view = request.view();
   if (view == nullptr) return job.reason;
   facts.live = view->of(job.id);
+  facts.hardware = view->hardware();
+  facts.gpus = view->gpus();
   const auto quota = view->quotas().find(job.submission.team);
   if (quota != view->quotas().end()) facts.quota = quota->second;
   return why(facts);

@@ -18,6 +18,8 @@ constexpr std::pair<Kind, std::string_view> kKinds[] = {
     {Kind::late, "late"},     {Kind::refused, "refused"}, {Kind::lost, "lost"},
 };
 
+constexpr int64_t kMostGpus = 1024;
+
 fs::path attempt_file(const fs::path& run) { return run / "attempt.json"; }
 
 // A text that can be an argument or a variable of a program.
@@ -30,7 +32,7 @@ void require_no_zero(const std::string& text, std::string_view what) {
 
 CommandSpec command_of(const nlohmann::json& spec) {
   const JsonFields fields(spec, "spec");
-  fields.only({"command", "directory", "environment", "retries", "time_limit", "grace"});
+  fields.only({"command", "directory", "environment", "retries", "time_limit", "grace", "gpus"});
   CommandSpec out;
   for (const nlohmann::json& word : fields.array("command")) {
     if (!word.is_string()) fields.wrong("command", "a list of texts", word);
@@ -61,15 +63,19 @@ CommandSpec command_of(const nlohmann::json& spec) {
   out.retries = fields.integer_or("retries", 0, 0, 1000);
   if (fields.has("time_limit")) out.time_limit = fields.number("time_limit", 0, 1e9);
   if (fields.has("grace")) out.grace = fields.number("grace", 0, 86400);
+  out.gpus = fields.integer_or("gpus", 0, 0, kMostGpus);
   return out;
 }
 
 nlohmann::json to_json(const CommandSpec& command) {
   nlohmann::json environment = nlohmann::json::object();
   for (const auto& [name, value] : command.environment) environment[name] = value;
-  return {{"command", command.command},       {"directory", command.directory.string()},
-          {"environment", environment},       {"retries", command.retries},
-          {"time_limit", command.time_limit}, {"grace", command.grace}};
+  nlohmann::json out = {
+      {"command", command.command},       {"directory", command.directory.string()},
+      {"environment", environment},       {"retries", command.retries},
+      {"time_limit", command.time_limit}, {"grace", command.grace}};
+  if (command.gpus > 0) out["gpus"] = command.gpus;  // an older program knows no such key
+  return out;
 }
 
 Attempt read_attempt(const fs::path& run) try {

@@ -20,6 +20,7 @@ struct CommandSpec {
   int64_t retries = 0;    // times that it is started again after it failed by itself
   double time_limit = 0;  // seconds that it may run at a time; 0: no limit
   double grace = 30;      // seconds between SIGTERM and SIGKILL
+  int64_t gpus = 0;       // of its node, that it has for itself; it sees no others
 };
 
 // Throws invalid_argument, which says what is wrong.

@@ -18,6 +18,7 @@
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/commands.h"
 #include "ductile/cluster/testing/live_nodes.h"
+#include "ductile/server/core_pool.h"
 
 namespace ductile::cluster {
 namespace {
@@ -72,10 +73,13 @@ TEST(CommandOnNodes, HasTheCoresOfItsDevices) {
   service.wait_for(one, "finished");
   const JobId two = service.submit_command("wide", "nproc > wide", {}, 2);
   service.wait_for(two, "finished");
-  const auto cores = static_cast<int64_t>(usable_cores().size());
-  const std::string half = std::to_string(cores / 2);
-  EXPECT_EQ(text_of(service.folder() / "narrow"), half + "\n" + half + "\n");
-  EXPECT_EQ(text_of(service.folder() / "wide"), std::to_string(cores / 2 * 2) + "\n");
+  // nproc counts hardware threads, of which a physical core may have several.
+  const server::CoreMap map = server::core_map();
+  server::CorePool pool(2, map);
+  const server::CorePool::Share half = pool.take();
+  EXPECT_EQ(text_of(service.folder() / "narrow"),
+            fmt::format("{}\n{}\n", half->threads.size(), half->cores));
+  EXPECT_EQ(text_of(service.folder() / "wide"), fmt::format("{}\n", map.num_threads()));
 }
 
 TEST(CommandOnNodes, ItsEndAndItsLimitsAreThoseOfOneMachine) {

@@ -160,6 +160,7 @@ class CommandRunner : public JobRunner {
     start.worker = keeper_;
     start.arguments = {"--run", run_.string(), "--worker", std::to_string(keeper_)};
     start.devices = std::max<int64_t>(1, devices_);
+    start.gpus = attempt == 0 ? 0 : command_.gpus;
     place(at_);
     try {
       launcher_->start(start);

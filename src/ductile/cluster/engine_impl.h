@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "ductile/run/folder.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/launcher.h"
+#include "ductile/server/node_devices.h"
 #include "ductile/spec/cluster.h"
 #include "ductile/spec/pool.h"
 
@@ -35,7 +37,10 @@ class Engine {
   // Why no process can be started on the node now; empty: it can. A node counts as usable only
   // when all that was started there before, and that no job knows any more, is gone.
   virtual std::string trouble(int32_t node) const = 0;
-  // `on_change` is called when trouble() may say something else; it must only note this.
+  // What there is on the node, as far as it has said so; also of one that has gone since.
+  virtual const std::optional<server::NodeHardware>& hardware(int32_t node) const = 0;
+  // `on_change` is called when trouble() or hardware() may say something else; it must only note
+  // this.
   virtual void call_on_change(std::function<void()> on_change) = 0;
 
   // Why what runs on the node is to move away, although it could go on there for a while; empty: it

@@ -50,6 +50,9 @@ class HostsEngine final : public Engine {
   std::string trouble(int32_t node) const override {
     return agents_->error(static_cast<size_t>(node));
   }
+  const std::optional<server::NodeHardware>& hardware(int32_t node) const override {
+    return agents_->hardware(static_cast<size_t>(node));
+  }
   std::string leaving(int32_t node) const override {
     const double seconds = agents_->leaving(static_cast<size_t>(node));
     if (seconds <= 0) return "";

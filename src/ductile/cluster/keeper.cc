@@ -28,6 +28,7 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/link/worker_processes.h"
 #include "ductile/net/secret.h"
 #include "ductile/run/lock.h"
+#include "ductile/server/gpus.h"
 
 extern char** environ;
 
@@ -138,6 +139,9 @@ void end_descendants() {
 std::vector<std::string> environment_for(const CommandSpec& command, const std::string& fence) {
   std::vector<std::pair<std::string, std::string>> added = command.environment;
   added.emplace_back(kFence, fence);
+  // Which GPUs are its own, its node says, and not who submitted it.
+  if (std::getenv(server::kGivenGpus) != nullptr)
+    std::erase_if(added, [](const auto& pair) { return server::is_gpu_variable(pair.first); });
   std::vector<std::string> out;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string_view text(*entry);

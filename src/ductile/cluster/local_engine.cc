@@ -1,10 +1,14 @@
+#include <chrono>
+
 #include "ductile/cluster/engine_impl.h"
 #include "ductile/process/worker.h"
-#include "ductile/server/core_pool.h"
+#include "ductile/server/node_devices.h"
 #include "ductile/server/zygotes.h"
 
 namespace ductile::cluster {
 namespace {
+
+constexpr std::chrono::seconds kLookAtDevices{5};
 
 class LocalEngine final : public Engine {
  public:
@@ -12,9 +16,14 @@ class LocalEngine final : public Engine {
       : loop_(loop),
         worker_(std::move(worker)),
         keeper_(std::move(keeper)),
-        cores_(std::make_shared<server::CorePool>(devices)),
+        devices_(devices),
         zygotes_(std::make_shared<server::Zygotes>(loop)) {
     server::warm_up(options_of(worker_, {}));
+    look_ = loop_.every(kLookAtDevices, [this] {
+      if (!devices_.look()) return;
+      hardware_ = devices_.hardware();
+      if (on_change_) on_change_();
+    });
   }
 
   std::unique_ptr<server::Launcher> launcher(const run::RunFolder& run, bool python) override {
@@ -26,26 +35,36 @@ class LocalEngine final : public Engine {
   std::unique_ptr<server::Launcher> keepers(const fs::path& run) override {
     server::LocalLauncherOptions options{keeper_, run / "worker.log"};
     options.keepers = true;
-    options.cores = cores_;
+    share(options);
     return server::make_local_launcher(loop_, std::move(options), run);
   }
   std::string trouble(int32_t) const override { return ""; }
-  void call_on_change(std::function<void()>) override {}
+  const std::optional<server::NodeHardware>& hardware(int32_t) const override { return hardware_; }
+  void call_on_change(std::function<void()> on_change) override {
+    on_change_ = std::move(on_change);
+  }
   int64_t nodes() const override { return 1; }
   std::string listen() const override { return "127.0.0.1"; }
 
  private:
   server::LocalLauncherOptions options_of(const fs::path& program, const fs::path& log) const {
     server::LocalLauncherOptions options{program, log, 1};
-    options.cores = cores_;
+    share(options);
     options.zygotes = zygotes_;
     return options;
+  }
+  void share(server::LocalLauncherOptions& options) const {
+    options.cores = devices_.cores();
+    options.gpus = devices_.gpus();
   }
 
   net::Loop& loop_;
   const fs::path worker_, keeper_;
-  const std::shared_ptr<server::CorePool> cores_;
+  server::NodeDevices devices_;
   const std::shared_ptr<server::Zygotes> zygotes_;
+  std::optional<server::NodeHardware> hardware_ = devices_.hardware();
+  std::function<void()> on_change_;
+  net::Loop::Timer look_;
 };
 
 }  // namespace

@@ -107,6 +107,21 @@ TEST_F(Metrics, SayWhichJobsHoldDevices) {
   EXPECT_EQ(value_of(all, "ductile_devices_held"), 7);
 }
 
+TEST_F(Metrics, CountGpus) {
+  LiveView view({});
+  api.show(&view);
+  send("POST", "/v1/jobs", R"({"name": "one", "spec": {}})");
+  queue.commit([](Change& change) {
+    change.set_phase(1, Phase::running, "it runs", 1);
+    change.set_holdings(1, {{"a", 2}}, "it runs", 1);
+  });
+  view.set_hardware({{"a", {.usable_gpus = 4}}, {"b", {.usable_gpus = 2}}});
+  view.set_gpus(1, 3);
+  const auto all = get();
+  EXPECT_EQ(value_of(all, "ductile_gpus"), 6);
+  EXPECT_EQ(value_of(all, "ductile_gpus_held"), 3);
+}
+
 // A commit is counted before who waits for it is told.
 TEST_F(Metrics, ACommitIsCountedWhenItIsAnswered) {
   for (uint64_t i = 1; i <= 50; ++i) {

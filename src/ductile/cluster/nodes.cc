@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "ductile/base/clock.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/nodes_impl.h"
 #include "ductile/cluster/store.h"
@@ -32,6 +34,7 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
     if (node.record.why.empty()) node.record.state = NodeState::up;
     if (node.lost) node.record.state = NodeState::lost;
     records[n] = node.record;
+    node.hardware = engine_.hardware(static_cast<int32_t>(n));
     if (!usable(static_cast<int32_t>(n)) && !node.lost)
       node.grace = loop_.after(
           std::chrono::duration_cast<net::Clock::duration>(std::chrono::duration<double>(grace_)),
@@ -68,6 +71,7 @@ void Nodes::look() {
   bool news = false;
   for (int32_t n = 0; n < count(); ++n) {
     Node& node = nodes_[static_cast<size_t>(n)];
+    news = look_at_hardware(n) || news;
     const std::string leaves = engine_.leaving(n);
     const std::string trouble = leaves.empty() ? engine_.trouble(n) : leaves;
     const bool up = trouble.empty(), leaving = !leaves.empty();
@@ -90,6 +94,30 @@ void Nodes::look() {
     told(node);
   }
   if (news && on_change_) on_change_();
+}
+
+// Whether it is another. What has failed since is said, since it may be of a job that runs.
+bool Nodes::look_at_hardware(int32_t n) {
+  Node& node = nodes_[static_cast<size_t>(n)];
+  if (node.hardware == engine_.hardware(n)) return false;
+  ++hardware_changes_;
+  const auto before = std::exchange(node.hardware, engine_.hardware(n));
+  if (!before || !node.hardware) return true;
+  for (const server::Gpu& gpu : node.hardware->gpus) {
+    const auto known = std::ranges::find(before->gpus, gpu.id, &server::Gpu::id);
+    const std::string was = known == before->gpus.end() ? "" : known->trouble;
+    if (gpu.trouble == was) continue;
+    log_line(fmt::format("node {}: GPU {} ({}): {}", node.record.node, gpu.id, gpu.name,
+                         gpu.trouble.empty() ? "it is back" : gpu.trouble));
+    const nlohmann::json body = {
+        {"node", node.record.node}, {"gpu", gpu.id}, {"name", gpu.name}, {"trouble", gpu.trouble}};
+    writer_.write([body = dump_json(body)](Change& change) {
+      change.record(0, "gpu", body, wall_seconds());
+    });
+  }
+  if (node.hardware->trouble != before->trouble && !node.hardware->trouble.empty())
+    log_line(fmt::format("node {}: {}", node.record.node, node.hardware->trouble));
+  return true;
 }
 
 void Nodes::lose(Node& node) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -39,7 +40,12 @@ class Nodes {
   }
 
   void drained(const std::set<std::string>& names);
-  // When usable() or keeps_jobs() says something else.
+  // What there is, as far as the node has said so; also of one that has gone since.
+  const std::optional<server::NodeHardware>& hardware(int32_t node) const {
+    return at(node).hardware;
+  }
+  int64_t hardware_changes() const { return hardware_changes_; }  // so far, of any node
+  // When usable(), keeps_jobs() or hardware() says something else.
   void call_on_change(std::function<void()> on_change) { on_change_ = std::move(on_change); }
 
   std::vector<Holding> holdings(const spec::Allocation& allocation) const;
@@ -48,18 +54,21 @@ class Nodes {
   struct Node {
     NodeRecord record;
     bool drained = false, lost = false, leaving = false;
+    std::optional<server::NodeHardware> hardware;
     net::Loop::Timer grace;
   };
   const Node& at(int32_t node) const { return nodes_[static_cast<size_t>(node)]; }
   void look();
   void lose(Node& node);
   void told(const Node& node);
+  bool look_at_hardware(int32_t n);
 
   net::Loop& loop_;
   Engine& engine_;
   StoreWriter& writer_;
   const double grace_;
   std::vector<Node> nodes_;
+  int64_t hardware_changes_ = 0;
   std::function<void()> on_change_;
 };
 

@@ -1,11 +1,13 @@
 // Every route of the interface: its path, who may call it, and what it does.
 #include <algorithm>
+#include <map>
 #include <optional>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/cluster/routes_impl.h"
+#include "ductile/cluster/why_impl.h"
 
 namespace ductile::cluster {
 namespace {
@@ -159,6 +161,10 @@ Answer list_nodes(Request& request) {
   const std::vector<Drain> drains = request.reader.drains();
   const std::vector<Holder> holders = request.reader.holders();
   Json nodes = Json::array();
+  const LiveView* const view = request.view();
+  const auto hardware =
+      view == nullptr ? std::map<std::string, server::NodeHardware>() : view->hardware();
+  const auto gpus = view == nullptr ? std::map<JobId, int64_t>() : view->gpus();
   for (const NodeRecord& node : request.reader.nodes()) {
     const auto drain =
         std::ranges::find_if(drains, [&](const Drain& d) { return d.node == node.node; });
@@ -166,7 +172,8 @@ Answer list_nodes(Request& request) {
     int64_t held = 0;
     for (const Holder& h : holders) {
       if (h.node != node.node) continue;
-      jobs.push_back({{"job", h.job}, {"name", h.name}, {"devices", h.devices}});
+      Json& job = jobs.emplace_back(Json{{"job", h.job}, {"name", h.name}, {"devices", h.devices}});
+      if (gpus.contains(h.job)) job["gpus"] = gpus.at(h.job);
       held += h.devices;
     }
     const bool up = node.state == NodeState::up;
@@ -181,6 +188,12 @@ Answer list_nodes(Request& request) {
                 {"since", node.since},
                 {"devices", node.devices},
                 {"free", up && !drained ? std::max<int64_t>(0, node.devices - held) : 0}};
+    if (const auto known = hardware.find(node.node); known != hardware.end()) {
+      const int64_t all = known->second.usable_gpus, taken = held_gpus(holders, gpus, node.node);
+      one["gpus"] = all;
+      one["free_gpus"] = up && !drained ? std::max<int64_t>(0, all - taken) : 0;
+      one["hardware"] = server::to_json(known->second);
+    }
     if (up && drained) {
       one["state"] = held > 0 ? "draining" : "drained";
       one["reason"] = drain->reason;

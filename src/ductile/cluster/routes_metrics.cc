@@ -48,6 +48,19 @@ void write_devices_of_jobs(const std::vector<Holder>& holders, MetricsText& out)
   }
 }
 
+void write_gpus(const LiveView& view, const std::vector<Holder>& holders, MetricsText& out) {
+  int64_t usable = 0, held = 0;
+  const std::map<JobId, int64_t> gpus = view.gpus();
+  for (const auto& [node, hardware] : view.hardware()) {
+    usable += hardware.usable_gpus;
+    held += held_gpus(holders, gpus, node);
+  }
+  out.begin("ductile_gpus", "gauge", "GPUs of all nodes that jobs may have.");
+  out.sample({}, static_cast<double>(usable));
+  out.begin("ductile_gpus_held", "gauge", "GPUs that jobs hold.");
+  out.sample({}, static_cast<double>(held));
+}
+
 void write_devices(Request& request, MetricsText& out) {
   std::map<NodeState, int64_t> nodes, devices;
   for (const NodeRecord& node : request.reader.nodes()) {
@@ -67,6 +80,7 @@ void write_devices(Request& request, MetricsText& out) {
   out.begin("ductile_devices_held", "gauge", "Devices that jobs hold.");
   out.sample({}, static_cast<double>(held));
   write_devices_of_jobs(holders, out);
+  if (request.view() != nullptr) write_gpus(*request.view(), holders, out);
 }
 
 void write_service(Request& request, MetricsText& out) {

@@ -98,7 +98,9 @@ void keep_bounds(const sched::Round& round, sched::Decisions& decisions) {
 // A job is preempted for another one, or because its node goes, never for nobody. A published
 // policy that does not know a job's least number of devices takes what the job holds for a mistake
 // of its own, and would let it wait beside idle devices.
-void keep_what_nobody_takes(const sched::Round& round, sched::Decisions& decisions) {
+template <class TakesGpus>
+void keep_what_nobody_takes(const sched::Round& round, sched::Decisions& decisions,
+                            const TakesGpus& takes_gpus) {
   std::map<JobId, const sched::JobView*> jobs;
   for (const sched::JobView& job : round.jobs) jobs.emplace(job.id, &job);
   std::map<int32_t, int32_t> used = used_after(round, decisions);
@@ -111,7 +113,7 @@ void keep_what_nobody_takes(const sched::Round& round, sched::Decisions& decisio
     const bool fits = std::ranges::all_of(held, [&](const sched::NodeShare& share) {
       return used[share.node] + share.devices <= round.cluster.usable(share.node);
     });
-    if (!fits) return false;
+    if (!fits || !takes_gpus(job.id, held.front().node)) return false;
     for (const sched::NodeShare& share : held) used[share.node] += share.devices;
     return true;
   });
@@ -125,7 +127,8 @@ Scheduler::Scheduler(const spec::Cluster& cluster, std::string_view policy, doub
       cluster_(sched::cluster_of(cluster)),
       policy_(sched::make_policy(policy, {.interval = interval})),
       fits_(policy_->traits().fit_least_gain),
-      pause_(kFirstPause) {}
+      pause_(kFirstPause),
+      gpus_(cluster_.node_up.size()) {}
 
 void Scheduler::add(const JobDemand& demand) {
   DUCTILE_CHECK(!jobs_.contains(demand.id), "job {} was added twice", demand.id);
@@ -147,7 +150,8 @@ void Scheduler::add(const JobDemand& demand) {
   view.movable = demand.movable || view.region < 0;
   job.total_steps = static_cast<double>(demand.total_steps);
   job.batch_parts = demand.batch_parts;
-  job.one_node = demand.one_node;
+  job.one_node = demand.one_node || demand.gpus > 0;
+  job.gpus = demand.gpus;
   job.batch = demand.batch;
   if (demand.target) {
     view.service.emplace();
@@ -197,6 +201,7 @@ bool Scheduler::served(JobId id, const ServiceLoad& load) {
 void Scheduler::remove(JobId id, bool ended) {
   if (!ended) policy_->forget(id);
   scattered_.erase(id);
+  without_gpus_.erase(id);
   jobs_.erase(id);
 }
 
@@ -275,27 +280,46 @@ std::vector<sched::JobView> Scheduler::that_fit_a_node(std::vector<sched::JobVie
   return views;
 }
 
-// Moves what it was given to a node that has room for all of it beside everything else.
+// Moves what it was given to a node that has room for all of it beside everything else, and the
+// GPUs that it asks for.
 void Scheduler::keep_on_one_node(const sched::Round& round, sched::Decisions& decisions) {
   std::map<int32_t, int32_t> used = used_after(round, decisions);
+  std::map<int32_t, int32_t> gpus = gpus_after(round.jobs, decisions);
+  std::map<JobId, const sched::JobView*> before;
+  for (const sched::JobView& view : round.jobs) before[view.id] = &view;
+  std::vector<sched::Decision*> moves;
   for (sched::Decision& change : decisions.changes) {
     const Job& job = jobs_.at(change.job);
-    if (!job.one_node || change.allocation.size() < 2) continue;
-    const int32_t devices = sched::device_count(change.allocation);
-    const int32_t region = region_of(change.allocation.front().node);
-    for (const sched::NodeShare& share : change.allocation) used[share.node] -= share.devices;
-    int32_t best = -1;  // the one on which the least is left
-    for (int32_t node = 0; node < static_cast<int32_t>(cluster_.node_up.size()); ++node) {
-      const int32_t left = round.cluster.usable(node) - used[node] - devices;
-      if (left < 0 || (policy_->traits().sees_regions && region_of(node) != region)) continue;
-      if (best < 0 || left < round.cluster.usable(best) - used[best] - devices) best = node;
+    if (!job.one_node || change.allocation.empty()) continue;
+    // Who stays does so where GPUs have failed since, too.
+    if (change.allocation == before.at(change.job)->allocation) continue;
+    gpus[change.allocation.front().node] -= job.gpus;
+    moves.push_back(&change);
+  }
+  std::ranges::stable_sort(moves, {}, [&](const sched::Decision* change) {
+    const sched::JobView& view = *before.at(change->job);
+    return std::pair(view.tier, view.arrival);
+  });
+  for (sched::Decision* const move : moves) {
+    sched::Decision& change = *move;
+    const Job& job = jobs_.at(change.job);
+    const int32_t first = change.allocation.front().node;
+    const bool finds_gpus =
+        job.gpus == 0 || gpus[first] + job.gpus <= gpus_[static_cast<size_t>(first)];
+    if (change.allocation.size() == 1 && finds_gpus) {
+      gpus[first] += job.gpus;
+      continue;
     }
+    const int32_t devices = sched::device_count(change.allocation);
+    for (const sched::NodeShare& share : change.allocation) used[share.node] -= share.devices;
+    const int32_t best = best_node(round, job, devices, region_of(first), used, gpus);
     change.allocation.clear();
     if (best >= 0) {
       change.allocation = {{best, devices}};
       used[best] += devices;
+      gpus[best] += job.gpus;
     } else {
-      change.reason = fmt::format("waits for {} devices on one node", devices);
+      change.reason = lacks_on_a_node(job, devices);
       scattered_[change.job] = kOthersTurn;
     }
   }
@@ -436,7 +460,9 @@ std::vector<Allotment> Scheduler::decide(double now) {
     }
     views.push_back(view_of(job, now));
   }
-  views = that_fit_a_node(within_quotas(std::move(views)));
+  without_gpus_.clear();
+  views = within_quotas(that_find_gpus(std::move(views), false));  // they hold up nobody's quota
+  views = that_fit_a_node(that_find_gpus(std::move(views), true));
   for (sched::JobView& view : views) {
     if (!view.service) continue;
     if (!policy_->traits().serves)
@@ -448,7 +474,9 @@ std::vector<Allotment> Scheduler::decide(double now) {
   sched::Decisions decisions = policy_->decide(round);
   keep_bounds(round, decisions);
   keep_on_one_node(round, decisions);
-  keep_what_nobody_takes(round, decisions);
+  std::map<int32_t, int32_t> gpus = gpus_after(views, decisions);
+  keep_what_nobody_takes(round, decisions,
+                         [&](JobId id, int32_t node) { return takes_gpus(id, node, gpus); });
   sched::check_decisions(round, decisions);
   std::map<JobId, Allotment> out;
   for (const sched::JobView& view : views) {
@@ -481,8 +509,11 @@ bool Scheduler::nothing_runs() const {
 }
 
 std::string Scheduler::why(JobId id) const {
-  if (scattered_.contains(id))
-    return fmt::format("waits for {} devices on one node", jobs_.at(id).view.min_devices);
+  if (without_gpus_.contains(id)) {
+    const int32_t gpus = jobs_.at(id).gpus;
+    return fmt::format("waits for {} GPU{} on one node", gpus, gpus == 1 ? "" : "s");
+  }
+  if (scattered_.contains(id)) return lacks_on_a_node(jobs_.at(id), jobs_.at(id).view.min_devices);
   return over_quota_.contains(id) ? "its team holds its quota" : policy_->explain(id);
 }
 

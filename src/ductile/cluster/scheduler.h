@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct JobDemand {
   int32_t team = 0;
   bool rigid = false;     // it runs on min_devices or not at all
   bool one_node = false;  // its devices are on one node
+  int32_t gpus = 0;       // of that node, that nobody else has
   int32_t min_devices = 1, max_devices = 1;
   int32_t batch = 1;        // samples of a step, over all devices
   int32_t most_batch = 0;   // up to which another one may be ordered; 0: it stays as it is
@@ -86,6 +88,9 @@ class Scheduler {
   void paused(JobId job, double seconds);
   // Of a service; whether it needs more replicas than it holds or was granted, and may have them.
   bool served(JobId job, const ServiceLoad& load);
+  // So many GPUs can be used there. Policies know nothing of them: a job that asks for some is
+  // shown to the policy while a node has so many free, and then placed on such a node.
+  void has_gpus(int32_t node, int32_t count);
   // Nothing new starts there, and what runs there moves away.
   void drain(int32_t node, bool drained);
   // It will be drained then; +inf: no such time is known. Policies that look ahead (`ductile`)
@@ -138,6 +143,7 @@ class Scheduler {
     double total_steps = 0;
     int32_t batch_parts = 1;
     bool one_node = false;
+    int32_t gpus = 0;
     int64_t batch = 0;       // that it trains with now
     double rate_of_one = 0;  // samples per second that one device was seen to take
     double pause = 0;        // as `pause_` below, of its own; 0: none was measured
@@ -151,7 +157,16 @@ class Scheduler {
   sched::JobView view_of(const Job& job, double now) const;
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
   std::vector<sched::JobView> that_fit_a_node(std::vector<sched::JobView> views);
+  std::vector<sched::JobView> that_find_gpus(std::vector<sched::JobView> views, bool at_once);
   void keep_on_one_node(const sched::Round& round, sched::Decisions& decisions);
+  int32_t best_node(const sched::Round& round, const Job& job, int32_t devices, int32_t region,
+                    const std::map<int32_t, int32_t>& used,
+                    const std::map<int32_t, int32_t>& gpus) const;
+  std::string lacks_on_a_node(const Job& job, int32_t devices) const;
+  // GPUs of each node that are held once the decisions are carried out.
+  std::map<int32_t, int32_t> gpus_after(std::span<const sched::JobView> views,
+                                        const sched::Decisions& decisions) const;
+  bool takes_gpus(JobId id, int32_t node, std::map<int32_t, int32_t>& held) const;
 
   const double interval_;
   const std::string policy_name_;
@@ -165,6 +180,8 @@ class Scheduler {
   // No node had room for these, although the cluster had: for so many more decisions others may
   // have that room.
   std::map<JobId, int> scattered_;
+  std::vector<int32_t> gpus_;       // by node
+  std::set<JobId> without_gpus_{};  // no node had so many free in the last decision
 };
 
 }  // namespace ductile::cluster

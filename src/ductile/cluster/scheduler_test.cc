@@ -395,5 +395,136 @@ TEST(Scheduler, NewBoundsAreObeyedUnderEachPolicy) {
   }
 }
 
+// ---- GPUs, of which policies know nothing.
+
+spec::Cluster some_nodes(int64_t count, int64_t devices) {
+  spec::NodeGroup group;
+  group.type = "cpu";
+  group.count = count;
+  group.devices = devices;
+  for (int64_t n = 0; n < count; ++n) group.hosts.push_back("node" + std::to_string(n));
+  return {{group}, {}};
+}
+
+TEST(Scheduler, AJobGoesToANodeThatHasItsGpusUnderEachPolicy) {
+  for (const std::string& policy : sched::policy_names()) {
+    Scheduler scheduler(some_nodes(3, 2), policy, kInterval);
+    scheduler.has_gpus(1, 2);
+    JobDemand wants = demand(1, 1, 1, 0, true);
+    wants.gpus = 2;
+    scheduler.add(wants);
+    wants.id = 2;
+    scheduler.add(wants);
+    spec::Allocation held[3];
+    int round = 0;
+    const auto decide = [&](int rounds) {
+      for (int i = 0; i < rounds; ++i, ++round)
+        for (const Allotment& a : scheduler.decide(round * kInterval)) {
+          held[a.job] = a.allocation;
+          scheduler.holds(a.job, a.allocation, round * kInterval);
+        }
+    };
+    decide(8);
+    const JobId first = 1, second = 2;
+    ASSERT_EQ(held[first].size(), 1u) << policy << ": " << scheduler.why(first);
+    EXPECT_EQ(held[first].front().node, 1) << policy;
+    EXPECT_TRUE(held[second].empty()) << policy;
+    EXPECT_EQ(scheduler.why(second), "waits for 2 GPUs on one node") << policy;
+    scheduler.remove(first);
+    decide(8);
+    ASSERT_EQ(held[second].size(), 1u) << policy << ": " << scheduler.why(second);
+    EXPECT_EQ(held[second].front().node, 1) << policy;
+    scheduler.has_gpus(1, 0);
+    decide(1);
+    EXPECT_EQ(held[second].size(), 1u) << policy << ": GPUs that fail end nobody";
+  }
+}
+
+TEST(Scheduler, WhoWaitsForGpusIsInNobodysWay) {
+  Scheduler scheduler(one_machine(2), "fifo", kInterval);
+  JobDemand first = demand(1, 2, 2, 0, true);
+  first.gpus = 1;
+  scheduler.add(first);
+  scheduler.add(demand(2, 2, 2, 1));
+  std::vector<JobId> started;
+  for (const Allotment& a : scheduler.decide(2)) started.push_back(a.job);
+  EXPECT_EQ(started, std::vector<JobId>{2});
+  EXPECT_EQ(scheduler.why(1), "waits for 1 GPU on one node");
+}
+
+TEST(Scheduler, GpusGoToTheHighestTierAndThenToTheOldest) {
+  Scheduler scheduler(one_machine(8), "fifo", kInterval);
+  scheduler.has_gpus(0, 1);
+  for (const JobId id : {1, 2, 3, 4}) {
+    JobDemand wants = demand(id, 1, 1, static_cast<double>(id), true);
+    wants.gpus = 1;
+    wants.tier = id == 4 ? sched::Tier::premium : sched::Tier::standard;
+    scheduler.add(wants);
+  }
+  std::vector<JobId> order;
+  for (int round = 0; round < 20; ++round)
+    for (const Allotment& a : scheduler.decide(10 + round * kInterval)) {
+      if (a.allocation.empty()) continue;
+      order.push_back(a.job);
+      scheduler.remove(a.job);
+    }
+  EXPECT_EQ(order, (std::vector<JobId>{4, 1, 2, 3}));
+}
+
+TEST(Scheduler, WhoWaitsForGpusUsesUpNoQuota) {
+  Scheduler scheduler(one_machine(4, {{"a", 2}}), "fifo", kInterval);
+  JobDemand first = demand(1, 2, 2, 0, true);
+  first.gpus = 9;
+  first.team = 1;
+  scheduler.add(first);
+  JobDemand second = demand(2, 2, 2, 1, true);
+  second.team = 1;
+  scheduler.add(second);
+  std::vector<JobId> started;
+  for (const Allotment& a : scheduler.decide(2)) started.push_back(a.job);
+  EXPECT_EQ(started, std::vector<JobId>{2});
+  EXPECT_EQ(scheduler.why(1), "waits for 9 GPUs on one node");
+}
+
+TEST(Scheduler, NoGpuIsGrantedTwiceUnderAnyPolicy) {
+  for (const std::string& policy : sched::policy_names()) {
+    Rng rng(7);
+    constexpr int32_t kNodes = 4, kGpus = 3;
+    Scheduler scheduler(some_nodes(kNodes, 4), policy, kInterval);
+    for (int32_t node = 0; node < kNodes; node += 2) scheduler.has_gpus(node, kGpus);
+    std::map<JobId, std::pair<int32_t, spec::Allocation>> jobs;  // what each asks for, and holds
+    JobId next = 1;
+    int64_t started = 0;
+    for (int round = 0; round < 30; ++round) {
+      const double now = round * kInterval;
+      if (rng.below(2) == 0) {
+        JobDemand one = demand(next, 1 + static_cast<int32_t>(rng.below(3)), 3, now, true);
+        one.max_devices = one.min_devices;
+        one.gpus = static_cast<int32_t>(rng.below(kGpus + 1));
+        one.one_node = true;
+        scheduler.add(one);
+        jobs[next++] = {one.gpus, {}};
+      }
+      if (rng.below(4) == 0 && !jobs.empty()) {
+        scheduler.remove(jobs.begin()->first);
+        jobs.erase(jobs.begin());
+      }
+      for (const Allotment& a : scheduler.decide(now)) {
+        jobs.at(a.job).second = a.allocation;
+        scheduler.holds(a.job, a.allocation, now);
+        started += a.allocation.empty() || jobs.at(a.job).first == 0 ? 0 : 1;
+      }
+      std::map<int32_t, int32_t> of_node;
+      for (const auto& [id, job] : jobs) {
+        ASSERT_LE(job.second.size(), 1u) << policy;
+        if (!job.second.empty()) of_node[job.second.front().node] += job.first;
+      }
+      for (const auto& [node, gpus] : of_node)
+        EXPECT_LE(gpus, node % 2 == 0 ? kGpus : 0) << policy << ", round " << round;
+    }
+    EXPECT_GT(started, 0) << policy;
+  }
+}
+
 }  // namespace
 }  // namespace ductile::cluster

@@ -64,6 +64,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       scheduler_(cluster_, options_.policy, options_.interval),
       view_(options_.quotas) {
   seen_ = reader_.last_event();
+  look_at_hardware();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
   nodes_.call_on_change([this] { look_at_nodes(); });
   look_at_drains();
@@ -102,6 +103,7 @@ void Service::Impl::take_up(JobRecord record) {
                                : fs::path(record.run).filename().string();
   live.run = runs_ / name;
   live.record = std::move(record);
+  view_.set_gpus(id, gpus_of(live.work));
   Live& kept = live_[id] = std::move(live);
   if (kept.record.phase != Phase::paused) admit(kept);
   if (kept.record.phase != Phase::running) follow_wish(kept);
@@ -352,7 +354,7 @@ void Service::Impl::settle() {
     }
     if (live.granted.empty() || live.record.phase != Phase::queued) continue;
     const Counts wanted = by_node(live.granted, nodes_.count());
-    const bool fits = std::ranges::equal(wanted, free, std::less_equal<>());
+    const bool fits = std::ranges::equal(wanted, free, std::less_equal<>()) && finds_gpus(live);
     waits = waits || !fits;
     const spec::Allocation now = fits ? live.granted : as_far_as(live.granted, free);
     if (!fits && (!std::holds_alternative<ServeSpec>(live.work) || now.empty())) continue;

@@ -62,7 +62,7 @@ struct ServiceOptions {
 // A job's run directory is runs/NUMBER-NAME. The spec of kind "train" is {"job": the text of a job
 // file with absolute paths}, and its run directory is like any other; that of kind "command" is
 // {"command": [program, arguments ...], "directory": where it starts, "environment": {name: text},
-// "retries", "time_limit", "grace"}. All methods belong to the loop's thread.
+// "retries", "time_limit", "grace", "gpus"}. All methods belong to the loop's thread.
 class Service {
  public:
   // Throws conflict if another service uses the folder, or if a job runs on a node that the cluster

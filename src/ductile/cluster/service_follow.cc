@@ -78,7 +78,38 @@ void Service::Impl::await_drains(milliseconds wait) {
   });
 }
 
+// Where its devices are to be. GPUs that have gone since they were granted are no reason to wait
+// there.
+bool Service::Impl::finds_gpus(Live& live) {
+  const int64_t wanted = gpus_of(live.work);
+  if (wanted == 0 || live.granted.empty()) return true;
+  const int32_t node = live.granted.front().node;
+  const auto& hardware = nodes_.hardware(node);
+  int64_t left = hardware ? hardware->usable_gpus : 0;
+  if (left < wanted) {
+    live.granted.clear();
+    scheduler_.withdrawn(live.record.id);
+    return false;
+  }
+  for (const auto& [id, other] : live_)
+    if ((other.runner || other.starting) && held(other)[static_cast<size_t>(node)] > 0)
+      left -= gpus_of(other.work);
+  return left >= wanted;
+}
+
+void Service::Impl::look_at_hardware() {
+  std::map<std::string, server::NodeHardware> known;
+  for (int32_t n = 0; n < nodes_.count(); ++n) {
+    const auto& hardware = nodes_.hardware(n);
+    scheduler_.has_gpus(n, hardware ? static_cast<int32_t>(hardware->usable_gpus) : 0);
+    if (hardware) known.emplace(nodes_.name(n), *hardware);
+  }
+  view_.set_hardware(std::move(known));
+}
+
 void Service::Impl::look_at_nodes() {
+  if (std::exchange(hardware_seen_, nodes_.hardware_changes()) != nodes_.hardware_changes())
+    look_at_hardware();
   for (int32_t n = 0; n < nodes_.count(); ++n) scheduler_.drain(n, !nodes_.keeps_jobs(n));
   decide_soon();
 }

@@ -85,6 +85,7 @@ class Service::Impl {
   void look_at_drains();
   void await_drains(std::chrono::milliseconds wait);  // until one begins or ends
   void look_at_nodes();
+  void look_at_hardware();
   spec::Allocation held_before(JobId id, Counts& left);
   void follow_wish(Live& live);
   void follow_devices(Live& live, const Submission& wanted);
@@ -119,6 +120,7 @@ class Service::Impl {
   void follow_demand();
   Counts held(const Live& live) const;
   Counts free_devices() const;
+  bool finds_gpus(Live& live);
   double schedule_time() const;  // seconds since 1970 that never go back
 
   net::Loop& loop_;
@@ -139,6 +141,7 @@ class Service::Impl {
   std::map<JobId, Live> live_;
   std::set<JobId> ending_;  // have ended, and the store does not say so yet
   Revision seen_ = 0;
+  int64_t hardware_seen_ = 0;  // of the changes of nodes_
   const double began_ = wall_seconds();
   const net::Deadline began_steady_ = loop_.now();
   bool stopping_ = false;

@@ -47,6 +47,11 @@ Work work_of(const std::string& kind, const nlohmann::json& spec) {
   fail_unknown_name("kind =", kind, std::vector<std::string>{"train", "command", "serve"});
 }
 
+int64_t gpus_of(const Work& work) {
+  const auto* command = std::get_if<CommandSpec>(&work);
+  return command == nullptr ? 0 : command->gpus;
+}
+
 int64_t batch_of(const Work& work) {
   const auto* job = std::get_if<spec::JobOptions>(&work);
   return job == nullptr ? 1 : job->train.batch_size;
@@ -64,6 +69,7 @@ JobDemand demand_of(const JobRecord& record, const Work& work,
   if (const auto team = quotas.find(s.team); team != quotas.end())
     demand.team = static_cast<int32_t>(std::distance(quotas.begin(), team)) + 1;
   demand.rigid = demand.one_node = std::holds_alternative<CommandSpec>(work);
+  demand.gpus = static_cast<int32_t>(gpus_of(work));
   if (const auto* serve = std::get_if<ServeSpec>(&work)) demand.target = serve->target;
   demand.min_devices = static_cast<int32_t>(s.min_devices);
   demand.max_devices = static_cast<int32_t>(std::min(s.max_devices, devices));

@@ -27,6 +27,9 @@ using Work = std::variant<spec::JobOptions, CommandSpec, ServeSpec>;
 // Throws invalid_argument for a kind or a spec that this program does not know.
 Work work_of(const std::string& kind, const nlohmann::json& spec);
 
+// GPUs of one node that it has for itself.
+int64_t gpus_of(const Work& work);
+
 // Samples of one step; 1 where there is no such thing.
 int64_t batch_of(const Work& work);
 

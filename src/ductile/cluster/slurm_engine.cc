@@ -240,6 +240,9 @@ class SlurmEngine final : public Engine {
     return pool_.claim(n) ? agents_->error(n) : pool_.trouble(n);
   }
   bool absent(int32_t node) const override { return pool_.absent(static_cast<size_t>(node)); }
+  const std::optional<server::NodeHardware>& hardware(int32_t node) const override {
+    return agents_->hardware(static_cast<size_t>(node));
+  }
   std::string leaving(int32_t node) const override {
     return pool_.leaving(static_cast<size_t>(node));
   }

@@ -147,11 +147,69 @@ std::string quota_reason(const WhyFacts& facts, int64_t asked) {
       counted(held + asked - *facts.quota));
 }
 
-// The most devices that are free on one of the nodes.
+int64_t asked_gpus(const WhyFacts& facts) {
+  const auto found = facts.gpus.find(facts.job.id);
+  return found == facts.gpus.end() ? 0 : found->second;
+}
+
+int64_t gpus_of(const WhyFacts& facts, const NodeRecord& node) {
+  const auto found = facts.hardware.find(node.node);
+  return found == facts.hardware.end() ? 0 : found->second.usable_gpus;
+}
+
+int64_t free_gpus(const WhyFacts& facts, const NodeRecord& node) {
+  if (!is_usable(facts, node)) return 0;
+  return std::max<int64_t>(0,
+                           gpus_of(facts, node) - held_gpus(facts.holders, facts.gpus, node.node));
+}
+
+// Too few GPUs are free on any node; empty: one has enough.
+std::string lack_of_gpus(const WhyFacts& facts) {
+  const int64_t asked = asked_gpus(facts);
+  int64_t most = 0, most_usable = 0, most_free = 0, silent = 0;
+  std::string unusable;  // that have enough
+  for (const NodeRecord& node : facts.nodes) {
+    const int64_t here = gpus_of(facts, node);
+    most = std::max(most, here);
+    if (is_usable(facts, node))
+      most_usable = std::max(most_usable, here);
+    else if (here >= asked)
+      unusable += (unusable.empty() ? "" : ", ") + text_of_unusable(facts, node);
+    most_free = std::max(most_free, free_gpus(facts, node));
+    silent += facts.hardware.contains(node.node) ? 0 : 1;
+  }
+  if (asked <= most_free) return "";
+  const std::string wants =
+      fmt::format("It asks for {} GPU{} on one node, and ", asked, asked == 1 ? "" : "s");
+  const auto named_most = [](int64_t count) {
+    return count == 0 ? std::string("any") : fmt::format("more than {}", count);
+  };
+  if (asked > most)
+    return fmt::format(
+        "{}no node of this service has {}{}: it runs when there is such a node; `ductile nodes` "
+        "shows what each has.",
+        wants, named_most(most),
+        silent == 0   ? ""
+        : silent == 1 ? ", and one has not said yet what it has"
+                      : fmt::format(", and {} have not said yet what they have", silent));
+  if (asked > most_usable)
+    return fmt::format(
+        "{}nothing starts where there are so many: {}; it starts when it does again.", wants,
+        unusable);
+  std::vector<Share> holders =
+      shares(facts, [&](const Holder& h) { return facts.gpus.contains(h.job); });
+  for (Share& holder : holders) holder.devices = facts.gpus.at(holder.job);
+  return fmt::format(
+      "{}no node has {} free{}{}; it starts when {} more {} free on one of the nodes.", wants,
+      named_most(most_free), holders.empty() ? "" : ": ", named(facts, holders), asked - most_free,
+      asked - most_free == 1 ? "is" : "are");
+}
+
+// The most devices that are free on one of the nodes that have as many GPUs as it asks for.
 int64_t most_free_of_a_node(const WhyFacts& facts) {
   int64_t most = 0;
   for (const NodeRecord& node : facts.nodes) {
-    if (!is_usable(facts, node)) continue;
+    if (!is_usable(facts, node) || free_gpus(facts, node) < asked_gpus(facts)) continue;
     most = std::max(
         most,
         node.devices - sum_of(shares(facts, [&](const Holder& h) { return h.node == node.node; })));
@@ -163,6 +221,7 @@ std::string why_it_waits_among(const WhyFacts& facts) {
   const int64_t asked = facts.job.submission.min_devices;
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
+  if (std::string text = lack_of_gpus(facts); !text.empty()) return text;
   int64_t usable = 0;
   for (const NodeRecord& node : facts.nodes)
     if (is_usable(facts, node)) usable += node.devices;
@@ -170,12 +229,14 @@ std::string why_it_waits_among(const WhyFacts& facts) {
   const int64_t free = std::max<int64_t>(0, usable - sum_of(others));
   const std::string policy = facts.live ? without_stop(facts.live->text) : "";
   const std::string says = policy.empty() ? "" : fmt::format(" (the policy says: {})", policy);
-  const int64_t together = most_free_of_a_node(facts);
+  const int64_t together = most_free_of_a_node(facts), gpus = asked_gpus(facts);
   if (free >= asked && facts.job.submission.kind == "command" && together < asked)
     return fmt::format(
-        "It asks for {} on one node, and of {} that are free no node has more than {}: {}; it "
+        "It asks for {} on one node{}, and of {} that are free no {}node has more than {}: {}; it "
         "starts when {} more {} free on one of the nodes{}.",
-        counted(asked), free, together, named(facts, others), asked - together,
+        counted(asked),
+        gpus == 0 ? "" : fmt::format(" with {} free GPU{}", gpus, gpus == 1 ? "" : "s"), free,
+        gpus == 0 ? "" : "such ", together, named(facts, others), asked - together,
         asked - together == 1 ? "is" : "are", says);
   if (free >= asked)
     return fmt::format("It asks for {}, and {} of {} are free: it is decided about next{}.",
@@ -231,8 +292,11 @@ std::string why_it_runs(const WhyFacts& facts) {
         "It is just starting on {}{}: {}.", counted(held), range,
         s.kind == "serve" ? "no replica answers yet" : "its processes have not done a step yet");
   const std::string more = facts.live ? facts.live->text : "";
-  return fmt::format("It runs on {}{}{}: {}{}.", counted(held), range, region_of_job(facts),
-                     without_stop(facts.job.reason), more.empty() ? "" : "; " + more);
+  const int64_t gpus = asked_gpus(facts);
+  return fmt::format("It runs on {}{}{}{}: {}{}.", counted(held), range,
+                     gpus == 0 ? "" : fmt::format(" with {} GPU{}", gpus, gpus == 1 ? "" : "s"),
+                     region_of_job(facts), without_stop(facts.job.reason),
+                     more.empty() ? "" : "; " + more);
 }
 
 }  // namespace
@@ -240,6 +304,26 @@ std::string why_it_runs(const WhyFacts& facts) {
 void LiveView::set(JobId job, LiveState state) {
   const std::lock_guard lock(mutex_);
   states_[job] = std::move(state);
+}
+
+void LiveView::set_hardware(std::map<std::string, server::NodeHardware> hardware) {
+  const std::lock_guard lock(mutex_);
+  hardware_ = std::move(hardware);
+}
+
+std::map<std::string, server::NodeHardware> LiveView::hardware() const {
+  const std::lock_guard lock(mutex_);
+  return hardware_;
+}
+
+void LiveView::set_gpus(JobId job, int64_t gpus) {
+  const std::lock_guard lock(mutex_);
+  if (gpus > 0) gpus_[job] = gpus;
+}
+
+std::map<JobId, int64_t> LiveView::gpus() const {
+  const std::lock_guard lock(mutex_);
+  return gpus_;
 }
 
 void LiveView::note_round(double seconds) {
@@ -292,12 +376,22 @@ void LiveView::forget(JobId job) {
   const std::lock_guard lock(mutex_);
   states_.erase(job);
   serving_.erase(job);
+  gpus_.erase(job);
 }
 
 std::optional<LiveState> LiveView::of(JobId job) const {
   const std::lock_guard lock(mutex_);
   const auto found = states_.find(job);
   return found == states_.end() ? std::nullopt : std::optional(found->second);
+}
+
+int64_t held_gpus(const std::vector<Holder>& holders, const std::map<JobId, int64_t>& gpus,
+                  const std::string& node) {
+  int64_t sum = 0;
+  for (const Holder& holder : holders)
+    if (const auto found = gpus.find(holder.job); found != gpus.end() && holder.node == node)
+      sum += found->second;
+  return sum;
 }
 
 std::string why(const WhyFacts& facts) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ductile/cluster/records.h"
+#include "ductile/server/node_devices.h"
 
 namespace ductile::cluster {
 
@@ -57,6 +58,12 @@ class LiveView {
   void set(JobId job, LiveState state);
   void forget(JobId job);
 
+  // What each node has, as far as it has said so, and how many GPUs a job asks for.
+  void set_hardware(std::map<std::string, server::NodeHardware> hardware);
+  std::map<std::string, server::NodeHardware> hardware() const;
+  void set_gpus(JobId job, int64_t gpus);
+  std::map<JobId, int64_t> gpus() const;  // of those that ask for any
+
   void note_round(double seconds);
   void set_serving(JobId job, ServingFigures figures);
   std::optional<ServingFigures> serving(JobId job) const;
@@ -73,16 +80,24 @@ class LiveView {
   std::map<JobId, LiveState> states_;
   RoundFigures rounds_;
   std::map<JobId, ServingFigures> serving_;
+  std::map<std::string, server::NodeHardware> hardware_;
+  std::map<JobId, int64_t> gpus_;
 };
+
+// GPUs of a node that jobs hold.
+int64_t held_gpus(const std::vector<Holder>& holders, const std::map<JobId, int64_t>& gpus,
+                  const std::string& node);
 
 struct WhyFacts {
   JobRecord job;
   std::optional<LiveState> live;
   std::vector<NodeRecord> nodes;
-  double now = 0;                // seconds since 1970
-  std::vector<Drain> drains;     // that hold now
-  std::vector<Holder> holders;   // all that is held, by any job
-  std::optional<int64_t> quota;  // of its team
+  double now = 0;                                        // seconds since 1970
+  std::vector<Drain> drains;                             // that hold now
+  std::vector<Holder> holders;                           // all that is held, by any job
+  std::optional<int64_t> quota;                          // of its team
+  std::map<std::string, server::NodeHardware> hardware;  // by node
+  std::map<JobId, int64_t> gpus;                         // that jobs ask for
 };
 
 // In a sentence: why the job waits, or is as it is, with what it asks for, what is free, who holds

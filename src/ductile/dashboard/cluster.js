@@ -2,7 +2,7 @@
 "use strict";
 
 import { actOnNode, mayDrain } from "./actions.js";
-import { lanes } from "./figures.js";
+import { hardwareText, lanes } from "./figures.js";
 import { clock, element, jobLink, now, redraw, section, since, table, tile } from "./parts.js";
 import { get, state } from "./service.js";
 
@@ -73,9 +73,9 @@ export function clusterPage(root) {
       tile("Failed", String(count("failed")), `of ${count("failed") + count("finished") + count("cancelled")} that ended`),
       tile("Policy", overview.policy || "none")]);
     redraw(nodes, JSON.stringify([overview.nodes, overview.role]), () => [
-      table("nodes", [["Node"], ["Type"], ["State"], ["In use", true], ["Holders"], ["Actions"]],
+      table("nodes", [["Node"], ["Type"], ["State"], ["In use", true], ["Hardware"], ["Holders"], ["Actions"]],
         overview.nodes.map(node => [node.node, node.type, stateOf(node), `${node.used} of ${node.devices}`,
-          holders(node), nodeAction(node)]))]);
+          hardwareText(node), holders(node), nodeAction(node)]))]);
     const queued = [...state.jobs.values()].filter(job => job.phase === "queued")
       .sort((a, b) => a.id - b.id);
     const rows = queued.slice(0, 8).map(job => [job.id, job.name, job.min_devices === job.max_devices
@@ -99,8 +99,9 @@ export function clusterPage(root) {
     const known = node.jobs;
     if (!known.length) return "none";
     const out = element("span", { class: "holders" });
-    for (const { job, name, devices } of known.slice(0, 12)) {
-      out.append(element("span", {}, jobLink(job, `#${job} ${name}`), ` ${devices}`));
+    for (const { job, name, devices, gpus } of known.slice(0, 12)) {
+      out.append(element("span", {}, jobLink(job, `#${job} ${name}`), ` ${devices}`,
+        gpus ? ` and ${gpus} GPU${gpus === 1 ? "" : "s"}` : ""));
     }
     if (known.length > 12) out.append(element("span", {}, `and ${known.length - 12} more`));
     return out;

@@ -112,6 +112,21 @@ export function tally(accounts, by) {
   return [...out.values()].sort((a, b) => b.seconds - a.seconds || (a.name < b.name ? -1 : 1));
 }
 
+/** What a node has, in few words; the GPUs that jobs may have come first. */
+export function hardwareText(node) {
+  const h = node.hardware;
+  if (!h) return "";
+  const kinds = new Map();
+  for (const gpu of h.gpus) {
+    const kind = gpu.trouble ? `${gpu.name} (${gpu.trouble})` : gpu.name;
+    kinds.set(kind, (kinds.get(kind) || 0) + 1);
+  }
+  const gpus = [...kinds].map(([kind, n]) => n > 1 ? `${n} \u00d7 ${kind}` : kind);
+  return [node.gpus ? `${node.free_gpus} of ${node.gpus} GPUs free` : "", ...gpus,
+    `${h.cores} core${h.cores === 1 ? "" : "s"}` + (h.threads === h.cores ? "" : ` with ${h.threads} hardware threads`),
+    h.numa_nodes > 1 ? `${h.numa_nodes} NUMA nodes` : "", h.trouble].filter(text => text).join(", ");
+}
+
 /** What happened, in a sentence. */
 export function sentence(event) {
   const b = event.body || {};
@@ -128,6 +143,7 @@ export function sentence(event) {
     case "devices": return `${b.by} wants it to have ${b.min_devices === b.max_devices ? "" : `${b.min_devices} to `}${b.max_devices}.`;
     case "nodes": return `The nodes are ${Object.values(b.nodes || {}).join(", ")}.`;
     case "node": return `Node ${b.node} is ${b.state}${b.why ? `: ${b.why}` : "."}`;
+    case "gpu": return `GPU ${b.gpu} (${b.name}) of ${b.node}: ${b.trouble || "it is back"}.`;
     case "drain": return `Node ${b.node} is drained. ${b.reason || ""}`;
     case "undrain": return `Node ${b.node} is taken back.`;
     case "stopped": return "The service was stopped.";

@@ -109,9 +109,19 @@ test("accounts add up, however they are put together", () => {
   }
 });
 
+test("what a node has is told in few words, as far as it is known", () => {
+  assert.equal(f.hardwareText({}), "");
+  const hardware = { cores: 2, threads: 2, numa_nodes: 1, trouble: "", gpus: [] };
+  assert.equal(f.hardwareText({ gpus: 0, free_gpus: 0, hardware }), "2 cores");
+  const gpu = { name: "H100", trouble: "" };
+  assert.equal(f.hardwareText({ gpus: 2, free_gpus: 1, hardware: { cores: 8, threads: 16, numa_nodes: 2,
+    trouble: "one is missing", gpus: [gpu, gpu, { name: "H100", trouble: "it is gone" }] } }),
+  "1 of 2 GPUs free, 2 \u00d7 H100, H100 (it is gone), 8 cores with 16 hardware threads, 2 NUMA nodes, one is missing");
+});
+
 test("every event has a sentence, also one that nobody knows", () => {
   for (const kind of ["submitted", "allocation", "wish", "run", "speed", "drain", "undrain", "stopped", "running", "batch", "devices", "node",
-    "nodes", "new"]) {
+    "nodes", "gpu", "new"]) {
     for (const body of [undefined, {}, { reason: "why" }, { nodes: { a: 1 } }, { some: ["thing"] }]) {
       assert.equal(typeof f.sentence({ kind, body }), "string");
     }
@@ -123,6 +133,8 @@ test("every event has a sentence, also one that nobody knows", () => {
   assert.equal(f.sentence({ kind: "devices", body: { min_devices: 2, max_devices: 2, by: "ada" } }), "ada wants it to have 2.");
   assert.equal(f.sentence({ kind: "node", body: { node: "a", state: "up", why: "" } }), "Node a is up.");
   assert.equal(f.sentence({ kind: "node", body: { node: "a", state: "lost", why: "It is off." } }), "Node a is lost: It is off.");
+  assert.equal(f.sentence({ kind: "gpu", body: { node: "a", gpu: "0000:19:00.0", name: "H100", trouble: "it is gone" } }),
+    "GPU 0000:19:00.0 (H100) of a: it is gone.");
   assert.equal(f.sentence({ kind: "nodes", body: { nodes: ["a", "b"] } }), "The nodes are a, b.");
   assert.equal(f.sentence({ kind: "new", body: { x: 1 } }), "{\"x\":1}");
 });

@@ -181,6 +181,30 @@ TEST(Doctor, TellsWhatItFoundAsJson) {
     EXPECT_EQ(missing.at("command").get<std::string>().rfind("sudo apt-get install ", 0), 0u);
 }
 
+TEST(Doctor, SaysWhichGpusJobsMayHave) {
+  ::setenv("DUCTILE_HARDWARE_ROOT", DUCTILE_SOURCE_DIR "/src/ductile/server/testdata/machines/odd",
+           1);
+  const Said said = say({"doctor"});
+  ::unsetenv("DUCTILE_HARDWARE_ROOT");
+  ASSERT_EQ(said.code, kDone);
+  EXPECT_NE(said.out.find("NVIDIA H100 80GB HBM3 (MIG), NUMA node 1;"), std::string::npos)
+      << said.out;
+  EXPECT_NE(said.out.find("(not for jobs: it is excluded from NVIDIA's driver)"),
+            std::string::npos);
+}
+
+TEST(Doctor, SaysWhereHwlocIsNoHelp) {
+  if (usable_cores().size() < 2) GTEST_SKIP() << "there is one core";
+  EXPECT_EQ(say({"doctor"}).out.find("hwloc"), std::string::npos);
+  ::setenv("HWLOC_SYNTHETIC", "core:1 pu:1", 1);
+  const Said said = say({"doctor"});
+  ::unsetenv("HWLOC_SYNTHETIC");
+  ASSERT_EQ(said.code, kDone);
+  EXPECT_NE(said.out.find("since hwloc is no help: hwloc does not know the processors"),
+            std::string::npos)
+      << said.out;
+}
+
 TEST(Doctor, NamesABlasThatDoesNotKnowTheProcessor) {
   EXPECT_FALSE(blas_advice("Haswell", IsaLevel::avx2));
   EXPECT_FALSE(blas_advice("Zen", IsaLevel::avx2));

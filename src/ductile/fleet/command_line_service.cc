@@ -134,6 +134,11 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
   sub->add_option("--devices", c.devices, "of a command: the devices that it runs on (default 1)")
       ->option_text("N")
       ->check(count);
+  sub->add_option("--gpus", c.gpus,
+                  "of a command: GPUs of one node that it has for itself; it sees no others "
+                  "(default 0)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{0}, int64_t{1024}));
   sub->add_option("--service", c.served,
                   "answer inference requests for this run, or for the run of this job, on as many "
                   "devices as the load needs, from --min to --max")
@@ -254,7 +259,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
       "\n\nThe command runs until Ctrl-C, which saves all jobs; the next `ductile up` goes on with "
       "them.",
       up);
-  sub->add_option("--devices", c.devices, "workers that run at once (default: the cores)")
+  sub->add_option("--devices", c.devices, "workers that run at once (default: the hardware threads)")
       ->option_text("N")
       ->check(count);
   add_quota(*sub, c);

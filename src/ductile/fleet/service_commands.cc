@@ -27,6 +27,7 @@
 #include "ductile/process/file_limit.h"
 #include "ductile/process/worker.h"
 #include "ductile/run/folder.h"
+#include "ductile/server/node_devices.h"
 
 namespace ductile::cli {
 namespace {
@@ -68,27 +69,28 @@ nlohmann::json command_body(const ServiceCommand& command, const Context& contex
          "--min and --max are of Ductile jobs; a command takes --devices N");
   const int64_t devices = command.devices.value_or(1);
   const std::string program = fs::path(command.command->front()).filename().string();
+  nlohmann::json spec = {{"command", *command.command},
+                         {"directory", fs::current_path().string()},
+                         {"environment", environment_of(command, context)},
+                         {"retries", command.retries},
+                         {"time_limit", command.time_limit},
+                         {"grace", command.grace}};
+  if (command.gpus > 0) spec["gpus"] = command.gpus;  // an older service knows no such key
   return {{"name", command.name.value_or(program.empty() ? "command" : program)},
           {"team", command.team},
           {"tier", command.tier},
           {"kind", "command"},
           {"min_devices", devices},
           {"max_devices", devices},
-          {"spec",
-           {{"command", *command.command},
-            {"directory", fs::current_path().string()},
-            {"environment", environment_of(command, context)},
-            {"retries", command.retries},
-            {"time_limit", command.time_limit},
-            {"grace", command.grace}}}};
+          {"spec", std::move(spec)}};
 }
 
 nlohmann::json training_body(const ServiceCommand& command, const Context& context) {
-  if (command.devices || !command.environment.empty() || command.retries > 0 ||
+  if (command.devices || command.gpus > 0 || !command.environment.empty() || command.retries > 0 ||
       command.time_limit > 0)
     fail(ErrorCode::invalid_argument,
-         "--devices, --env, --retries and --time-limit are of a command, which follows --; a "
-         "Ductile job takes --min and --max");
+         "--devices, --gpus, --env, --retries and --time-limit are of a command, which follows --; "
+         "a Ductile job takes --min and --max, and computes on cores");
   JobRequest request = command.request;
   request.arguments = command.command;  // of a Python job
   JobConfig config;
@@ -106,10 +108,11 @@ nlohmann::json training_body(const ServiceCommand& command, const Context& conte
 
 nlohmann::json serving_body(const ServiceCommand& command, const Context& context) {
   if (command.request.file || !command.request.assignments.empty() || command.devices ||
-      !command.environment.empty() || command.retries > 0 || command.time_limit > 0)
+      command.gpus > 0 || !command.environment.empty() || command.retries > 0 ||
+      command.time_limit > 0)
     fail(ErrorCode::invalid_argument,
-         "a job file, --set, --devices, --env, --retries and --time-limit are of other jobs; "
-         "--service takes a run, --min and --max");
+         "a job file, --set, --devices, --gpus, --env, --retries and --time-limit are of other "
+         "jobs; --service takes a run, --min and --max");
   // That of a job may be on the service's machine alone.
   const JobReference job = find_job(*command.served, command.at, context);
   fs::path run = job.run.empty() ? run_of(job) : job.run;
@@ -201,6 +204,8 @@ std::string job_table(const Json& job) {
       {"phase", job.at("phase")},
       {"why", job.at("why")}};
   if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
+  if (job.contains("spec") && job["spec"].value("gpus", int64_t{0}) > 0)
+    rows.push_back({"gpus", fmt::format("{} of one node", job["spec"]["gpus"].get<int64_t>())});
   if (job.contains("serving")) {
     const Json& serving = job["serving"];
     rows.push_back({"address", serving.at("address")});

@@ -12,6 +12,7 @@
 #include "ductile/fleet/service_request_impl.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
+#include "ductile/server/node_devices.h"
 
 namespace ductile::cli {
 namespace {
@@ -62,6 +63,30 @@ std::string reason_of(const Json& node) {
   return out;
 }
 
+// " with 2 GPUs".
+std::string gpus_held(const Json& job) {
+  const int64_t gpus = job.value("gpus", int64_t{0});
+  return gpus == 0 ? "" : fmt::format(" with {} GPU{}", gpus, gpus == 1 ? "" : "s");
+}
+
+// "2 of 4": free ones, of those that jobs may have.
+std::string gpus_of(const Json& node) {
+  if (node.value("gpus", int64_t{0}) == 0) return "";
+  return fmt::format("{} of {}", node.at("free_gpus").get<int64_t>(),
+                     node.at("gpus").get<int64_t>());
+}
+
+// Nothing where the node has not said it yet.
+std::string hardware_of(const Json& node) {
+  if (!node.contains("hardware")) return "";
+  const server::NodeHardware hardware =
+      server::hardware_from(parse_json(dump_json(node["hardware"])));
+  std::string out = server::cores_text(hardware);
+  if (const std::string gpus = server::gpus_text(hardware); !gpus.empty()) out += ", " + gpus;
+  if (!hardware.trouble.empty()) out += fmt::format(" ({})", hardware.trouble);
+  return out;
+}
+
 ExitCode tell_node(const ServiceCommand& command, Context& context, const char* verb,
                    const nlohmann::json& body, const std::string& done) {
   return with_service(command, context, [&](const cluster::Client& client) {
@@ -108,9 +133,13 @@ ExitCode nodes(const ServiceCommand& command, Context& context) {
     }
     using page::Align;
     std::vector<std::vector<std::string>> rows = {
-        {"node", "type", "state", "devices", "free", "held by", "reason"}};
+        {"node", "type", "state", "devices", "free", "hardware", "held by", "reason"}};
     std::vector<Align> aligned = {Align::left,  Align::left, Align::left, Align::right,
-                                  Align::right, Align::left, Align::left};
+                                  Align::right, Align::left, Align::left, Align::left};
+    const bool gpus = std::any_of(list.begin(), list.end(),
+                                  [](const Json& node) { return !gpus_of(node).empty(); });
+    if (gpus) rows[0].insert(rows[0].begin() + 5, "free GPUs");
+    if (gpus) aligned.insert(aligned.begin() + 5, Align::right);
     // Most services have one region, of which nothing is to be said.
     const bool regions = std::any_of(list.begin(), list.end(), [&](const Json& node) {
       return node.at("region") != list.front().at("region");
@@ -120,12 +149,14 @@ ExitCode nodes(const ServiceCommand& command, Context& context) {
     for (const Json& node : list) {
       std::string held;
       for (const Json& job : node.at("jobs"))
-        held +=
-            fmt::format("{}job {} ({}): {}", held.empty() ? "" : ", ", job.at("job").get<int64_t>(),
-                        job.at("name").get<std::string>(), job.at("devices").get<int64_t>());
+        held += fmt::format("{}job {} ({}): {}{}", held.empty() ? "" : ", ",
+                            job.at("job").get<int64_t>(), job.at("name").get<std::string>(),
+                            job.at("devices").get<int64_t>(), gpus_held(job));
       rows.push_back({node.at("node"), node.at("type"), node.at("state"),
                       std::to_string(node.at("devices").get<int64_t>()),
-                      std::to_string(node.at("free").get<int64_t>()), held, reason_of(node)});
+                      std::to_string(node.at("free").get<int64_t>()), hardware_of(node), held,
+                      reason_of(node)});
+      if (gpus) rows.back().insert(rows.back().begin() + 5, gpus_of(node));
       if (regions)
         rows.back().insert(rows.back().begin() + 2, node.at("region").get<std::string>());
     }

@@ -8,6 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/log.h"
 #include "ductile/server/agent_link_impl.h"
 #include "ductile/server/agent_protocol_impl.h"
 
@@ -142,11 +143,21 @@ void Agents::hear(size_t h, const json& said) {
       states_[h].leaving = said["leaving"].get<double>();
       return changed(h);
     }
+    if (said.contains("hardware")) return hear_hardware(h, said["hardware"]);
     const json& value = said.begin().value();
     const auto job = jobs_.find(value.at("run").get<std::string>());
     if (job != jobs_.end()) job->second->heard(h, said);
   } catch (const json::exception&) {  // not an agent of this version: its words are lost
   }
+}
+
+void Agents::hear_hardware(size_t h, const json& said) {
+  try {
+    states_[h].hardware = hardware_from(said);
+  } catch (const Error& error) {
+    return log_line(fmt::format("host {}: {}", host(h).name, error.what()));
+  }
+  changed(h);
 }
 
 void Agents::take_census(size_t h, const json& workers) {

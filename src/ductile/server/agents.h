@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "ductile/net/loop.h"
 #include "ductile/net/secret.h"
 #include "ductile/server/hosts.h"
+#include "ductile/server/node_devices.h"
 
 namespace ductile::server {
 
@@ -66,7 +68,10 @@ class Agents {
   // Seconds within which its machine will be gone, as its agent was told; 0: nobody said so.
   double leaving(size_t h) const { return states_[h].leaving; }
   int64_t cores(size_t h) const;  // that its agent may use; 0: not known
-  // Called when a host became ready, clean, or neither, or leaving; it must only note this.
+  // What its agent said last that there is; nothing: no agent has said it yet, or none is asked.
+  const std::optional<NodeHardware>& hardware(size_t h) const { return states_[h].hardware; }
+  // Called when a host became ready, clean, or neither, or leaving, or its hardware is another; it
+  // must only note this.
   void call_on_change(std::function<void()> on_change) { on_change_ = std::move(on_change); }
 
   // A host that is not there now, for this reason: it is not called, and its agent is given up.
@@ -92,12 +97,14 @@ class Agents {
     std::string held;                   // why it is not called
     size_t strays = 0;
     double leaving = 0;
+    std::optional<NodeHardware> hardware;
     net::Deadline next_census{};
   };
 
   void wake();
   void turn();
   void hear(size_t h, const nlohmann::json& said);
+  void hear_hardware(size_t h, const nlohmann::json& said);
   void take_census(size_t h, const nlohmann::json& workers);
   void changed(size_t h);
   void forget(State& state);

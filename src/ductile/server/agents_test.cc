@@ -29,6 +29,7 @@
 #include "ductile/link/testing/test_model.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/run/lock.h"
+#include "ductile/server/core_map.h"
 #include "ductile/server/job_host.h"
 
 namespace ductile::server {
@@ -222,10 +223,12 @@ TEST(Agents, TwoJobsNeverShareACore) {
       for (const int core : own) EXPECT_TRUE(seen.insert(core).second) << "core " << core;
   };
   disjoint();
-  // As many threads as cores.
+  // As many threads as physical cores, where there are as many of these as devices.
+  const bool whole = core_map().cores.size() >= 2;
   for (const auto& [pid, own] : fleet.cores()) {
     const std::string environment = read_file(fs::path("/proc") / std::to_string(pid) / "environ");
-    EXPECT_NE(environment.find(fmt::format("OMP_NUM_THREADS={}", own.size()) + '\0'),
+    const size_t threads = whole ? core_map(own).cores.size() : own.size();
+    EXPECT_NE(environment.find(fmt::format("OMP_NUM_THREADS={}", threads) + '\0'),
               std::string::npos);
   }
   // A new agent knows whose cores are taken.

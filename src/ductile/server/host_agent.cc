@@ -29,8 +29,8 @@
 #include "ductile/process/worker.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/agent_wire_impl.h"
-#include "ductile/server/core_pool.h"
 #include "ductile/server/launcher.h"
+#include "ductile/server/node_devices.h"
 #include "ductile/server/sole_agent_impl.h"
 #include "ductile/server/zygotes.h"
 
@@ -38,6 +38,8 @@ namespace ductile::server {
 namespace {
 
 using nlohmann::json;
+
+constexpr int kBeatsOfALook = 5;  // at the devices
 
 class HostAgent {
  public:
@@ -48,6 +50,7 @@ class HostAgent {
     in_watch_ = loop_.watch(in_, net::Interest::read, [this](net::Ready) { hear(); });
     const net::Loop::Timer beat = loop_.every(kAgentBeat, [this] {
       look_at_all();
+      look_at_devices();
       if (!wire_.sealed() || wire_.ready()) say({{"beat", true}});
     });
     say({{"beat", true}});
@@ -144,10 +147,11 @@ class HostAgent {
     if (::access(keeper_.c_str(), X_OK) != 0)
       keeper_ = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-keeper";
     if (const int64_t devices = value.at("devices"); devices > 0)
-      cores_ = std::make_shared<CorePool>(devices);
+      devices_ = std::make_unique<NodeDevices>(devices);
     if (const double notice = value.value("notice", 0.0); notice > 0) heed(notice);
     say({{"ready", {{"cores", usable_cores().size()}}}});
-    if (cores_) warm();
+    if (devices_) say({{"hardware", json(to_json(devices_->hardware()))}});
+    if (devices_) warm();
   }
 
   // A node of a service, which has jobs to come; a single job has its workers already.
@@ -156,7 +160,8 @@ class HostAgent {
     LocalLauncherOptions workers;
     workers.program = program_;
     workers.kills_at_end = false;
-    workers.cores = cores_;
+    workers.cores = devices_->cores();
+    workers.gpus = devices_->gpus();
     workers.zygotes = zygotes_;
     warm_up(workers);
   }
@@ -185,7 +190,8 @@ class HostAgent {
     options.threads = value.at("threads");
     options.host = host_;
     options.kills_at_end = false;
-    options.cores = cores_;
+    if (devices_) options.cores = devices_->cores();
+    if (devices_) options.gpus = devices_->gpus();
     if (!options.keepers && !python) options.zygotes = zygotes_;
     Job& job = jobs_[run];
     job.python = python;
@@ -219,6 +225,11 @@ class HostAgent {
     for (const std::string& run : runs) take(run);
   }
 
+  void look_at_devices() {
+    if (!devices_ || ++beats_ % kBeatsOfALook != 0 || !devices_->look()) return;
+    say({{"hardware", json(to_json(devices_->hardware()))}});
+  }
+
   void take(const std::string& run) {
     const auto found = jobs_.find(run);
     if (found == jobs_.end()) return;
@@ -236,6 +247,7 @@ class HostAgent {
       start.environment.emplace_back(pair.at(0), pair.at(1));
     start.workers = value.at("workers");
     start.devices = value.at("devices");
+    start.gpus = value.value("gpus", int64_t{0});
     try {
       if (job.python) check_python();
       job.launcher->start(start);
@@ -348,7 +360,8 @@ class HostAgent {
   net::Loop::Watch signal_watch_;
   fs::path folder_, program_, keeper_;
   std::string host_, place_name_;
-  std::shared_ptr<CorePool> cores_;
+  std::unique_ptr<NodeDevices> devices_;
+  int beats_ = 0;
   std::shared_ptr<Zygotes> zygotes_;  // of the built-in worker; null: each is started
   std::map<std::string, Job> jobs_;   // by their runs
 };

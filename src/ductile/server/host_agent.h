@@ -10,10 +10,11 @@ inline constexpr const char* kHostAgent = "host-agent";  // the argument that ru
 //
 //   {"hello": {"folder", "host", "nonce"}} -> {"greet": {"nonce", "proof"}}, both as plain lines;
 // all that follows are messages that are encrypted, by a key from the secret in the folder:
-//   {"begin": {"worker", "keeper", "devices", "notice"}} -> {"ready": {"cores"}}
+//   {"begin": {"worker", "keeper", "devices", "notice"}} -> {"ready": {"cores"}}, then {"hardware":
+//                                                        ...} (node_devices.h), with `devices`
 //   {"open": {"run", "log", "threads", "keepers"}}       before anything else about a run
-//   {"start": {"run", "worker", "arguments", "environment", "workers", "devices"}} -> nothing, or
-//                                                        "failed"
+//   {"start": {"run", "worker", "arguments", "environment", "workers", "devices", "gpus"}} ->
+//                                                        nothing, or "failed"
 //   {"ask": {"run", "worker"}}: a keeper is to end       -> {"exited": ...}, in the end
 //   {"kill": {"run", "worker"}}                          -> {"exited": ...}, in the end
 //   {"adopt": {"run", "workers": [ID, ...]}} -> {"adopted": {"run", "found": [], "gone": []}}
@@ -22,8 +23,9 @@ inline constexpr const char* kHostAgent = "host-agent";  // the argument that ru
 //   {"end": {"run", "worker"}}: ends what the census showed, of whatever run
 //
 // and says by itself {"exited": {"run", "worker", "code", "signal"}}, {"line": {"run", "worker",
-// "text"}}, and {"beat": true} every second. With `devices` each worker gets shares of the cores
-// for itself (core_pool.h). With a `notice` above 0, SIGTERM says that the host will be gone in so
+// "text"}}, {"hardware": ...} where that has changed, and {"beat": true} every second. With
+// `devices` each worker gets a share of the cores, and the GPUs that it asks for, for itself
+// (node_devices.h). With a `notice` above 0, SIGTERM says that the host will be gone in so
 // many seconds: the agent says {"leaving": SECONDS} and goes on, and so do the workers, which
 // ignore the signal as it does. Keepers of commands are workers in all this; launcher.h has the
 // differences.

@@ -68,7 +68,8 @@ class HostsLauncher final : public Launcher, private Agents::Job {
                           {"arguments", here.arguments},
                           {"environment", here.environment},
                           {"workers", here.workers},
-                          {"devices", here.devices}}}});
+                          {"devices", here.devices},
+                          {"gpus", here.gpus}}}});
   }
 
   void kill(WorkerId id) override {

@@ -15,6 +15,7 @@
 #include "ductile/control/membership.h"
 #include "ductile/net/loop.h"
 #include "ductile/server/core_pool.h"
+#include "ductile/server/gpu_pool.h"
 
 namespace ductile::server {
 
@@ -27,6 +28,7 @@ struct WorkerStart {
   int64_t workers = 1;             // how many share the machine
   std::vector<std::string> avoid;  // hosts to take only where no other one is left
   int64_t devices = 1;             // whose cores it has, where devices are shares of cores
+  int64_t gpus = 0;                // that it has for itself, where they are shared out
 };
 
 struct EarlierWorker {  // that an earlier controller started
@@ -110,6 +112,8 @@ struct LocalLauncherOptions {
   bool keepers = false;
   // Whose shares the workers run on, one each; null: they share all cores with each other.
   std::shared_ptr<CorePool> cores;
+  // Whose GPUs they see, as many as each asks for; null: all.
+  std::shared_ptr<GpuPool> gpus;
   // Which fork the workers, for all launchers of the machine; null: a Python job has its own, and
   // other workers are started.
   std::shared_ptr<Zygotes> zygotes{};

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <string_view>
 
 #include <fcntl.h>
@@ -28,6 +29,7 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/process/worker.h"
 #include "ductile/server/launcher.h"
 #include "ductile/server/launcher_events_impl.h"
+#include "ductile/server/memory_home_impl.h"
 #include "ductile/server/zygotes.h"
 
 namespace ductile::server {
@@ -38,6 +40,30 @@ using control::WorkerId;
 // The first workers wait, so that a machine imports torch once. Less than a worker may take to
 // become ready: then one that is started instead is.
 constexpr Zygotes::Patience kPatienceWithPython{.for_load = true, .load = std::chrono::seconds(90)};
+
+// The GPUs that a process was given, as its environment says.
+std::vector<std::string> gpus_of(pid_t pid) {
+  std::vector<std::string> ids;
+  try {
+    const std::string text = '\0' + read_file(fs::path("/proc") / std::to_string(pid) / "environ");
+    const std::string name = '\0' + std::string(kGivenGpus) + '=';
+    const size_t at = text.find(name);
+    if (at == std::string::npos) return ids;
+    std::istringstream list(text.c_str() + at + name.size());
+    for (std::string id; std::getline(list, id, ',');)
+      if (!id.empty()) ids.push_back(id);
+  } catch (const Error&) {  // gone
+  }
+  return ids;
+}
+
+// A process sees those that it has, and no others, whatever else its environment says.
+void show_gpus(const GpuPool::Share& gpus, process::SpawnOptions& launch) {
+  std::erase_if(launch.environment,
+                [](const auto& variable) { return is_gpu_variable(variable.first); });
+  for (auto& variable : gpu_environment(gpus ? *gpus : std::vector<Gpu>()))
+    launch.environment.push_back(std::move(variable));
+}
 
 // Where a process may run; empty: nobody knows.
 std::vector<int> cores_of(pid_t pid) {
@@ -108,10 +134,11 @@ class LocalLauncher : public Launcher {
     process::SpawnOptions launch;
     const int64_t sharing = std::max<int64_t>(1, start.workers);
     const char* told = std::getenv("OMP_NUM_THREADS");
-    if (options_.cores) worker.shares = options_.cores->take(start.devices);
-    launch.cpus = worker.cores();
-    const int64_t cores = worker.shares.empty() ? cpu_share().usable() / sharing
-                                                : static_cast<int64_t>(launch.cpus.size());
+    if (options_.gpus && start.gpus > 0) worker.gpus = take_gpus(start.gpus);
+    if (options_.cores) worker.share = options_.cores->take(start.devices, near(worker));
+    if (worker.share) launch.cpus = worker.share->threads;
+    const int64_t cores =
+        launch.cpus.empty() ? cpu_share().usable() / sharing : worker.share->cores;
     const int64_t threads = options_.threads > 0 ? options_.threads : threads_on(cores, told);
     launch.program = options_.program;
     launch.arguments = start.arguments;
@@ -122,6 +149,7 @@ class LocalLauncher : public Launcher {
       launch.environment = process::worker_environment(threads);
     launch.environment.insert(launch.environment.end(), start.environment.begin(),
                               start.environment.end());
+    if (options_.gpus) show_gpus(worker.gpus, launch);
     launch.log = options_.log;
     launch.progress_fd = write_end.get();
     launch.dies_with_parent = false;  // a controller that is started again finds it at work
@@ -191,7 +219,8 @@ class LocalLauncher : public Launcher {
         continue;
       }
       worker.place = free_place();
-      if (options_.cores) worker.shares = options_.cores->take_again(cores_of(worker.pid));
+      if (options_.cores) worker.share = options_.cores->take_again(cores_of(worker.pid));
+      if (options_.gpus) worker.gpus = options_.gpus->take_again(gpus_of(worker.pid));
       worker.end_watch = events_.watch(worker.pid_fd.get());
       workers_.emplace(id, std::move(worker));
     }
@@ -257,19 +286,32 @@ class LocalLauncher : public Launcher {
     process::LineReader lines;
     pid_t pid = 0;
     int64_t place = 0;
-    std::vector<CorePool::Share> shares;
+    CorePool::Share share;
+    GpuPool::Share gpus;
     bool child = false, forked = false;
     net::Loop::Watch end_watch, line_watch;
     std::optional<Asked> asked;
-
-    std::vector<int> cores() const {
-      std::set<int> out;
-      for (const CorePool::Share& share : shares) out.insert(share->begin(), share->end());
-      return {out.begin(), out.end()};
-    }
   };
 
   bool is_python() const { return options_.program.filename() == process::kPythonWorker; }
+
+  GpuPool::Share take_gpus(int64_t count) const {
+    if (GpuPool::Share gpus = options_.gpus->take(count)) return gpus;
+    fail(ErrorCode::unavailable, "{} of {} GPUs are free here, fewer than the {} asked for",
+         options_.gpus->free(), options_.gpus->usable(), count);
+  }
+
+  // NUMA nodes on which a worker's cores are best: those of its GPUs, or of its job.
+  std::set<int> near(const Worker& worker) const {
+    std::set<int> nodes;
+    if (worker.gpus) {
+      for (const Gpu& gpu : *worker.gpus) nodes.insert(gpu.numa_node);
+    } else {
+      for (const auto& [id, other] : workers_)
+        if (other.share) nodes.insert(other.share->nodes.begin(), other.share->nodes.end());
+    }
+    return nodes;
+  }
 
   // Whether a zygote has been asked for the worker; if not, it has to be started.
   bool ask_zygote(const process::SpawnOptions& launch, Worker& worker) {
@@ -296,6 +338,9 @@ class LocalLauncher : public Launcher {
   }
 
   void spawn(const process::SpawnOptions& launch, Worker& worker) {
+    std::optional<MemoryHome> home;  // where its cores are, and others are not
+    if (worker.share && worker.share->nodes.size() == 1 && options_.cores->map().nodes.size() > 1)
+      home.emplace(worker.share->nodes.front());
     worker.pid = process::spawn(launch);
     worker.child = true;
     watch(worker);
@@ -376,12 +421,13 @@ class LocalLauncher : public Launcher {
 
 void warm_up(const LocalLauncherOptions& options) {
   const CorePool::Share share = options.cores ? options.cores->take() : nullptr;  // given back here
-  const int64_t cores = share ? static_cast<int64_t>(share->size()) : cpu_share().usable();
+  const int64_t cores = share ? share->cores : cpu_share().usable();
   const sigset_t mask = mask_of_workers(options);
   process::SpawnOptions worker;
   worker.program = options.program;
   worker.environment = process::worker_environment(
       options.threads > 0 ? options.threads : threads_on(cores, std::getenv("OMP_NUM_THREADS")));
+  if (options.gpus) show_gpus({}, worker);
   worker.mask = &mask;
   options.zygotes->warm(worker);
 }

@@ -1,0 +1,205 @@
+// Commands with GPUs of their own, on a machine whose GPUs are files of a test.
+#include <cstdlib>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/cluster/testing/commands.h"
+#include "ductile/cluster/testing/live_nodes.h"
+#include "ductile/cluster/why_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+using namespace testing;
+
+// Four GPUs, of server/testdata/machines.
+class Gpus : public ::testing::Test {
+ protected:
+  Gpus() {
+    fs::copy(DUCTILE_SOURCE_DIR "/src/ductile/server/testdata/machines/four_h100", root(),
+             fs::copy_options::recursive);
+  }
+  fs::path root() const { return folder_.path() / "root"; }
+  std::function<void()> enter() const {
+    return [root = root()] {
+      ::setenv("DUCTILE_HARDWARE_ROOT", root.c_str(), 1);
+      ::unsetenv("CUDA_VISIBLE_DEVICES");
+    };
+  }
+
+ private:
+  TempFolder folder_;
+};
+
+auto on_this_machine(int64_t devices) {
+  return [devices](ServiceOptions& options) {
+    options.devices = devices;
+    options.policy = "fifo";
+  };
+}
+
+// Writes what it sees into a file of its name, and goes on until there is a file "go".
+JobId submit(LiveService& service, const std::string& name, int64_t gpus,
+             Json more = Json::object(), int64_t devices = 1) {
+  if (gpus > 0) more["gpus"] = gpus;
+  return service.submit_command(
+      name,
+      "echo \"$CUDA_VISIBLE_DEVICES|$ROCR_VISIBLE_DEVICES|$HIP_VISIBLE_DEVICES|$DUCTILE_GPUS|\" "
+      "> " +
+          name + "; while [ ! -e go ]; do sleep 0.02; done",
+      more, devices);
+}
+
+// Of the lists that it saw: the one at `place`.
+std::set<std::string> seen(LiveService& service, const std::string& name, int place) {
+  wait_for_lines(service.folder() / name, 1);
+  std::string text = text_of(service.folder() / name);
+  for (int i = 0; i < place; ++i) text.erase(0, text.find('|') + 1);
+  text.resize(text.find('|'));
+  std::set<std::string> out;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) out.insert(word);
+  return out;
+}
+
+void await_why(LiveService& service, JobId id, const std::string& part) {
+  service.wait(
+      id, [&](const Json& job) { return job.value("why", "").find(part) != std::string::npos; });
+}
+
+TEST_F(Gpus, AreOfOneCommandAtATime) {
+  LiveService service(on_this_machine(8), enter());
+  const JobId a = submit(service, "a", 3), none = submit(service, "none", 0);
+  const JobId b = submit(service, "b", 1);
+  const std::set<std::string> of_a = seen(service, "a", 0), of_b = seen(service, "b", 0);
+  EXPECT_EQ(of_a.size(), 3u);
+  EXPECT_EQ(of_b.size(), 1u);
+  for (const std::string& gpu : of_b) EXPECT_FALSE(of_a.contains(gpu)) << gpu;
+  EXPECT_TRUE(seen(service, "none", 0).empty()) << "it asked for none";
+  EXPECT_EQ(seen(service, "none", 2), std::set<std::string>{"-1"});
+  const JobId c = submit(service, "c", 2);
+  await_why(service, c,
+            "It asks for 2 GPUs on one node, and no node has any free: job 1 (a) holds 3, job 3 "
+            "(b) holds 1; it starts when 2 more are free on one of the nodes.");
+  await_why(service, a, "It runs on 1 device with 3 GPUs: ");
+  const Json node = service.get("/v1/nodes").at("nodes").at(0);
+  EXPECT_EQ(node.at("gpus"), 4);
+  EXPECT_EQ(node.at("free_gpus"), 0);
+  EXPECT_EQ(node.at("hardware").at("gpus").at(0).at("name"), "NVIDIA H100 80GB HBM3");
+  service.act(a, "cancel");
+  EXPECT_EQ(seen(service, "c", 0).size(), 2u);
+  write_file_atomic(service.folder() / "go", "");
+  for (const JobId id : {none, b, c}) service.wait_for(id, "finished");
+}
+
+TEST_F(Gpus, AreWhatTheNodeSaysAndNotTheSubmitter) {
+  LiveService service(on_this_machine(2), enter());
+  const Json mine = {
+      {"environment", {{"CUDA_VISIBLE_DEVICES", "0,1,2,3"}, {"DUCTILE_GPUS", "0000:19:00.0"}}}};
+  submit(service, "none", 0, mine);
+  submit(service, "one", 1, mine);
+  EXPECT_TRUE(seen(service, "none", 0).empty());
+  EXPECT_TRUE(seen(service, "none", 3).empty());
+  EXPECT_EQ(seen(service, "one", 0).size(), 1u);
+  EXPECT_EQ(seen(service, "one", 3).size(), 1u);
+}
+
+TEST_F(Gpus, OfABuiltInWorkerAreNone) {
+  LiveService service(on_this_machine(1), enter());
+  const JobId id = service.submit("trains", 100000);
+  service.wait_for_workers(id);
+  const std::string run = service.wait_for(id, "running").value("run", "");
+  std::string environment;
+  for (const pid_t pid : link::workers_of(run))
+    environment += '\0' + text_of(fs::path("/proc") / std::to_string(pid) / "environ");
+  EXPECT_NE(environment.find(std::string(1, '\0') + "CUDA_VISIBLE_DEVICES=" + '\0'),
+            std::string::npos);
+}
+
+TEST_F(Gpus, ThatNobodyHasAreWaitedForWithTheReason) {
+  LiveService service(on_this_machine(2), enter());
+  const JobId many = submit(service, "many", 9);
+  await_why(service, many, "no node of this service has more than 4");
+  const JobId next = submit(service, "next", 1);
+  service.wait_for(next, "running");
+  const JobId away = submit(service, "away", 4);
+  await_why(service, away, "no node has more than 3 free: job 2 (next) holds 1; it starts when 1");
+  const Json bad = service.send(
+      "POST", "/v1/jobs",
+      R"({"kind": "command", "spec": {"command": ["true"], "directory": "/", "gpus": -1}})");
+  EXPECT_EQ(bad.at("status"), 400) << bad;
+}
+
+TEST_F(Gpus, AreKnownAgainByTheNextServiceAndTheNextAgent) {
+  LiveService service(on_nodes({"one"}, 4), enter());
+  const JobId a = submit(service, "a", 3);
+  const std::set<std::string> of_a = seen(service, "a", 3);
+  service.kill_service();
+  service.start();
+  service.wait(a, [](const Json& job) { return job.at("phase") == "running"; });
+  wait_for_node(service, "one", "up");
+  service.kill_agent("one");
+  wait_for_node(service, "one", "away");
+  wait_for_node(service, "one", "up");
+  const JobId b = submit(service, "b", 1);
+  const std::set<std::string> of_b = seen(service, "b", 3);
+  EXPECT_EQ(of_b.size(), 1u);
+  for (const std::string& gpu : of_b) EXPECT_FALSE(of_a.contains(gpu)) << gpu;
+  const JobId c = submit(service, "c", 1);
+  await_why(service, c, "no node has any free");
+  write_file_atomic(service.folder() / "go", "");
+  for (const JobId id : {a, b, c}) service.wait_for(id, "finished");
+}
+
+TEST_F(Gpus, OneThatGoesIsToldAndGivenToNobody) {
+  LiveService service(on_nodes({"one"}, 4), enter());
+  const JobId a = submit(service, "a", 4);
+  seen(service, "a", 0);
+  fs::remove(root() / "dev/nvidia2");
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (node_of(service, "one").value("gpus", 0) != 3 &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(50ms);
+  const Json node = node_of(service, "one");
+  EXPECT_EQ(node.at("gpus"), 3);
+  EXPECT_EQ(node.at("hardware").at("gpus").at(2).at("trouble"), "there is no /dev/nvidia2 here");
+  std::vector<Json> told;
+  while (told.empty() && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(50ms);
+    const Json answer = service.get("/v1/events?newest=1000");
+    for (const Json& event : answer.at("events"))
+      if (event.at("kind") == "gpu") told.push_back(event.at("body").at("gpu"));
+  }
+  EXPECT_EQ(told, std::vector<Json>{"0000:9b:00.0"});
+  EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(a)).at("phase"), "running")
+      << "what becomes of it is its own affair";
+  const JobId b = submit(service, "b", 4);
+  await_why(service, b, "no node of this service has more than 3");
+}
+
+TEST(Why, NamesADrainedNodeThatAloneHasTheGpus) {
+  WhyFacts facts;
+  facts.job.id = 7;
+  facts.job.submission.kind = "command";
+  for (const char* name : {"a", "b"}) {
+    NodeRecord& node = facts.nodes.emplace_back();
+    node.node = name;
+    node.devices = 2;
+    node.state = NodeState::up;
+  }
+  facts.hardware = {{"a", {.usable_gpus = 1}}, {"b", {.usable_gpus = 4}}};
+  facts.gpus[7] = 2;
+  facts.drains.push_back({"b", 0, "a fan"});
+  const std::string text = why(facts);
+  EXPECT_NE(text.find("nothing starts where there are so many: b (2 devices, drained: \"a fan\")"),
+            std::string::npos)
+      << text;
+}
+
+}  // namespace
+}  // namespace ductile::cluster
