@@ -105,6 +105,8 @@ int take_command(int argc, const char* const* argv, Parsed& parsed) {
     parsed.service.command.emplace(end + 1, argv + argc);
   } else if (is("train")) {
     parsed.train.job.arguments.emplace(end + 1, argv + argc);
+  } else if (is("capture")) {
+    parsed.capture.job.arguments.emplace(end + 1, argv + argc);
   } else if (is("config")) {
     parsed.config.job.arguments.emplace(end + 1, argv + argc);
   } else {
@@ -173,6 +175,7 @@ std::span<const AddCommand> own_commands() {
   static constexpr AddCommand kCommands[] = {add_train,
                                              add_tune,
                                              add_profile,
+                                             add_capture,
                                              add_named<live_commands>,
                                              add_named<service_commands>,
                                              add_config,

@@ -159,6 +159,57 @@ void add_profile(CLI::App& app, Parsed& parsed) {
   });
 }
 
+void add_capture(CLI::App& app, Parsed& parsed) {
+  CaptureCommand& c = parsed.capture;
+  CLI::App* sub = app.add_subcommand(
+      "capture", "find and measure the operators of a Python model, for `ductile plan`");
+  parsed.example[sub] =
+      "Example:\n"
+      "  ductile capture train.py:Job -o graph.json --batch 64\n"
+      "  ductile capture torchvision.models:resnet18 --input 3,224,224 -o graph.json\n"
+      "  ductile plan graph.json --devices cluster.toml --batch 128\n"
+      "\n"
+      "The command runs the model in its own Python, records what it calls, and runs these\n"
+      "operators one by one: they have to give the bits of the model. It writes the graph with\n"
+      "times and bytes. What is no graph of operators is named with its line.\n";
+  sub->add_option("class", c.job.file,
+                  "FILE.py:CLASS or MODULE:CLASS: a ductile.Job, a torch.nn.Module with a method "
+                  "example(self, samples), or a function that makes one")
+      ->option_text("FILE.py:CLASS")
+      ->required();
+  sub->add_option("-o,--out", c.out, "write the graph to this file (default: stdout)")
+      ->option_text("FILE");
+  sub->add_option("--leaf", c.leaves,
+                  "keep this module whole: its path in the model, or its class (repeatable)")
+      ->option_text("NAME")
+      ->allow_extra_args(false);
+  sub->add_option("--input", c.inputs,
+                  "shape of one sample of an input, in place of example(): 3,224,224, or 1000:16 "
+                  "for 16 whole numbers below 1000 (repeatable)")
+      ->option_text("SHAPE")
+      ->allow_extra_args(false);
+  sub->add_option("--batch", c.batch,
+                  "the most samples at once (default: the batch of a job, else 32)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 40));
+  sub->add_option("--shares", c.shares,
+                  "numbers of samples that are measured (default: 1, 2, 4 ... up to the batch)")
+      ->option_text("LIST")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  sub->add_option("--rounds", c.rounds,
+                  "passes for each number of samples, of which medians count (default 7)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{10'000}));
+  sub->add_flag("--no-times", c.no_times,
+                "measure no times: give those of a V100, from operations and bytes");
+  sub->add_flag("--no-check", c.no_check, "do not compare the operators' bits with the model's");
+  add_set(*sub, c.job.assignments);
+  sub->callback([&parsed] {
+    parsed.chosen = [&parsed](Context& context) { return capture(parsed.capture, context); };
+  });
+}
+
 void add_config(CLI::App& app, Parsed& parsed) {
   ConfigCommand& c = parsed.config;
   CLI::App* sub = app.add_subcommand("config", "print every option with its origin");

@@ -152,6 +152,18 @@ struct ProfileCommand {
 };
 ExitCode profile(const ProfileCommand& command, Context& context);
 
+struct CaptureCommand {
+  JobRequest job;                   // FILE.py:CLASS; of --set, the interpreter and its threads
+  std::optional<fs::path> out;      // a file; else stdout
+  std::vector<std::string> leaves;  // modules that stay whole
+  std::vector<std::string> inputs;  // shapes of a sample, for a module without example()
+  std::optional<int64_t> batch;     // samples at once, at most
+  std::vector<int64_t> shares;      // empty: powers of two up to the batch
+  int64_t rounds = 7;
+  bool no_times = false, no_check = false;
+};
+ExitCode capture(const CaptureCommand& command, Context& context);
+
 struct ConfigCommand {
   JobRequest job;
   bool changed = false;   // only values that differ from their default

@@ -19,6 +19,7 @@ struct Parsed {
   TrainCommand train;
   TuneCommand tune;
   ProfileCommand profile;
+  CaptureCommand capture;
   ConfigCommand config;
   DoctorCommand doctor;
   DataInspectCommand data_inspect;
@@ -48,6 +49,7 @@ void add_trust(CLI::App& app, bool& trust);
 void add_train(CLI::App& app, Parsed& parsed);
 void add_tune(CLI::App& app, Parsed& parsed);
 void add_profile(CLI::App& app, Parsed& parsed);
+void add_capture(CLI::App& app, Parsed& parsed);
 void add_config(CLI::App& app, Parsed& parsed);
 void add_data(CLI::App& app, Parsed& parsed);
 void add_ckpt(CLI::App& app, Parsed& parsed);

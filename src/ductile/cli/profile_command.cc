@@ -1,81 +1,20 @@
 // The graph of a job's model, measured; the worker, which links torch, runs it.
-#include <cerrno>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
-#include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cli/graph_file.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/progress_bar.h"
-#include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
 
 namespace ductile::cli {
-namespace {
 
 using nlohmann::json;
-
-double at(const json& cost, double samples) {
-  if (cost.is_number()) return cost.get<double>() * samples;
-  return cost.at("fixed").get<double>() + cost.at("per_sample").get<double>() * samples;
-}
-
-void print_operators(Console& console, const json& graph, double samples) {
-  std::vector<std::vector<std::string>> rows = {
-      {"OPERATOR", "KIND", "FORWARD", "BACKWARD", "WEIGHTS", "PARAMETERS", "HELD"}};
-  std::vector<double> sums(5, 0);
-  const auto add = [&](std::string name, std::string kind, const std::vector<double>& v) {
-    rows.push_back({std::move(name), std::move(kind), page::as_short_duration(v[0]),
-                    page::as_short_duration(v[1]), page::as_short_duration(v[2]),
-                    page::as_bytes(v[3]), page::as_bytes(v[4])});
-  };
-  for (const json& op : graph.at("ops")) {
-    const std::vector<double> own = {
-        at(op.at("forward"), samples), at(op.at("backward_input"), samples),
-        at(op.at("backward_weight"), samples), op.at("parameter_bytes").get<double>(),
-        op.at("activation_bytes").get<double>() * samples};
-    for (size_t i = 0; i < own.size(); ++i) sums[i] += own[i];
-    add(op.at("name"), op.at("kind"), own);
-  }
-  add("all", "", sums);
-  console.print("{}", page::table(rows));
-}
-
-// What cannot be written is told before minutes of measuring.
-void check_output(const fs::path& out) {
-  if (out.empty()) fail(ErrorCode::invalid_argument, "--out names no file");
-  const fs::path folder = fs::absolute(out).parent_path();
-  if (!is_folder(folder))
-    fail(ErrorCode::not_found, "--out {}: there is no folder {}; make it, or name another file",
-         out.string(), out.parent_path().string());
-  switch (kind_of(out)) {
-    case FileKind::folder:
-      fail(ErrorCode::conflict, "--out {}: is a folder; name a file", out.string());
-    case FileKind::other:
-      fail(ErrorCode::invalid_argument,
-           "--out {}: is {}, not a file; without --out the graph goes to standard output",
-           out.string(), kind_text(out));
-    case FileKind::none:
-    case FileKind::file:
-      break;
-  }
-  // A file beside it is written and takes its place.
-  if (::access(folder.c_str(), W_OK | X_OK) != 0)
-    fail_errno(
-        fmt::format("--out {}: the folder {} cannot be written to", out.string(), folder.string()),
-        errno);
-}
-
-}  // namespace
 
 ExitCode profile(const ProfileCommand& command, Context& context) {
   Console& console = context.console;
@@ -83,10 +22,10 @@ ExitCode profile(const ProfileCommand& command, Context& context) {
   config.read(command.job, context.environment);
   if (!config.job.python.object.empty())
     fail(ErrorCode::invalid_argument,
-         "{}: a Python job's model cannot be cut into operators, so it has no profile",
+         "{}: the operators of a Python job's model are found by its own Python: ductile capture",
          config.job.python.object);
   config.make_paths_absolute();
-  if (command.out) check_output(*command.out);
+  if (command.out) check_graph_file(*command.out);
   const TempFolder temporary("ductile-profile");
   const auto folder = run::RunFolder::create_at(temporary.path() / "run", config.options.to_toml());
   page::ProgressBar bar(STDERR_FILENO);
@@ -101,16 +40,7 @@ ExitCode profile(const ProfileCommand& command, Context& context) {
                   }});
   bar.clear();
   if (!graph) return kInterrupted;
-  const std::string text = dump_json(*graph, 1) + "\n";
-  if (!command.out) {
-    console.print("{}", text);
-    return kDone;
-  }
-  write_file_atomic(*command.out, text);
-  const auto samples = static_cast<double>(config.job.train.batch_size);
-  print_operators(console, *graph, samples);
-  console.print("\nTimes and bytes held are for {} samples at once. The graph is {}.\n",
-                page::with_thousands(samples), command.out->string());
+  put_graph(console, *graph, command.out, static_cast<double>(config.job.train.batch_size));
   return kDone;
 }
 

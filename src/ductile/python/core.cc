@@ -1,5 +1,6 @@
 // The module ductile._core: the C++ worker of a Python job, and what its Python half needs of
 // Ductile.
+#include <algorithm>
 #include <cerrno>
 #include <map>
 #include <memory>
@@ -34,6 +35,7 @@
 #include "ductile/spec/job.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/environment.h"
+#include "ductile/train/profile.h"
 #include "ductile/train/worker_program.h"
 
 namespace {
@@ -122,6 +124,15 @@ at::ScalarType type_of(const ckpt::TensorInfo& info) {
   fail(ErrorCode::invalid_argument, "torch has no type {}", to_string(info.dtype));
 }
 
+std::pair<double, double> fit_affine(const std::vector<double>& samples,
+                                     const std::vector<double>& values) {
+  std::vector<train::MeasuredShare> measured;
+  for (size_t i = 0; i < std::min(samples.size(), values.size()); ++i)
+    measured.push_back({samples[i], values[i]});
+  const train::AffineFit fit = train::fit_affine(measured);
+  return {fit.fixed, fit.per_sample};
+}
+
 // The tensors of a file of weights; one that a run wrote is compared with its digest.
 std::map<std::string, at::Tensor> tensors(const std::string& path) {
   const ckpt::SafetensorsFile file(path);
@@ -165,6 +176,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("die_with", die_with, py::arg("parent"), "Ends this process when its parent ends.");
   m.def("marks", marks, py::arg("tensors"),
         "Address, version and requires_grad of each tensor, as bytes of int64.");
+  m.def("fit_affine", fit_affine, py::arg("samples"), py::arg("values"),
+        "(fixed, per sample): the line through what was measured at these numbers of samples.");
   python::bind_turns(m);
   m.def("tensors", tensors, py::arg("path"), "The tensors of a safetensors file, by name.");
 }

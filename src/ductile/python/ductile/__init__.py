@@ -25,7 +25,7 @@ from ductile._errors import AbsenceError, DamageError, Error, RefusalError, TryA
 from ductile._job import Job, Ratio, ratio
 from ductile._run import Run, load, train
 
-__all__ = ["AbsenceError", "DamageError", "Error", "Job", "Ratio", "RefusalError", "Run", "TryAgainError", "ckpt",
+__all__ = ["AbsenceError", "DamageError", "Error", "Job", "Ratio", "RefusalError", "Run", "TryAgainError", "capture", "ckpt",
            "data", "job", "load", "plan", "ratio", "sched", "sim", "train"]
 
 _MODULES = ("ckpt", "data", "plan", "sched", "sim")
@@ -36,6 +36,10 @@ def __getattr__(name):
         from ductile._loop import job
 
         return job
+    if name == "capture":
+        from ductile._capture import capture
+
+        return capture
     if name in _MODULES:  # each is read when it is used
         import importlib
 

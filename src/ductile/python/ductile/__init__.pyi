@@ -1,5 +1,5 @@
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ductile import ckpt as ckpt, data as data, plan as plan, sched as sched, sim as sim
 
-__all__ = ["AbsenceError", "DamageError", "Error", "Job", "Ratio", "RefusalError", "Run", "TryAgainError", "ckpt",
+__all__ = ["AbsenceError", "DamageError", "Error", "Job", "Ratio", "RefusalError", "Run", "TryAgainError", "capture", "ckpt",
            "data", "job", "load", "plan", "ratio", "sched", "sim", "train"]
 
 _E = TypeVar("_E", bound=Error)
@@ -77,3 +77,11 @@ class _Loop(Job):
 
 def job(options: Mapping[str, Any] | None = ..., *, model: Any, train: _Data, test: _Data, metrics: Sequence[str] = ...,
         state: Mapping[str, Any] | None = ..., optimizer: Any = ...) -> _Loop: ...
+
+class _Graph(dict[str, Any]):
+    notes: Sequence[str]
+    samples: int
+
+def capture(job: Job | torch.nn.Module, example: Any = ..., *, leaf: Sequence[str] = ..., batch: int | None = ...,
+            shares: Iterable[int] | None = ..., rounds: int = ..., times: bool = ..., check: bool = ...,
+            progress: Callable[[float], Any] | None = ...) -> _Graph: ...

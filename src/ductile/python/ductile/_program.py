@@ -1,6 +1,7 @@
 """The user's program: finding the job's class, and telling whether its files are those of the run."""
 
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import os
@@ -75,8 +76,8 @@ def _imported(text):
     return module
 
 
-def load(text, args):
-    """The job that `FILE.py:CLASS` names, made in this process, with sys.argv as the program knows it."""
+def _found(text, args):
+    """(module, what it has under the name) of `FILE.py:NAME`, imported in this process, with sys.argv as the program knows it."""
     where, name = split(text)
     sys.argv = [script_of(text) or where, *args]
     try:
@@ -86,7 +87,23 @@ def load(text, args):
         raise
     except BaseException as error:  # sys.exit() of a program without a main guard, too
         raise Error("invalid_argument", f"{where} cannot be imported:\n{told(error)[1]}") from None
-    found = getattr(module, name, None)
+    return module, getattr(module, name, None)
+
+
+def named(text, args):
+    """What the program has under the name; a class, a function or something else."""
+    module, found = _found(text, args)
+    if found is None:
+        where, name = split(text)
+        near = difflib.get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], 1)
+        raise Error("invalid_argument", f"{where} has no {name}" + (f"; did you mean {near[0]}?" if near else ""))
+    return found
+
+
+def load(text, args):
+    """The job that `FILE.py:CLASS` names, made in this process."""
+    where, name = split(text)
+    module, found = _found(text, args)
     if not (isinstance(found, type) and issubclass(found, Job)):
         jobs = [n for n, v in vars(module).items()
                 if isinstance(v, type) and issubclass(v, Job) and v is not Job]

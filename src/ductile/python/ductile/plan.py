@@ -6,7 +6,7 @@
     report["plan"]["stages"]
 
 A graph is the name of a file (`ductile profile` writes one) or of a built-in graph ("mmt", "candle:8",
-"gpt:layers=24,hidden=2048"; graphs() lists them), or a dictionary as graph() returns it. Devices are a number (V100s, four
+"gpt:layers=24,hidden=2048"; graphs() lists them), or a dictionary as graph() and ductile.capture() return it. Devices are a number (V100s, four
 a node), the name of a cluster file, or a dictionary with what such a file says. Times are in seconds, sizes in bytes.
 Ctrl-C ends a search; other threads run meanwhile.
 """

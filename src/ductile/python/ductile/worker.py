@@ -5,6 +5,7 @@ the rest to the C++ worker, which calls back for the loss of a virtual rank."""
 
 import json
 import os
+import signal
 import sys
 
 from ductile import _logs, _program
@@ -19,8 +20,9 @@ def _value(arguments, name, default=None):
 
 
 def _tell(fd, line):
-    if fd >= 0:
-        os.write(fd, (json.dumps(line) + "\n").encode())
+    rest = (json.dumps(line) + "\n").encode()
+    while fd >= 0 and rest:
+        rest = rest[os.write(fd, rest):]
 
 
 def _fail(fd, error):
@@ -74,6 +76,16 @@ def describe(text, args):
             options["train"]["batch_size"] = data.batch_size
     return {"options": options, "source": _program.sources(text), "versions": _program.versions(),
             "optimizer": has_rule(job)}
+
+
+def capture(fd, text, args, options):
+    """What `ductile capture` asks for: the operators of a job's model."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a script's shell has told its children to ignore it
+    _need_torch()
+    from ductile import _capture
+
+    _logs.job = _logs.Nowhere()
+    return _capture.for_command(text, args, {**options, "progress": lambda share: _tell(fd, {"row": {"share": share}})})
 
 
 def work(arguments):
@@ -152,10 +164,15 @@ def main(arguments):
             _weights.convert(file, _value(arguments, "--to"), _value(arguments, "--key", ""))
             _tell(fd, {"done": {}})
             return 0
+        args = json.loads(_value(arguments, "--args", "[]"))
+        text = _value(arguments, "--capture")
+        if text is not None:
+            _tell(fd, {"done": capture(fd, text, args, json.loads(_value(arguments, "--options")))})
+            return 0
         text = _value(arguments, "--describe-job")
         if text is None:
             return work(arguments)
-        _tell(fd, {"done": describe(text, json.loads(_value(arguments, "--args", "[]")))})
+        _tell(fd, {"done": describe(text, args)})
         return 0
     except BaseException as error:
         return _fail(fd, error)
