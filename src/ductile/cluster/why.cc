@@ -242,11 +242,12 @@ void LiveView::set(JobId job, LiveState state) {
   states_[job] = std::move(state);
 }
 
-void LiveView::note_round(double seconds) {
+void LiveView::note_round(double seconds, double turn) {
   const std::lock_guard lock(mutex_);
   ++rounds_.count;
   rounds_.seconds += seconds;
   rounds_.last = seconds;
+  rounds_.last_turn = turn;
 }
 
 void LiveView::set_serving(JobId job, ServingFigures figures) {

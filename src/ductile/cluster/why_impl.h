@@ -47,6 +47,7 @@ struct ServingFigures {
 struct RoundFigures {
   int64_t count = 0;
   double seconds = 0, last = 0;
+  double last_turn = 0;  // with all that the service does for it
 };
 
 // What the service tells those who ask, on other threads. Thread-safe.
@@ -57,7 +58,7 @@ class LiveView {
   void set(JobId job, LiveState state);
   void forget(JobId job);
 
-  void note_round(double seconds);
+  void note_round(double seconds, double turn);
   void set_serving(JobId job, ServingFigures figures);
   std::optional<ServingFigures> serving(JobId job) const;
   std::map<JobId, ServingFigures> serving() const;
