@@ -13,13 +13,11 @@
 #include <thread>
 #include <vector>
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/mount.h>
 
 #include "ductile/base/rng.h"
 #include "ductile/server/testing/emulated_hosts.h"
+#include "ductile/server/testing/small_disk.h"
 #include "elastic_programs.h"
 
 namespace ductile::testing {
@@ -51,16 +49,11 @@ class Chaos : public ::testing::Test {
  protected:
   void SetUp() override {
     // A file system of the test's own, which it can fill; gone with this process.
-    small_disk_ = ::unshare(CLONE_NEWNS) == 0 &&
-                  ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                  ::mount("none", disk_.path().c_str(), "tmpfs", 0, "size=48m,mode=0700") == 0;
+    small_disk_ = server::testing::SmallDisk(disk_.path(), "48m");
     if (!hosts_->why().empty()) {
       std::printf("one host only, and no cut links: %s\n", hosts_->why().c_str());
       hosts_.reset();
     }
-  }
-  void TearDown() override {
-    if (small_disk_) ::umount2(disk_.path().c_str(), MNT_DETACH);
   }
 
   Program at_home(std::vector<std::string> words) const {
@@ -115,15 +108,10 @@ class Chaos : public ::testing::Test {
     hosts_->restore(host);
   }
   void fill_disk() {
-    if (!small_disk_) return;
-    const fs::path filler = disk_.path() / "filler";
-    const int fd = ::open(filler.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    const std::string block(4096, 'x');
-    while (::write(fd, block.data(), block.size()) > 0) continue;
-    ::close(fd);
+    if (!small_disk_.fill()) return;
     ++done_["disk filled"];
     std::this_thread::sleep_for(milliseconds(300 + rng_.below(1200)));
-    fs::remove(filler);
+    small_disk_.empty();
   }
 
   void disturb() {
@@ -149,7 +137,7 @@ class Chaos : public ::testing::Test {
   TempFolder disk_, root_;
   const fs::path run_ = disk_.path() / "run", log_ = root_.path() / "log";
   std::unique_ptr<EmulatedHosts> hosts_ = std::make_unique<EmulatedHosts>(kHosts + 1);
-  bool small_disk_ = false;
+  server::testing::SmallDisk small_disk_;  // over the first folder
   Rng rng_{static_cast<uint64_t>(from_environment("DUCTILE_CHAOS_SEED", 1))};
   std::unique_ptr<Program> job_;
   std::map<std::string, int> done_;

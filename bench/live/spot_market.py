@@ -2,6 +2,8 @@
 """A spot market: how much of the machine time that there was became committed steps.
 
 Usage: bench/live/spot_market.py sim TRACE... [--build build/release] [--out FILE]
+       bench/live/spot_market.py live TRACE... [--minutes 5] [--windows busiest,1] [--rounds 1] [--every 20,100,400]
+                                 [--worker torch] [--build build/release] [--out FILE]
 
 A TRACE says how many machines there are at each tick (JSON: metadata.gap_seconds, data); machine k is
 there while there are more than k. Goodput: the machine seconds that the committed steps take on
@@ -12,12 +14,22 @@ minutes before a machine goes, everybody is told. Ours: policy `ductile`, a chan
 seconds, and no step is lost. Its rival restarts from its last checkpoint at each
 change, which costs --restart seconds and what was done since; it has the same policy, or, as a gang, a
 fixed number of machines. The checkpoints themselves cost the rival nothing.
+
+live plays parts of traces with a real `ductile server` and real jobs on emulated machines, a minute of the trace in
+a second (spot_live.py says what is emulated, and what the rival is): the busiest part, or one at random by a number.
+Goodput is counted from the jobs' committed steps as the service tells them. It needs root, and a quiet computer; takes
+--minutes and some seconds for each part, and once more for each of --every; with --out it goes on where it stopped; and
+removes all that it made.
 """
 import argparse
 import json
 import pathlib
 import subprocess
+import sys
 import tempfile
+
+sys.dont_write_bytecode = True
+import spot_live  # noqa: E402
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTICE = 120  # seconds
@@ -137,7 +149,24 @@ def main():
     sim.add_argument("--part", type=float, default=0.8)
     sim.add_argument("--out", type=pathlib.Path)
     sim.set_defaults(run=in_sim)
-    sim.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
+    live = commands.add_parser("live")
+    live.add_argument("traces", nargs="+", type=pathlib.Path)
+    live.add_argument("--minutes", type=float, default=5, help="of real time for each part")
+    live.add_argument("--speed", type=float, default=60, help="seconds of the trace in one of ours")
+    live.add_argument("--windows", default="busiest,1", help="parts: busiest, or numbers for ones at random")
+    live.add_argument("--rounds", type=int, default=1)
+    live.add_argument("--every", type=lambda t: [int(w) for w in t.split(",")], default=[20, 100, 400],
+                      help="steps between the rival's checkpoints; ours has the first number")
+    live.add_argument("--jobs", type=int, default=2)
+    live.add_argument("--step", type=float, default=0.3, help="seconds on all machines together")
+    live.add_argument("--worker", choices=["torch", "plain"], default="plain")
+    live.add_argument("--start", type=float, default=2, help="with --worker plain: seconds until a worker is ready")
+    live.add_argument("--notice", type=float, default=NOTICE, help="seconds of the trace")
+    live.add_argument("--policy", default="ductile")
+    live.add_argument("--out", type=pathlib.Path)
+    live.set_defaults(run=lambda args: spot_live.in_live(args, [Trace(file) for file in args.traces]))
+    for command in (sim, live):
+        command.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     args = parser.parse_args()
     args.build = args.build.resolve()
     args.run(args)

@@ -6,10 +6,8 @@ the start until the first answer, submissions at a fixed rate, pages of the list
 scheduler's rounds, and the memory of the service. Prints JSON, and one line for each demand.
 """
 import argparse
-import http.client
 import json
 import os
-import pathlib
 import resource
 import selectors
 import signal
@@ -21,33 +19,8 @@ import tempfile
 import threading
 import time
 
-
-class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path):
-        super().__init__("localhost", timeout=120)
-        self.path = path
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(120)
-        self.sock.connect(self.path)
-
-
-def ask(connection, method, path, body=None, headers=None):
-    text = None if body is None else json.dumps(body)
-    connection.request(method, path, text, headers or {})
-    answer = connection.getresponse()
-    return answer.status, answer.read()
-
-
-def quantile(values, q):
-    values = sorted(values)
-    return values[min(len(values) - 1, int(q * len(values)))]
-
-
-def figures(seconds):
-    return {"count": len(seconds), "p50_ms": 1000 * quantile(seconds, 0.5),
-            "p99_ms": 1000 * quantile(seconds, 0.99), "worst_ms": 1000 * max(seconds)}
+sys.dont_write_bytecode = True
+from asking import UnixConnection, ask, figures, megabytes, metrics, processor_seconds  # noqa: E402
 
 
 class Service:
@@ -76,20 +49,13 @@ class Service:
         self.process.wait()
 
     def megabytes(self):
-        for line in pathlib.Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) / 1024
+        return megabytes(self.process.pid)
 
     def seconds(self):
-        fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().split()
-        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+        return processor_seconds(self.process.pid)
 
     def metric(self, name):
-        _, text = ask(UnixConnection(self.socket), "GET", "/metrics")
-        for line in text.decode().splitlines():
-            if line.startswith(name + " "):
-                return float(line.split()[1])
-        return None
+        return metrics(UnixConnection(self.socket)).get(name)
 
 
 def fill(folder, spec, queued, ended):

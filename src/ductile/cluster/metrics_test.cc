@@ -141,8 +141,8 @@ TEST_F(Metrics, JobsThatWaitAreCountedInFewReasons) {
   view.set(1001, {Moment::running, ""});
   view.forget(2);
   view.set(4, {Moment::starting, ""});
-  view.note_round(0.25);
-  view.note_round(0.5);
+  view.note_round(0.25, 0.5);
+  view.note_round(0.5, 0.75);
   const auto all = get();
   const auto count = [&](const char* state, const char* reason) {
     return value_of(all, "ductile_live_jobs", {{"state", state}, {"reason", reason}});
@@ -155,6 +155,7 @@ TEST_F(Metrics, JobsThatWaitAreCountedInFewReasons) {
   EXPECT_EQ(value_of(all, "ductile_rounds_total"), 2);
   EXPECT_EQ(value_of(all, "ductile_round_seconds_total"), 0.75);
   EXPECT_EQ(value_of(all, "ductile_last_round_seconds"), 0.5);
+  EXPECT_EQ(value_of(all, "ductile_last_turn_seconds"), 0.75);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A service of several nodes with several jobs, to which everything happens that may: at random, by
 // a seed. All jobs end with the results of undisturbed runs, and nothing is left. The nodes have
 // networks of their own where this machine allows it; else they are this machine under other names.
+// The store and the folder that the nodes share have small disks of their own, which become full.
 //
 //   DUCTILE_CHAOS_SEED=n    another course of events (1)
 //   DUCTILE_CHAOS_FAULTS=n  so many of them (25)
@@ -23,6 +24,7 @@
 #include "ductile/cluster/testing/live_service.h"
 #include "ductile/server/testing/emulated_hosts.h"
 #include "ductile/server/testing/shared_files.h"
+#include "ductile/server/testing/small_disk.h"
 #include "ductile/spec/cluster.h"
 
 namespace ductile::cluster {
@@ -30,6 +32,7 @@ namespace {
 
 using namespace testing;
 using server::testing::EmulatedHosts;
+using server::testing::SmallDisk;
 using std::chrono::milliseconds;
 
 constexpr int kNodes = 4;
@@ -60,18 +63,25 @@ class Chaos {
           options.listen = hosts_ ? EmulatedHosts::address(0) : "127.0.0.1";
           options.program = DUCTILE_TEST_WORKER;
           options.grace = 2;
+          options.shared = options.folder / "shared";
+          store_disk_ = SmallDisk(options.folder, "24m");
+          fs::create_directories(options.shared);
+          shared_disk_ = SmallDisk(options.shared, "48m");
+          if (!shared_disk_.made()) std::printf("no full disks: no file system can be made here\n");
         },
         [this] {
           if (hosts_) hosts_->enter(0);
         });
   }
 
+  ~Chaos() {  // nothing writes any more when the disks go
+    service_->kill_service();
+    for (const pid_t pid : service_->workers()) ::kill(pid, SIGKILL);
+    shared_disk_.give_back();
+    store_disk_.give_back();
+  }
+
   void run(int64_t faults, int64_t jobs) {
-    std::vector<JobId> ids;
-    const auto submit = [&] {
-      const auto n = static_cast<int64_t>(ids.size());
-      ids.push_back(service_->submit("job" + std::to_string(n), 400 + 80 * (n % 5), 1 + n % 4));
-    };
     for (int64_t j = 0; j < jobs; ++j) submit();
     while (faults_ < faults && !::testing::Test::HasFailure()) {
       disturb();
@@ -80,9 +90,9 @@ class Chaos {
       if (live.is_null() || live.at("jobs").size() >= 2) continue;
       submit();  // there is always something to disturb
     }
-    done_["jobs"] = static_cast<int>(ids.size());
+    done_["jobs"] = static_cast<int>(ids_.size());
     for (const std::string& node : nodes_) service_->send("POST", "/v1/nodes/" + node + "/undrain");
-    for (const JobId id : ids) service_->expect_result(id);
+    for (const JobId id : ids_) service_->expect_result(id);
     EXPECT_EQ(service_->stop(), 0);
     EXPECT_TRUE(service_->workers().empty());
     // An agent whose service was killed ends by itself once it sees that the connection is gone.
@@ -93,13 +103,31 @@ class Chaos {
     }
     Reader reader(service_->folder() / "store.db");
     EXPECT_TRUE(reader.check().empty()) << ::testing::PrintToString(reader.check());
+    // Those that were acknowledged and no others, each to its end once.
+    std::map<JobId, int> ends;
+    for (const Event& event : reader.events(0, 1'000'000))
+      if (event.kind == "finished") ++ends[event.job];
+    EXPECT_EQ(reader.jobs({}, 0, 1'000'000).size(), ids_.size());
+    EXPECT_EQ(ends.size(), ids_.size());
+    for (const auto& [id, times] : ends) EXPECT_EQ(times, 1) << "job " << id;
     EXPECT_FALSE(fs::exists(service_->folder() / "api.sock"));
     for (const auto& [what, count] : done_) std::printf("%s: %d\n", what.c_str(), count);
   }
 
  private:
+  // False: there was no room for it, so it does not count.
+  bool submit() {
+    const auto n = static_cast<int64_t>(++offered_);
+    const Json answer = service_->offer("job" + std::to_string(n), 400 + 80 * (n % 5), 1 + n % 4);
+    const int status = answer.is_null() ? 0 : answer.at("status").get<int>();
+    if (status == 201) ids_.push_back(answer.at("body").at("id"));
+    EXPECT_TRUE(status == 201 || status == 503) << answer;
+    return status == 201;
+  }
+
   void disturb() {
-    const uint32_t dice = rng_.below(100);
+    const uint32_t dice = rng_.below(116);
+    if (dice >= 100) return fill_disk();
     if (dice < 40) return hit("worker killed", service_->workers(), SIGKILL);
     if (dice < 52) return pause("worker stopped", service_->workers());
     if (dice < 64) return hit("agent killed", service_->agents(some_node()), SIGKILL);
@@ -140,6 +168,33 @@ class Chaos {
     std::this_thread::sleep_for(milliseconds(100 + rng_.below(2500)));
     ::kill(pid, SIGCONT);
   }
+  // Sometimes with something else meanwhile. A service that was killed may not be able to begin
+  // before there is room again.
+  void fill_disk() {
+    const bool store = rng_.below(2) == 0;
+    const SmallDisk& disk = store ? store_disk_ : shared_disk_;
+    if (!disk.fill()) return hit("worker killed", service_->workers(), SIGKILL);
+    ++done_[store ? "disk of the store filled" : "shared disk filled"];
+    ++faults_;
+    const uint32_t dice = rng_.below(8);
+    if (dice < 2) hit("worker killed", service_->workers(), SIGKILL);
+    if (dice == 2) hit("agent killed", service_->agents(some_node()), SIGKILL);
+    if (dice == 3) {
+      service_->kill_service();
+      ++done_["service killed"];
+      ++faults_;
+      service_->start();
+      if (!service_->lives()) ++done_["a full disk kept the service from beginning"];
+    }
+    if (dice >= 4 && service_->lives() && !submit()) ++done_["submission refused"];
+    std::this_thread::sleep_for(milliseconds(100 + rng_.below(3000)));
+    const bool lived = service_->lives();
+    EXPECT_TRUE(lived || dice == 3) << "a full disk ended the service";
+    disk.empty();
+    if (!lived) service_->start();
+    EXPECT_TRUE(service_->lives());
+  }
+
   // Sometimes for longer than the grace.
   void cut() {
     if (!hosts_) return hit("agent killed", service_->agents(some_node()), SIGKILL);
@@ -170,6 +225,9 @@ class Chaos {
   const std::shared_ptr<EmulatedHosts> hosts_;
   std::vector<std::string> nodes_;
   std::optional<LiveService> service_;
+  SmallDisk store_disk_, shared_disk_;  // over the service's folder, and within it
+  std::vector<JobId> ids_;              // acknowledged
+  int64_t offered_ = 0;
   int64_t faults_ = 0;
   std::map<std::string, int> done_;
 };

@@ -99,6 +99,10 @@ void write_service(Request& request, MetricsText& out) {
   out.sample({}, rounds.seconds);
   out.begin("ductile_last_round_seconds", "gauge", "Time that the last of them took.");
   out.sample({}, rounds.last);
+  out.begin("ductile_last_turn_seconds", "gauge",
+            "The same with all that goes with it, in which the service does nothing else: looking "
+            "at each job before, giving and taking devices after.");
+  out.sample({}, rounds.last_turn);
 }
 
 // A series for each service that runs: these are few.

@@ -29,6 +29,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kPause{5000};  // after a job that could not be started
 constexpr milliseconds kSettle{100};  // while devices are given up
+// At the end, a store that takes nothing is waited for so long, and looked at so often.
+constexpr milliseconds kUnwritten{10'000}, kLookAtStore{1000};
 constexpr size_t kMostMemory = 16 << 20;
 constexpr const char* kMemory = "scheduler";  // its name in the store
 constexpr int kMostWaits = 50;  // of these, until a job whose place is to move is preempted
@@ -277,6 +279,10 @@ void Service::Impl::decide() {
   if (stopping_) return;
   round_ = loop_.after(milliseconds(static_cast<int64_t>(options_.interval * 1000)),
                        [this] { decide(); });
+  const auto seconds_since = [](std::chrono::steady_clock::time_point time) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - time).count();
+  };
+  const auto begin = std::chrono::steady_clock::now();
   for (auto& [id, live] : live_) {
     const auto coming = scheduler_.on_its_way(id);
     live.granted = coming ? *coming : live.stopping ? spec::Allocation{} : live.asked;
@@ -287,7 +293,7 @@ void Service::Impl::decide() {
     note_load(live);
     keep_in_place(live);
   }
-  const auto begin = std::chrono::steady_clock::now();
+  const auto asked = std::chrono::steady_clock::now();
   try {
     for (const Allotment& allotment : scheduler_.decide(schedule_time())) {
       Live& live = live_.at(allotment.job);
@@ -297,7 +303,7 @@ void Service::Impl::decide() {
   } catch (const Error& error) {  // jobs outlive a policy's fault: each keeps what it has
     log_line(fmt::format("policy {}: {}", options_.policy, error.what()));
   }
-  view_.note_round(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  const double decided = seconds_since(asked);
   settle();
   for (auto& [id, live] : live_) {
     if (live.runner || live.starting || live.record.phase != Phase::queued) continue;
@@ -305,6 +311,7 @@ void Service::Impl::decide() {
   }
   write_reasons();
   show();
+  view_.note_round(decided, seconds_since(begin));
 }
 
 // Devices that its workers take, or may take in a moment: also those of a worker that was told to
@@ -512,11 +519,26 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
 }
 
 void Service::Impl::end_if_idle() {
-  if (!stopping_ || !writer_.idle()) return;
+  if (!stopping_ || !on_stopped_) return;
+  bool written = writer_.idle();
   for (const auto& [id, live] : live_) {
-    if (live.runner || live.starting) return;
+    if (live.runner) return;
+    written = written && !live.starting;
   }
-  if (on_stopped_) make_poster(loop_, alive_)(std::exchange(on_stopped_, {}));
+  if (!written && !store_takes_nothing()) return;
+  make_poster(loop_, alive_)(std::exchange(on_stopped_, {}));
+}
+
+// Whether that has lasted so long that the end does not wait for it: what the store does not say,
+// the next service finds in the run directories.
+bool Service::Impl::store_takes_nothing() {
+  stop_soon_ = loop_.after(kLookAtStore, [this] { end_if_idle(); });
+  const auto since = writer_.refused_since();
+  if (!since || loop_.now() < *since + kUnwritten) return false;
+  log_line(
+      "the store cannot be written, so the service ends without that: its jobs are stopped, though "
+      "the store says that they run, and the next service goes on with them");
+  return true;
 }
 
 void Service::Impl::stop(std::function<void()> on_stopped) {

@@ -117,6 +117,7 @@ class Service::Impl {
   void show();  // to those who ask: what each job is doing
   void decide_soon();
   void end_if_idle();
+  bool store_takes_nothing();
   void follow_demand();
   Counts held(const Live& live) const;
   Counts free_devices() const;
@@ -149,7 +150,7 @@ class Service::Impl {
   std::string prune_trouble_;                                 // that was said
   std::vector<std::unique_ptr<server::Launcher>> leftovers_;  // processes that are about to end
   net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_,
-      say_soon_, drains_, leftovers_timer_;
+      say_soon_, drains_, leftovers_timer_, stop_soon_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
   std::string address_;

@@ -44,6 +44,10 @@ void StoreWriter::write_next() {
 void StoreWriter::written(const std::optional<Error>& error) {
   writing_ = false;
   if (error && error->code() == ErrorCode::unavailable) {  // a full disk: it has to wait
+    if (!refused_since_) {
+      refused_since_ = loop_.now();
+      log_line(fmt::format("store: {}; it is tried again until it can be written", error->what()));
+    }
     again_ = loop_.after(kAfterFailure, [this] { write_next(); });
     return;
   }
@@ -54,6 +58,7 @@ void StoreWriter::written(const std::optional<Error>& error) {
     if (on_failure_) on_failure_(*error);
     return;
   }
+  if (std::exchange(refused_since_, std::nullopt)) log_line("store: it can be written again");
   const Pending done = std::move(writes_.front());
   writes_.pop_front();
   if (done.then) done.then();

@@ -28,6 +28,8 @@ class StoreWriter {
   // `then` is called in the loop once the change is on the disk.
   void write(CommitQueue::Write write, std::function<void()> then = {});
   bool idle() const { return writes_.empty() && !writing_; }
+  // When the disk began to refuse what is to be written; none: it does not.
+  std::optional<net::Deadline> refused_since() const { return refused_since_; }
   // Once, with what made the writer give up.
   void call_at_failure(std::function<void(const Error&)> failed) {
     on_failure_ = std::move(failed);
@@ -46,6 +48,7 @@ class StoreWriter {
   CommitQueue& queue_;
   std::deque<Pending> writes_;
   bool writing_ = false, failed_ = false;
+  std::optional<net::Deadline> refused_since_;
   std::function<void()> on_idle_;
   std::function<void(const Error&)> on_failure_;
   net::Loop::Timer again_;

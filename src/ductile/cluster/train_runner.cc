@@ -22,8 +22,12 @@ RunnerEnd end_of(const server::JobOutcome& outcome) {
   if (outcome.error) return end_by(outcome.error);
   if (outcome.end.phase == control::Phase::finished)
     return {Phase::finished, fmt::format("It is done after {} steps.", outcome.end.step)};
-  if (outcome.end.phase == control::Phase::failed) return {Phase::failed, outcome.end.reason};
-  return {};
+  if (outcome.end.phase != control::Phase::failed) return {};
+  // A job that is done, and whose result finds no room, is not lost: from its last checkpoint on it
+  // is done again once there is some.
+  const bool unsaved = outcome.end.error_code == ErrorCode::unavailable &&
+                       outcome.end.step > std::max<int64_t>(outcome.end.checkpoint, 0);
+  return {unsaved ? Phase::queued : Phase::failed, outcome.end.reason, unsaved};
 }
 
 class TrainRunner : public JobRunner {

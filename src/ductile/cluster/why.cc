@@ -326,11 +326,12 @@ std::map<JobId, int64_t> LiveView::gpus() const {
   return gpus_;
 }
 
-void LiveView::note_round(double seconds) {
+void LiveView::note_round(double seconds, double turn) {
   const std::lock_guard lock(mutex_);
   ++rounds_.count;
   rounds_.seconds += seconds;
   rounds_.last = seconds;
+  rounds_.last_turn = turn;
 }
 
 void LiveView::set_serving(JobId job, ServingFigures figures) {

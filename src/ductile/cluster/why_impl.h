@@ -48,6 +48,7 @@ struct ServingFigures {
 struct RoundFigures {
   int64_t count = 0;
   double seconds = 0, last = 0;
+  double last_turn = 0;  // with all that the service does for it
 };
 
 // What the service tells those who ask, on other threads. Thread-safe.
@@ -64,7 +65,7 @@ class LiveView {
   void set_gpus(JobId job, int64_t gpus);
   std::map<JobId, int64_t> gpus() const;  // of those that ask for any
 
-  void note_round(double seconds);
+  void note_round(double seconds, double turn);
   void set_serving(JobId job, ServingFigures figures);
   std::optional<ServingFigures> serving(JobId job) const;
   std::map<JobId, ServingFigures> serving() const;

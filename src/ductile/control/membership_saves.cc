@@ -170,11 +170,13 @@ void Membership::State::save_result() {
     if (save_task && save_task->at_step > writer->report.step) save_task.reset();
     if (save_task) return;
     if (!last_save_error.empty() && due(finish_since + options.finish_deadline))
-      return fail_job(fmt::format(
-          "all {} steps are done, but the result could not be saved within {} s: {}",
-          writer->report.step,
-          std::chrono::duration_cast<std::chrono::seconds>(options.finish_deadline).count(),
-          last_save_error));
+      return fail_job(
+          fmt::format(
+              "all {} steps are done, but the result could not be saved within {} s: {}",
+              writer->report.step,
+              std::chrono::duration_cast<std::chrono::seconds>(options.finish_deadline).count(),
+              last_save_error),
+          ErrorCode::unavailable);
     start_save(*writer, -1, "the result");
   }
 }

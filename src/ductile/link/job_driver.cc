@@ -401,6 +401,7 @@ JobEnd JobDriver::end_unsaved() {
   if (end.phase == Phase::preempting) end.phase = Phase::preempted;
   if (end.phase != Phase::finishing) return end;
   end.phase = Phase::failed;
+  end.error_code = ErrorCode::unavailable;
   end.reason = fmt::format(
       "all {} steps are done, but the job's state could not be saved within {} s: {}", end.step,
       std::chrono::duration_cast<std::chrono::seconds>(options_.membership.finish_deadline).count(),

@@ -13,7 +13,7 @@ struct JobEnd {
   std::string reason;
   int64_t step = 0;
   int64_t checkpoint = -1;                     // the step of the newest published one; -1: none
-  ErrorCode error_code = ErrorCode::internal;  // failed, with an error that a worker told: its kind
+  ErrorCode error_code = ErrorCode::internal;  // failed: of what kind; unavailable: no room to save
   bool crashed = false;  // failed: workers ended again and again without a word
   bool killed = false;   // without saving, on request: the job is in whatever phase it was
 };

@@ -8,8 +8,6 @@
 #include <memory>
 #include <set>
 
-#include <sys/mount.h>
-
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/publish.h"
 #include "ductile/server/testing/live_job.h"

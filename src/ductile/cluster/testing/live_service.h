@@ -177,6 +177,13 @@ class LiveService {
 
   JobId submit(const std::string& name, int64_t steps, int64_t most = 1, int64_t least = 1,
                const Json& more = {}) {
+    const Json answer = offer(name, steps, most, least, more);
+    EXPECT_EQ(answer.value("status", 0), 201) << answer;
+    return answer.at("body").value("id", JobId{0});
+  }
+  // The answer to the same request, which may refuse it.
+  Json offer(const std::string& name, int64_t steps, int64_t most = 1, int64_t least = 1,
+             const Json& more = {}) {
     const std::string toml =
         "[train]\nmax_steps = " + std::to_string(steps) +
         "\nvirtual_ranks = 4\nbatch_size = 64\n[checkpoint]\nevery_steps = 20\n";
@@ -184,9 +191,7 @@ class LiveService {
     Json body = {
         {"name", name}, {"min_devices", least}, {"max_devices", most}, {"spec", {{"job", toml}}}};
     if (more.is_object()) body.update(more);
-    const Json answer = send("POST", "/v1/jobs", dump_json(body));
-    EXPECT_EQ(answer.value("status", 0), 201) << answer;
-    return answer.at("body").value("id", JobId{0});
+    return send("POST", "/v1/jobs", dump_json(body));
   }
   // The status for another user of this machine. Only root can be one.
   int submit_as_stranger(const Json& body) {

@@ -12,8 +12,6 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,6 +24,7 @@
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_host.h"
 #include "ductile/server/testing/emulated_hosts.h"
+#include "ductile/server/testing/small_disk.h"
 
 // A job of torch-free workers for the tests of this module.
 namespace ductile::server::testing {
@@ -62,10 +61,7 @@ class Live {
   explicit Live(const Job& job) : job_(job), run_(folder_.path() / "run-1") {
     // Orphans of a killed controller become children of this process, which can then reap them.
     prctl(PR_SET_CHILD_SUBREAPER, 1);
-    // In a mount namespace of its own: gone with this process, however it ends.
-    small_disk_ = job.small_disk && ::unshare(CLONE_NEWNS) == 0 &&
-                  ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
-                  ::mount("none", folder_.path().c_str(), "tmpfs", 0, "size=16m,mode=0700") == 0;
+    if (job.small_disk) disk_ = SmallDisk(folder_.path(), "16m");
     fs::create_directories(run_ / "checkpoints");
     fs::create_directories(run_ / "tensorboard");
     write_file_atomic(run_ / "job.toml", "");
@@ -83,25 +79,13 @@ class Live {
     if (controller_ > 0) kill_controller();
     for (const pid_t pid : processes()) ::kill(pid, SIGKILL);
     reap();
-    if (small_disk_) ::umount2(folder_.path().c_str(), MNT_DETACH);
   }
 
   const fs::path& run() const { return run_; }
 
   // Leaves no room in the run's file system, which takes root; false where that cannot be done.
-  bool fill_disk() {
-    if (!small_disk_) return false;
-    const int fd =
-        ::open((folder_.path() / "filler").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
-    const std::string block(4096, 'x');
-    while (fd >= 0 && ::write(fd, block.data(), block.size()) > 0) continue;
-    if (fd >= 0) ::close(fd);
-    return fd >= 0;
-  }
-  void free_disk() {
-    std::error_code ignored;
-    fs::remove(folder_.path() / "filler", ignored);
-  }
+  bool fill_disk() const { return disk_.fill(); }
+  void free_disk() const { disk_.empty(); }
 
   static MembershipOptions membership(const Job& job) {
     MembershipOptions m;
@@ -303,7 +287,7 @@ class Live {
   }
 
   TempFolder folder_, notes_;
-  bool small_disk_ = false;
+  SmallDisk disk_;  // over the folder
   const Job job_;
   const fs::path run_;
   std::unique_ptr<run::RunLock> lock_;  // in the controller's process

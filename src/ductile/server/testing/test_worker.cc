@@ -83,6 +83,7 @@ class Worker {
         link_(options(), secret_) {}
 
   void run() {
+    pause(test_.value("start_ms", 0.0));
     if (!arguments_.host.empty() && test_.value("sick_host", "") == arguments_.host) {
       link_.tell(JobError{"there are no samples here"});
     } else {
@@ -103,7 +104,8 @@ class Worker {
  private:
   link::WorkerLinkOptions options() {
     link::WorkerLinkOptions o;
-    o.worker = {arguments_.worker, link::PeerAddress::here(arguments_.address).to_string(), 50ms,
+    o.worker = {arguments_.worker, link::PeerAddress::here(arguments_.address).to_string(),
+                std::chrono::milliseconds(test_.value("beat_ms", int64_t{50})),
                 std::chrono::milliseconds(test_.at("lease_ms").get<int64_t>())};
     o.job = job_;
     o.controller = arguments_.controller;
@@ -149,13 +151,16 @@ class Worker {
     if (test_.value("error_at", -1) == command.step)
       fail(ErrorCode::invalid_argument, "{}sample {} cannot be read",
            test_.value("odd_error", false) ? "\xff" : "", command.step);
-    std::this_thread::sleep_for(std::chrono::milliseconds(test_.at("step_ms").get<int64_t>()));
+    const RankRange& own = plan_->members[static_cast<size_t>(rank_)].ranks;
+    pause(test_.at("step_ms").get<double>() + test_.value("work_ms", 0.0) *
+                                                  static_cast<double>(own.size()) /
+                                                  static_cast<double>(virtual_ranks()));
     std::vector<uint64_t> leaves(static_cast<size_t>(virtual_ranks()));
     const auto fill = [&](const RankRange& ranks, uint64_t state) {
       for (int64_t r = ranks.begin; r < ranks.end; ++r)
         leaves[static_cast<size_t>(r)] = leaf(state, command.step, r);
     };
-    fill(plan_->members[static_cast<size_t>(rank_)].ranks, state_.value);
+    fill(own, state_.value);
     exchange_leaves(leaves, tag(command.step, 1));
     reduction_ = reduce(leaves);
     link_.tell(Reduced{plan_->number, command.step});
@@ -181,6 +186,12 @@ class Worker {
     } catch (const Error& e) {
       link_.tell(SaveFailed{command.attempt, e.what()});
     }
+  }
+
+  // In place of what a processor would be busy with.
+  static void pause(double milliseconds) {
+    if (milliseconds <= 0) return;
+    std::this_thread::sleep_for(std::chrono::duration<double, std::milli>(milliseconds));
   }
 
   // ---- communication
@@ -284,16 +295,25 @@ class Worker {
   link::WorkerLink link_;  // last: its thread calls back
 };
 
-// test.json of the run, or what the job says where a user's command started it.
+double from_environment(const char* name, double otherwise) {
+  const char* text = std::getenv(name);
+  return text != nullptr ? std::atof(text) : otherwise;
+}
+
+// test.json of the run, or what the job says where a user's command started it. In milliseconds:
+// a step takes step_ms, and each worker's share of work_ms; start_ms pass before a worker is ready;
+// beat_ms lie between its heartbeats.
 nlohmann::json test_of(const fs::path& run) {
   if (is_file(run / "test.json")) return nlohmann::json::parse(read_file(run / "test.json"));
-  const char* lease = std::getenv("DUCTILE_TEST_LEASE_MS");
   spec::JobOptions job;
   OptionSet(job).read_toml(run / "job.toml");
   return {{"steps", job.train.max_steps},
-          {"step_ms", 5},
           {"virtual_ranks", job.train.virtual_ranks},
-          {"lease_ms", lease != nullptr ? std::atoll(lease) : 10000}};
+          {"step_ms", from_environment("DUCTILE_TEST_STEP_MS", 5)},
+          {"work_ms", from_environment("DUCTILE_TEST_WORK_MS", 0)},
+          {"start_ms", from_environment("DUCTILE_TEST_START_MS", 0)},
+          {"beat_ms", static_cast<int64_t>(from_environment("DUCTILE_TEST_BEAT_MS", 50))},
+          {"lease_ms", static_cast<int64_t>(from_environment("DUCTILE_TEST_LEASE_MS", 10000))}};
 }
 
 }  // namespace

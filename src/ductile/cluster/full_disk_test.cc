@@ -1,0 +1,136 @@
+// A service whose disk is full: it says so, keeps what it acknowledged, can be stopped, and no job
+// fails for it.
+//
+//   DUCTILE_LONG_FULL_DISK=1  also what takes more than a minute
+#include <csignal>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/cluster/testing/live_service.h"
+#include "ductile/server/testing/small_disk.h"
+
+namespace ductile::cluster {
+namespace {
+
+using namespace testing;
+using server::testing::SmallDisk;
+
+class FullDisk : public ::testing::Test {
+ protected:
+  // The store and the runs have a disk each, of which one is small.
+  void start(bool small_store) {
+    service_.emplace([&](ServiceOptions& options) {
+      options.devices = 2;
+      options.shared = shared_.path();
+      disk_ = SmallDisk(small_store ? options.folder : shared_.path(), "16m");
+    });
+  }
+  void TearDown() override {
+    if (!service_) return;
+    service_->kill_service();
+    for (const pid_t pid : service_->workers()) ::kill(pid, SIGKILL);
+    disk_.give_back();
+  }
+
+  // Large submissions until one finds no room: the store's log has some of its own.
+  void exhaust() {
+    ASSERT_TRUE(disk_.fill());
+    const std::string long_job =
+        "[train]\nmax_steps = 1000000\nvirtual_ranks = 4\n# " + std::string(100'000, 'x') + "\n";
+    for (int i = 0; i < 1000; ++i) {
+      refusal_ =
+          service_->offer("filling" + std::to_string(i), 1, 1, 1, {{"spec", {{"job", long_job}}}});
+      ASSERT_FALSE(refusal_.is_null());
+      if (refusal_.at("status") != 201) return;
+      filling_.push_back(refusal_.at("body").at("id"));
+    }
+    ADD_FAILURE() << "the disk is not full";
+  }
+  void expect_acknowledged() {
+    for (const JobId id : filling_) {
+      service_->act(id, "cancel");
+      service_->wait_for(id, "cancelled");
+    }
+  }
+
+  TempFolder shared_;
+  SmallDisk disk_;
+  std::optional<LiveService> service_;
+  std::vector<JobId> filling_;
+  Json refusal_;
+};
+
+TEST_F(FullDisk, ASubmissionThatFindsNoRoomIsRefusedAndTheOthersAreKept) {
+  start(true);
+  if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const JobId first = service_->submit("first", 400);
+  service_->wait(first, [](const Json& job) { return job.at("phase") == "running"; });
+  exhaust();
+  EXPECT_EQ(refusal_.at("status"), 503) << refusal_;
+  EXPECT_NE(refusal_.dump().find("free space on its disk"), std::string::npos) << refusal_;
+  // Readers are answered all the same.
+  EXPECT_EQ(service_->get("/v1/jobs/" + std::to_string(first)).value("name", ""), "first");
+  EXPECT_NE(service_->text("/metrics").find("ductile_changes_waiting"), std::string::npos);
+  EXPECT_TRUE(service_->lives());
+  disk_.empty();
+  expect_acknowledged();
+  service_->expect_result(first);
+  service_->expect_result(service_->submit("last", 50));
+  EXPECT_EQ(service_->get("/v1/jobs?limit=1000").at("jobs").size(), filling_.size() + 2);
+  EXPECT_EQ(service_->stop(), 0);
+}
+
+// What the store does not say the next service finds in the run directories.
+TEST_F(FullDisk, AServiceWhoseStoreFindsNoRoomCanBeStopped) {
+  start(true);
+  if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const JobId first = service_->submit("first", 1500);
+  service_->wait(first, [](const Json& job) { return job.at("phase") == "running"; });
+  exhaust();
+  EXPECT_EQ(service_->stop(), 0);
+  disk_.empty();
+  service_->start();
+  ASSERT_TRUE(service_->lives());
+  expect_acknowledged();
+  service_->expect_result(first);
+}
+
+// A result that cannot be saved for as long as it is waited for (here since its folder is none):
+// the job is not lost.
+TEST_F(FullDisk, AJobWhoseResultCannotBeSavedIsDoneAgainOnceItCan) {
+  if (std::getenv("DUCTILE_LONG_FULL_DISK") == nullptr)
+    GTEST_SKIP() << "it takes more than a minute";
+  start(true);
+  const JobId id = service_->submit("job", 400);
+  service_->wait_for_workers(id);
+  const fs::path run = service_->get("/v1/jobs/" + std::to_string(id)).value("run", "");
+  fs::rename(run / "checkpoints", run / "kept");
+  write_file_atomic(run / "checkpoints", "no folder");
+  const Json waits = service_->wait_for(id, "queued");
+  EXPECT_NE(waits.value("reason", "").find("could not be saved within"), std::string::npos)
+      << waits;
+  fs::remove(run / "checkpoints");
+  fs::rename(run / "kept", run / "checkpoints");
+  service_->expect_result(id);
+}
+
+// As long as the disk is full the job waits with its result; nothing of it ends.
+TEST_F(FullDisk, AJobThatIsDoneWaitsForRoom) {
+  start(false);
+  if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const JobId id = service_->submit("job", 200);
+  service_->wait_for_workers(id);
+  ASSERT_TRUE(disk_.fill());
+  std::this_thread::sleep_for(3s);  // it could be done
+  EXPECT_EQ(service_->get("/v1/jobs/" + std::to_string(id)).value("phase", ""), "running");
+  disk_.empty();
+  service_->expect_result(id);
+}
+
+}  // namespace
+}  // namespace ductile::cluster
