@@ -259,7 +259,8 @@ void add_service(CLI::App& app, Parsed& parsed) {
       "\n\nThe command runs until Ctrl-C, which saves all jobs; the next `ductile up` goes on with "
       "them.",
       up);
-  sub->add_option("--devices", c.devices, "workers that run at once (default: the hardware threads)")
+  sub->add_option("--devices", c.devices,
+                  "workers that run at once (default: the hardware threads)")
       ->option_text("N")
       ->check(count);
   add_quota(*sub, c);
