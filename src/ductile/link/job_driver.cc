@@ -399,6 +399,7 @@ JobEnd JobDriver::end_unsaved() {
                            save_error_,
                            again > 0 ? fmt::format("; {} steps will be done again", again) : "")});
   if (end.phase == Phase::preempting) end.phase = Phase::preempted;
+  if (end.phase == Phase::failed) end.error_code = membership_->error_code();
   if (end.phase != Phase::finishing) return end;
   end.phase = Phase::failed;
   end.error_code = ErrorCode::unavailable;
