@@ -36,6 +36,7 @@ struct RunnerEnd {
   Phase phase = Phase::queued;  // queued: it was preempted, or it cannot run now
   std::string reason;           // empty: it was preempted
   bool rests = false;           // queued: what hinders it passes by itself; to be tried again
+  bool redoes = false;          // rests: steps are done again, so it rests twice as long each time
 };
 
 // The processes of one job, from its start on some devices to its end or its preemption. This

@@ -28,6 +28,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPause{5000};  // after a job that could not be started
+constexpr int kMostDoublings = 9;     // of that, up to 43 minutes
 constexpr milliseconds kSettle{100};  // while devices are given up
 // At the end, a store that takes nothing is waited for so long, and looked at so often.
 constexpr milliseconds kUnwritten{10'000}, kLookAtStore{1000};
@@ -481,6 +482,8 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
   live.granted.clear();
   live.waits = 0;
   const bool rests = end.rests;
+  const milliseconds pause = kPause * (1 << std::min(live.redone, kMostDoublings));
+  if (end.redoes) ++live.redone;
   Phase phase = end.phase;
   std::string reason = std::move(end.reason);
   if (reason.empty())
@@ -506,7 +509,7 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
   if (scheduler_.knows(id)) scheduler_.holds(id, {}, schedule_time());
   if (phase == Phase::paused || rests) scheduler_.remove(id, false);
   if (phase == Phase::queued && rests) {  // meanwhile nobody waits for it
-    live.rest = loop_.after(kPause, [this, id] {
+    live.rest = loop_.after(end.redoes ? pause : kPause, [this, id] {
       admit(live_.at(id));
       decide_soon();
     });

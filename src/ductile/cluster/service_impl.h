@@ -58,6 +58,7 @@ class Service::Impl {
     bool unsaid = false;                // what the store says of why it waits is out of date
     std::optional<net::Deadline> said;  // when it was written last, since it waits
     net::Loop::Timer rest;              // after a start that failed: until it is tried again
+    int redone = 0;                     // how often its result found no room
     // Where the steps of the present workers were counted from.
     int64_t generation = -1, first_step = 0, pauses = 0;
     net::Deadline first_time{};

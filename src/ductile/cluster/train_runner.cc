@@ -25,9 +25,9 @@ RunnerEnd end_of(const server::JobOutcome& outcome) {
   if (outcome.end.phase != control::Phase::failed) return {};
   // A job that is done, and whose result finds no room, is not lost: from its last checkpoint on it
   // is done again once there is some.
-  const bool unsaved = outcome.end.error_code == ErrorCode::unavailable &&
-                       outcome.end.step > std::max<int64_t>(outcome.end.checkpoint, 0);
-  return {unsaved ? Phase::queued : Phase::failed, outcome.end.reason, unsaved};
+  const bool again =
+      outcome.end.result_unsaved && outcome.end.step > std::max<int64_t>(outcome.end.checkpoint, 0);
+  return {again ? Phase::queued : Phase::failed, outcome.end.reason, again, again};
 }
 
 class TrainRunner : public JobRunner {

@@ -55,6 +55,9 @@ bool Membership::crashed() const {
   return state_->phase == Phase::failed && state_->crashes > 0 && state_->too_many_failures();
 }
 ErrorCode Membership::error_code() const { return state_->error_code; }
+bool Membership::result_unsaved() const {
+  return state_->phase == Phase::failed && state_->result_unsaved;
+}
 int64_t Membership::checkpoint() const { return state_->newest_checkpoint(); }
 
 run::Cost Membership::cost() const {

@@ -232,6 +232,7 @@ class Membership {
   int64_t checkpoint() const;                // the step of the newest published one; -1: none
   bool crashed() const;  // whether the job failed because workers kept ending without an error
   ErrorCode error_code() const;  // the kind of the error with which the job failed, if it is known
+  bool result_unsaved() const;   // whether it failed since nothing took the result of all steps
   // The cost of all workers over the life of the job, also of those that are gone. The energy of
   // each host is counted once. The caller, who has a clock, adds wall_seconds.
   run::Cost cost() const;

@@ -69,6 +69,7 @@ struct Membership::State {
   Phase phase = Phase::queued;
   std::string reason;
   ErrorCode error_code = ErrorCode::internal;  // failed: the kind of `reason`
+  bool result_unsaved = false;  // failed: all steps are done, and nothing took the result
   uint64_t incarnation = 1;
   int64_t wanted = 1;
   bool winding_down = false;  // all workers are being stopped, then phase becomes `after`

@@ -256,6 +256,7 @@ json Membership::save() const {
                 {"phase", to_string(s.phase)},
                 {"reason", s.reason},
                 {"error_code", ductile::to_string(s.error_code)},
+                {"result_unsaved", s.result_unsaved},
                 {"incarnation", s.incarnation},
                 {"wanted", s.wanted},
                 {"winding_down", s.winding_down},
@@ -306,6 +307,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
     in.read("virtual_ranks", virtual_ranks);
     in.read("phase", s.phase, kPhases);
     read_reason(in, saved, s.reason, s.error_code);
+    if (saved.contains("result_unsaved")) in.read("result_unsaved", s.result_unsaved);
     in.read("incarnation", s.incarnation);
     in.read("wanted", s.wanted);
     if (format > kWithoutCosts) s.spent = run::cost_from_json(in.at("spent"));

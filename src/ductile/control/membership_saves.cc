@@ -169,14 +169,17 @@ void Membership::State::save_result() {
   } else if (options.save_result && !publishing && due(next_save)) {
     if (save_task && save_task->at_step > writer->report.step) save_task.reset();
     if (save_task) return;
-    if (!last_save_error.empty() && due(finish_since + options.finish_deadline))
-      return fail_job(
+    if (!last_save_error.empty() && due(finish_since + options.finish_deadline)) {
+      fail_job(
           fmt::format(
               "all {} steps are done, but the result could not be saved within {} s: {}",
               writer->report.step,
               std::chrono::duration_cast<std::chrono::seconds>(options.finish_deadline).count(),
               last_save_error),
           ErrorCode::unavailable);
+      result_unsaved = true;
+      return;
+    }
     start_save(*writer, -1, "the result");
   }
 }

@@ -191,6 +191,7 @@ void Membership::State::wind_down(Phase then, const std::string& why) {
 void Membership::State::fail_job(const std::string& why, ErrorCode code) {
   if (phase == Phase::failed) return;
   error_code = code;
+  result_unsaved = false;
   set_phase(Phase::failed, why);
   resume_after = false;
   wind_down(Phase::failed, "the job failed");

@@ -385,6 +385,7 @@ JobEnd JobDriver::end(bool killed) {
              membership_->checkpoint()};
   end.killed = killed;
   end.crashed = membership_->crashed();
+  end.result_unsaved = membership_->result_unsaved();
   if (end.phase == Phase::failed) end.error_code = membership_->error_code();
   return end;
 }
@@ -400,6 +401,7 @@ JobEnd JobDriver::end_unsaved() {
                            again > 0 ? fmt::format("; {} steps will be done again", again) : "")});
   if (end.phase == Phase::preempting) end.phase = Phase::preempted;
   if (end.phase == Phase::failed) end.error_code = membership_->error_code();
+  end.result_unsaved = membership_->result_unsaved() || end.phase == Phase::finishing;
   if (end.phase != Phase::finishing) return end;
   end.phase = Phase::failed;
   end.error_code = ErrorCode::unavailable;

@@ -13,9 +13,10 @@ struct JobEnd {
   std::string reason;
   int64_t step = 0;
   int64_t checkpoint = -1;                     // the step of the newest published one; -1: none
-  ErrorCode error_code = ErrorCode::internal;  // failed: of what kind; unavailable: no room to save
-  bool crashed = false;  // failed: workers ended again and again without a word
-  bool killed = false;   // without saving, on request: the job is in whatever phase it was
+  ErrorCode error_code = ErrorCode::internal;  // failed: of what kind
+  bool result_unsaved = false;  // failed: all steps are done, and nothing took the result
+  bool crashed = false;         // failed: workers ended again and again without a word
+  bool killed = false;          // without saving, on request: the job is in whatever phase it was
 };
 
 }  // namespace ductile::link
