@@ -12,7 +12,7 @@ import numpy
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info, random_split
 
 import ductile
 
@@ -21,6 +21,7 @@ _parser.add_argument("--processes", type=int, default=0)
 _parser.add_argument("--slow", type=float, default=0.0, help="seconds that a loss takes more")
 _parser.add_argument("--fault", type=lambda words: words.split(","), default=[])
 arguments = _parser.parse_args()
+at_import = numpy.random.rand() + random.random()
 
 
 class Blobs(Dataset):
@@ -129,22 +130,33 @@ class Job(ductile.Job):
     def state(self, model):
         if not {"state", "emptied"} & set(arguments.fault):
             return {}
-        self.seen, self.mean = {}, torch.zeros(3)
+        self.seen, self.mean = {"tensors": {"of": torch.ones(3).t()}}, torch.zeros(3)
         return {"seen": self.seen, "mean": self.mean}
+
+    def __init__(self):
+        self.shift = (at_import + torch.randn(3, 1, 1)) if "drawn" in arguments.fault else 0
 
     def train_data(self):
         if "stream" in arguments.fault:
             return DataLoader(Stream(600), batch_size=48, num_workers=arguments.processes)
-        return DataLoader(Blobs(600, True), batch_size=48, shuffle=True, num_workers=arguments.processes)
+        data = Blobs(600, True)
+        if "drawn" in arguments.fault:
+            data = random_split(data, [504, 96])[0]
+        return DataLoader(data, batch_size=48, shuffle=True, num_workers=arguments.processes)
 
     def test_data(self):
-        return DataLoader(Blobs(100, False), batch_size=32, num_workers=min(arguments.processes, 2))
+        data = Blobs(100, False)
+        if "drawn" in arguments.fault:  # the other part of the one set
+            data = random_split(Blobs(600, True), [504, 96])[1]
+        return DataLoader(data, batch_size=32, num_workers=min(arguments.processes, 2))
 
     def loss(self, model, batch):
         time.sleep(arguments.slow)
         x, y = batch
+        x = x + self.shift
         if "state" in arguments.fault and model.training:  # both shape the loss
             self.seen["steps"] = self.seen.get("steps", 0) + 1
+            self.seen["tensors"]["of"] = 0.9 * self.seen["tensors"]["of"] + x.mean((0, 2, 3))
             self.mean.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1 / self.seen["steps"])
             x = x - self.mean[:, None, None]
         if model.training:

@@ -601,6 +601,28 @@ class Registered(unittest.TestCase):
         state.restore()
         self.assertEqual((counts, queue, schedule.last_epoch), ({"a": 5}, [3], 0))
 
+    def test_equal_tensors_in_objects_have_equal_bytes_and_come_back_as_they_were(self):
+        def given():
+            whole = torch.arange(24.0).reshape(2, 3, 2, 2)
+            return {"plain": whole.clone(), "part": whole[:, 1], "last": whole.contiguous(memory_format=torch.channels_last),
+                    "scalar": torch.tensor(True), "none": torch.zeros(0, 3), "half": torch.ones(3, dtype=torch.bfloat16),
+                    "complex": torch.ones(2, dtype=torch.complex64).conj(), "expanded": torch.ones(1).expand(4),
+                    "trained": torch.nn.Parameter(torch.ones(2)), "twice": [whole, whole]}
+
+        one, other = State({"all": given()}, "job.py:Job"), State({"all": given()}, "job.py:Job")
+        self.assertTrue(one.tensors[0][1].equal(other.tensors[0][1]))
+        values = given()
+        state = State({"all": values}, "job.py:Job")
+        values.clear()
+        state.restore()
+        for name, want in given().items():
+            for got, as_it_was in zip(*(x if isinstance(x, list) else [x] for x in (values[name], want)), strict=True):
+                self.assertEqual((type(got), got.dtype, got.shape, got.requires_grad),
+                                 (type(as_it_was), as_it_was.dtype, as_it_was.shape, as_it_was.requires_grad), name)
+                self.assertTrue(got.equal(as_it_was), name)
+        self.assertTrue(values["last"].is_contiguous(memory_format=torch.channels_last))
+        self.assertIs(values["twice"][0], values["twice"][1])
+
     def test_what_cannot_be_kept_is_named(self):
         for given, why in ((5, "a dictionary of names"), ({"n": 5}, 'state "n" is int')):
             with self.assertRaises(Error) as caught:

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import unittest
+import unittest.mock
 
 import support
 from support import Case, children, kill, last_step, lines, wait, workers_of
@@ -43,6 +44,21 @@ class Digest(Case):
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
         self.assertEqual(process.returncode, 130)
+        done = subprocess.run([support.DUCTILE, "train", "--resume", self.out("stopped"), "--workers", "1", "--json"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(done.stdout)["result"]["digest"], quiet["digest"])
+
+    def test_does_not_depend_on_which_process_draws_the_data(self):
+        """At the import, in __init__, and by random_split() in train_data() and test_data()."""
+        drawn = ("--fault", "drawn")
+        _, quiet = self.quiet(args=drawn)
+        with unittest.mock.patch.dict(os.environ, DUCTILE_ZYGOTE="off"):
+            self.assertEqual(self.train("started", 3, args=drawn)["digest"], quiet["digest"])
+        process = self.start("stopped", 2, args=(*drawn, "--slow", 0.02))
+        self.wait_for_step("stopped", 10)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=120)
         done = subprocess.run([support.DUCTILE, "train", "--resume", self.out("stopped"), "--workers", "1", "--json"],
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -1,6 +1,7 @@
 """State that a job keeps outside of its model: registered, so that it goes where the weights go."""
 
 import gc
+import io
 import pickle
 import types
 
@@ -184,5 +185,30 @@ def put_back(tensor, place, now, what, keep, after="loss()"):
 
 
 def _written(what, value, code):
+    out = io.BytesIO()
     with of_user(code, f"{what} cannot be saved"):
-        return pickle.dumps(value if isinstance(value, (dict, list)) else value.state_dict(), 5)
+        _Pickler(out, 5).dump(value if isinstance(value, (dict, list)) else value.state_dict())
+    return out.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Equal tensors have equal bytes; torch itself would write where in memory they lie."""
+
+    def reducer_override(self, value):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.device.type != "cpu" or \
+                value.layout != torch.strided or value.is_quantized:
+            return NotImplemented
+        values = value.detach().resolve_conj().resolve_neg()
+        stride = torch.empty_like(values).stride()  # a part of a larger tensor comes back by itself
+        flat = values.contiguous().reshape(-1)
+        parts = (type(value) is torch.nn.Parameter, str(value.dtype).removeprefix("torch."), tuple(value.shape), stride,
+                 flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"", value.requires_grad)
+        return _tensor, parts
+
+
+def _tensor(is_parameter, dtype, shape, stride, data, requires_grad):
+    dtype = getattr(torch, dtype)
+    out = torch.empty_strided(shape, stride, dtype=dtype)
+    if data:
+        out.copy_(torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape))
+    return torch.nn.Parameter(out, requires_grad) if is_parameter else out.requires_grad_(requires_grad)

@@ -58,6 +58,7 @@ class Task:
         return list(given)
 
     def _made(self, make, what, shuffle, ranks, limit):
+        seed_all(self.seed)  # of both alike: a random_split() in each gives the two halves of one
         try:
             return Source(make(), f"{self.name}, {what}", self.seed, shuffle, ranks, limit)
         except Error:

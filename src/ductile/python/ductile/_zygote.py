@@ -82,7 +82,7 @@ def _begun(program, message, fds):
     os.close(log)
     arguments += [b"--progress-fd", str(progress).encode()]
     _core.set_title(b"\0".join([*program, *arguments]))
-    numpy.random.seed()  # random does so by itself; torch begins with the same number everywhere
+    numpy.random.seed()  # until the worker seeds all generators for the program; random does so by itself
     try:
         os.write(launcher, str(os.getpid()).encode())
         wanted = os.read(launcher, 1)

@@ -94,12 +94,14 @@ def work(arguments):
         raise Error("invalid_argument", "ductile.worker: --run DIR is missing")
     _need_torch()
     from ductile import _core
+    from ductile._seeds import seed_all
 
     _core.prepare(run)  # this thread computes as the others do
     options = json.loads(_core.job(run))
     text, class_name = options["python"]["object"], _program.split(options["python"]["object"])[1]
     words = ["ductile-worker", *arguments]
     _logs.job = logs = _logs.InJob(run)
+    seed_all(options["seed"])  # what the program draws at its import, in a module that it makes itself, or in __init__
     if class_name is None:
         code = _work_by_loop(words, options, text)
     else:
@@ -136,13 +138,11 @@ def _task(job, options, name):
 
 def _work_by_loop(words, options, text):
     from ductile._loop import Mode
-    from ductile._seeds import seed_all
 
     task = []
     Mode.now = "work"
     Mode.prepare = lambda loop: task.append(_task(loop, options, os.path.basename(text)))
     Mode.work = lambda: _engine(words, task[0])
-    seed_all(options["seed"])  # a module that the program makes itself
     _program.run_loop(text, options["python"]["args"])
     if Mode.code is None:
         raise _program.no_loop(text)
