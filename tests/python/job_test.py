@@ -85,6 +85,8 @@ class Loop(Case):
         self.assertIn('raise KeyError("the body fails")', text)
         text = self.refused("--out", self.out("b"), job="loop.py", args=("--fault", "break"), code=3)
         self.assertIn("the loop was left before the job was done", text)
+        text = self.refused("--out", self.out("c"), job="loop.py", args=("--processes", "two"), code=2)
+        self.assertIn("loop.py: error: argument --processes: invalid int value: 'two'", text)
 
 
 class Figures(Case):
