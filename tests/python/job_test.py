@@ -129,6 +129,7 @@ class Start(Case):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, -signal.SIGINT, err)
+        self.assertIn(f"KeyboardInterrupt: saved; go on with `ductile train --resume {self.out('run')}`", err)
         saved = [line["step"] for line in lines(self.out("run"), "events.jsonl") if line.get("kind") == "checkpoint"]
         self.assertGreaterEqual(max(saved, default=0), 5)
         done = subprocess.run([support.DUCTILE, "train", "--resume", self.out("run"), "--json"], stdout=subprocess.PIPE,
