@@ -85,6 +85,13 @@ class Import(Case):
             "ductile.plan.graphs(); print('numpy' in sys.modules); ductile.data.formats(), ductile.ckpt.list;"
             "print(callable(ductile.load))"), ["False", "False", "False", "True"])
 
+    def test_names_numpy_where_it_is_missing(self):
+        for module in ("ckpt", "data"):
+            said = self.run_without_torch("import sys; sys.modules['numpy'] = None; import ductile\n"
+                                          f"try: ductile.{module}\nexcept ImportError as error: print(error)")
+            self.assertIn("cannot import numpy", " ".join(said))
+            self.assertEqual(said[0], sys.executable)
+
     def test_of_the_extension_needs_no_library_of_torch(self):
         found = subprocess.run(["ldd", _base.__file__], stdout=subprocess.PIPE, text=True, check=True).stdout
         self.assertNotIn("torch", found)

@@ -296,8 +296,13 @@ class Streams(unittest.TestCase):
         self.assertIn("get_worker_info()", str(caught.exception))
         # Of one rank, drawn anew for each, all the same: nothing is wrong.
         Source(ByProcess(), "train_data", 1, True, 1).check()
-        Source(ByProcess(drawn=True), "train_data", 1, True, 4).check()
-        Source(ByProcess(same=True), "train_data", 1, True, 4).check()
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            Source(ByProcess(same=True), "train_data", 1, True, 4).check()
+            Source(Numbers(64), "train_data", 1, True, 4).check()
+        self.assertEqual(said.getvalue(), "")
+        with contextlib.redirect_stderr(io.StringIO()) as said:  # they may be stored ones that are shuffled
+            Source(ByProcess(drawn=True), "train_data", 1, True, 4).check()
+        self.assertIn("train_data(): ByProcess does not ask torch.utils.data.get_worker_info()", said.getvalue())
 
     def test_are_shared_among_the_ranks_and_differ_by_epoch(self):
         batches = list(stream(feeder(Numbers(192), 0), 12, size=192))

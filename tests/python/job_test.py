@@ -101,6 +101,8 @@ class Loop(Case):
         self.assertIn('raise KeyError("the body fails")', text)
         text = self.refused("--out", self.out("b"), job="loop.py", args=("--fault", "break"), code=3)
         self.assertIn("the loop was left before the job was done", text)
+        text = self.refused("--out", self.out("c"), job="loop.py", args=("--processes", "two"), code=2)
+        self.assertIn("loop.py: error: argument --processes: invalid int value: 'two'", text)
 
 
 class Figures(Case):
@@ -143,6 +145,7 @@ class Start(Case):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
         self.assertEqual(process.returncode, -signal.SIGINT, err)
+        self.assertIn(f"KeyboardInterrupt: saved; go on with `ductile train --resume {self.out('run')}`", err)
         saved = [line["step"] for line in lines(self.out("run"), "events.jsonl") if line.get("kind") == "checkpoint"]
         self.assertGreaterEqual(max(saved, default=0), 5)
         done = subprocess.run([support.DUCTILE, "train", "--resume", self.out("run"), "--json"], stdout=subprocess.PIPE,

@@ -30,6 +30,8 @@ class Job(ductile.Job):
         from nets import deep
         from nets.parts import block
         return block.Net()
+    def test_data(self): pass
+    def loss(self, model, batch): pass
 """
 
 # As a worker does before it takes part; it says "same", or what is wrong.
@@ -75,7 +77,7 @@ class Case(unittest.TestCase):
         return done.stdout.strip()
 
     def described(self, text, **env):
-        return json.loads(self.python(DESCRIBE, text, **env))
+        return json.loads(self.python(DESCRIBE, text, **env).splitlines()[-1])  # the program may say something
 
     def checked(self, text, python, **env):
         return self.python(CHECK, text, json.dumps(python), **env)
@@ -195,6 +197,74 @@ class Starts(Case):
         self.assertIn(f"name the class of the job: {text}:CLASS", self.described(text))
 
 
+class Ends(Case):
+    """Programs that end themselves where they are only read."""
+
+    OPTIONS = ("import argparse, sys\np = argparse.ArgumentParser()\np.add_argument('--lr', required=True)\n"
+               "p.parse_args(['--wdith', '3', '--lr', '1'] if 'typo' in __file__ else ['--help'] if 'help' in __file__ else [])\n")
+
+    def test_say_what_argparse_says(self):
+        loop = "import ductile\nwith ductile.job(model=None, train=[1], test=[1]) as job:\n    for step in job: pass\n"
+        for rest, name in ((JOB, ":Job"), (loop, "")):
+            for stem, words in (("typo", "typo.py: error: unrecognized arguments: --wdith 3"),
+                                ("none", "none.py: error: the following arguments are required: --lr")):
+                said = self.described(self.write(stem + ".py", self.OPTIONS + rest) + name)
+                self.assertIn(words, said)
+                self.assertIn("it ends itself in line 4, with exit code 2", said)
+                self.assertNotIn("Traceback", said)
+            said = self.described(self.write("help.py", self.OPTIONS + rest) + name)
+            self.assertIn("has ended in line 4, before there was a job, and says:\nusage: help.py [-h] --lr LR", said)
+            self.assertIn("--lr LR", said.splitlines()[-1])  # the end of the help
+
+    def test_name_the_text_that_they_exit_with(self):
+        said = self.described(self.write("train.py", "print('reads')\nraise SystemExit('no data in /data')\n" + JOB) + ":Job")
+        self.assertIn("train.py cannot be imported: it ends itself in line 2, with exit code 1", said)
+        self.assertTrue(said.endswith("reads\nno data in /data"), said)
+        self.assertIn("SystemExit: 3", self.described(self.write("quiet.py", "import sys\nsys.exit(3)\n") + ":Job"))
+
+    def test_leave_the_streams_of_the_process_as_they_were(self):
+        code = ("import sys\nfrom ductile import _program\nbefore = sys.stdout, sys.stderr\n"
+                "_program.described(sys.argv[1], [])\nassert (sys.stdout, sys.stderr) == before\n")
+        text = self.write("train.py", JOB + "import sys\nprint('said')\nkept = sys.stdout\n") + ":Job"
+        self.assertEqual(self.python(code + "sys.modules['train'].kept.write('later')", text), "said\nlater")
+
+
+class Methods(Case):
+    def test_that_are_missing_are_named(self):
+        """Before there is a run."""
+        text = self.write("train.py", "import ductile\nclass Job(ductile.Job):\n    def model(self): pass\n"
+                                      "    def train_data(self): pass\n") + ":Job"
+        said = self.described(text)
+        self.assertIn("train.py:Job has no test_data() and no loss(). Write it into the class: test_data() returns a Dataset", said)
+        self.assertIn("loss() returns the mean loss of a batch", said)
+
+    def test_that_the_constructor_assigns_are_there(self):
+        lines = "".join(f"        self.{name} = lambda *given: None\n" for name in ("model", "train_data", "test_data", "loss"))
+        text = self.write("train.py", "import ductile\nclass Job(ductile.Job):\n    def __init__(self):\n" + lines) + ":Job"
+        self.assertEqual(self.described(text)["options"], {"train": {}})
+
+
+class Loops(Case):
+    """How often a program with a loop of its own would run it."""
+
+    def said(self, *body):
+        return self.described(self.write("loop.py", "import ductile\nwith ductile.job(\n        {}, model=None, train=[1],\n"
+                                                    "        test=[1]) as job:\n" + "".join(f"    {line}\n" for line in body)))
+
+    def test_that_would_be_run_twice_are_named(self):
+        for body, line in ((("for epoch in range(3):", "    for step in job: pass"), 6),
+                           (("while True:", "    if job:", "        for i, step in enumerate(job): pass"), 7),
+                           (("for step in job:", "    pass", "for step in job: pass"), 7)):
+            self.assertIn(f"loop.py, line {line}: a second loop over the job", self.said(*body))
+
+    def test_that_are_run_once_are_left_alone(self):
+        for body in (("for step in job:", "    for part in step.batch: pass"),
+                     ("for name in ('a', 'b'): print(name)", "if job: ", "    for step in job: pass", "else:",
+                      "    for step in job: pass"),
+                     ("for i in range(2):", "    def other(job):", "        for step in job: pass", "for step in job: pass")):
+            self.assertEqual(self.said(*body)["options"], {"train": {}}, body)
+
+
 class Versions(Case):
     def test_name_the_vectors_that_libraries_choose_kernels_by(self):
         more, less = {"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"}, {"avx2", "fma", "avx"}
@@ -226,15 +296,15 @@ while true; do sleep 0.05; done
 class Signals(Case):
     """Whoever is told to end while it trains, in whichever way, lets the run save, and ends."""
 
-    def of(self, tell):
+    def of(self, tell, trains=TRAINS):
         """(what the program noted, the exit code of the one that trains, its output)."""
         notes = os.path.join(self.folder, "notes")
         with open(notes, "w"):
             pass
-        program = self.write("ductile", TRAINS)
+        program = self.write("ductile", trains)
         os.chmod(program, 0o755)
         script = self.write("train.py", JOB + "if __name__ == '__main__':\n    try: ductile.train(Job())\n"
-                                              "    except KeyboardInterrupt: print('interrupted')\n")
+                                              "    except KeyboardInterrupt as told: print('interrupted', *told.args)\n")
         process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                    start_new_session=True, env={**os.environ, "DUCTILE_PROGRAM": program, "NOTES": notes})
         self.addCleanup(end, process)
@@ -249,6 +319,11 @@ class Signals(Case):
             self.assertEqual(self.of(tell), (["ready", "INT", "saved"], 0, "interrupted\n"))
         for tell in (lambda pid: os.kill(pid, signal.SIGTERM), lambda pid: os.killpg(pid, signal.SIGTERM)):
             self.assertEqual(self.of(tell), (["ready", "TERM", "saved"], -signal.SIGTERM, ""))
+
+    def test_are_answered_with_how_the_run_goes_on(self):
+        trains = TRAINS.replace("exit 130' INT", """echo "{\\"resume\\": \\"ductile train --resume runs/a\\"}"; exit 130' INT""")
+        _, _, said = self.of(lambda pid: os.kill(pid, signal.SIGINT), trains)
+        self.assertEqual(said, "interrupted saved; go on with `ductile train --resume runs/a`\n")
 
 
 if __name__ == "__main__":

@@ -403,6 +403,35 @@ class Refusals(Case):
             task, _ = task_of(job)
             self.refused("conflict", lambda: loss(task), words)
 
+    def test_name_a_loss_that_was_differentiated(self):
+        """Return it, and no more; of something else it may be done, as of adversarial samples."""
+        def loss_of(model, batch):
+            return F.cross_entropy(model.fc(model.bn(batch[0])), batch[1])
+
+        def differentiated(model, batch):
+            value = loss_of(model, batch)
+            value.backward()
+            return value
+
+        def moved(model, batch):
+            x = batch[0].clone().requires_grad_()
+            loss_of(model, (x, batch[1])).backward()
+            return loss_of(model, (x.detach() + x.grad.sign(), batch[1]))
+
+        for given in (differentiated, lambda *of: differentiated(*of) * 2.0):
+            job = Job()
+            job.loss = given
+            task, _ = task_of(job)
+            self.refused("conflict", lambda: loss(task), "train.py:Job, loss() of step 0, virtual rank 0: backward() was called on the "
+                         "loss that is returned", "do not call backward() on it")
+        job.loss = lambda *of: differentiated(*of).detach()
+        task, _ = task_of(job)
+        self.refused("conflict", lambda: loss(task), "depends on no parameter", "do not call backward()")
+        job.loss = moved
+        task, _ = task_of(job)
+        for _ in range(3):
+            loss(task)[0].backward()
+
     def test_take_the_loss_of_each_sample(self):
         """Where each counts, and in evaluation; their mean alone where nobody chooses by it."""
         job = Job()
@@ -471,7 +500,8 @@ class Refusals(Case):
                                    ("{}", "Job, train_data():\nTraceback")):
                 with open(file, "w") as script:
                     script.write(f"import ductile\nclass Job(ductile.Job):\n    options = {options}\n"
-                                 "    def train_data(self): return open('/nowhere')\n")
+                                 "    def train_data(self): return open('/nowhere')\n"
+                                 "    model = test_data = loss = train_data\n")
                 self.refused("invalid_argument", lambda: worker.describe(file + ":Job", []), words)
 
     def test_name_the_folder_that_a_path_is_relative_to(self):
@@ -537,6 +567,9 @@ class Loop(Case):
         left = ("for epoch in range(2):", "    for step in job:", "        step.backward(torch.tensor(2.0))",
                 "        break")
         self.assertIn("a second loop over the job", self.of(*left))
+
+    def test_that_is_missing_is_named(self):
+        self.assertIn("has no loop `for step in job:`", self.of("pass"))
 
 
 class Optimizer(unittest.TestCase):

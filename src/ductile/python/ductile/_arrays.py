@@ -1,6 +1,12 @@
 """Arrays of numpy for the element types of Ductile's files, and what has another library's array as one."""
 
-import numpy
+import sys
+
+try:
+    import numpy
+except ImportError as error:
+    raise ImportError(f"{sys.executable} cannot import numpy ({error}), in whose arrays ductile.ckpt and ductile.data give what they "
+                      "read; install it there, or use a Python that has it") from None
 
 from ductile._errors import Error
 

@@ -3,7 +3,9 @@
 The engine, which is the C++ worker, runs in a thread of its own and asks for the loss of a virtual rank;
 the main thread answers it from the body of the user's loop."""
 
+import ast
 import copy
+import linecache
 import os
 import sys
 import threading
@@ -13,6 +15,9 @@ from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from ductile._errors import Error, told
 from ductile._job import Described, Job
+
+_ONE_LOOP = ("a second loop over the job: one `for step in job` goes through all epochs and evaluations, so write it once, with no loop "
+             "over epochs around it; train.epochs says how many")
 
 
 class Mode:
@@ -144,16 +149,16 @@ class Loop(Job):
             self._turns.answer()
         elif kind is not None:
             return False
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread is None:
+            raise Error("invalid_argument", "the block of `with ductile.job(...) as job:` has no loop `for step in job:`, which trains")
+        self._thread.join()
         raise SystemExit(Mode.code)
 
     def __iter__(self):
         if not self._entered:
             raise Error("invalid_argument", "write `with ductile.job(...) as job:` around the loop")
         if self._thread is not None:
-            raise Error("conflict", "a second loop over the job: one `for step in job` goes through all epochs and "
-                        "evaluations, so write it once, with no loop over epochs around it; train.epochs says how many")
+            raise Error("conflict", _ONE_LOOP)
         from ductile import _core
 
         Mode.prepare(self)
@@ -177,6 +182,43 @@ class Loop(Job):
         return step
 
 
+def _is_loop_over(node, name):
+    """`for ... in NAME:`, or with a counter or a bar around it."""
+    if not isinstance(node, ast.For):
+        return False
+    over = node.iter
+    if isinstance(over, ast.Call) and isinstance(over.func, ast.Name) and over.func.id in ("enumerate", "tqdm") and over.args:
+        over = over.args[0]
+    return isinstance(over, ast.Name) and over.id == name
+
+
+def _nested(nodes, name, inside=False):
+    """The lines of loops over NAME that lie in another loop."""
+    for node in nodes:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        if _is_loop_over(node, name):
+            yield from [node.lineno] if inside else []
+        else:
+            yield from _nested(ast.iter_child_nodes(node), name, inside or isinstance(node, (ast.For, ast.While)))
+
+
+def _second_loop(file, line):
+    """The line of a loop that would be run a second time, below the `with ductile.job(...) as NAME:` in this line; None if there
+    is none, or the text does not show it. A run is over when its loop is: nobody would see the error of what comes then."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return None
+    for node in ast.walk(tree):
+        for item in node.items if isinstance(node, ast.With) else []:
+            if isinstance(item.optional_vars, ast.Name) and item.context_expr.lineno <= line <= item.context_expr.end_lineno:
+                name = item.optional_vars.id
+                after = [statement.lineno for statement in node.body if _is_loop_over(statement, name)][1:]
+                return min([*after, *_nested(node.body, name)], default=None)
+    return None
+
+
 def job(options=None, *, model, train, test, metrics=(), state=None, optimizer=None):
     """A job whose loss is the body of a loop:
 
@@ -193,9 +235,14 @@ def job(options=None, *, model, train, test, metrics=(), state=None, optimizer=N
 
     `python train.py` starts a run of one worker, and `ductile train train.py --workers 4` one of four.
     The body may be run again for a step that was given up; what it keeps outside of the model and `state`
-    is lost when a worker is. The program ends with the loop: what has come of the job is in its run directory."""
+    is lost when a worker is. The program ends with the loop, and what follows the `with` block is never run: what has come of
+    the job is in its run directory."""
     loop = Loop(dict(options or {}), model, train, test, metrics, state or {}, optimizer)
     if Mode.now == "describe":
+        caller = sys._getframe(1)
+        again = _second_loop(caller.f_code.co_filename, caller.f_lineno)
+        if again is not None:
+            raise Error("invalid_argument", f"{os.path.basename(caller.f_code.co_filename)}, line {again}: {_ONE_LOOP}")
         raise Described(loop)
     if Mode.now == "start":
         from ductile._program import refuse_while_read

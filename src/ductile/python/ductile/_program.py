@@ -1,5 +1,6 @@
 """The user's program: finding the job's class, and telling whether its files are those of the run."""
 
+import collections
 import contextlib
 import difflib
 import importlib
@@ -8,12 +9,17 @@ import os
 import platform
 import runpy
 import sys
+import traceback
 
 from ductile import _files
 from ductile._errors import Error, of_user, told
 from ductile._job import Described, Job
 
 _read = None  # the program that is imported, or run, in this process now
+_KEPT, _PIECES = 3000, 100  # characters, and calls of write(), of what a program has said that ends itself
+_METHODS = {"model": "a new torch.nn.Module", "train_data": "a Dataset or a DataLoader of the samples to train on",
+            "test_data": "a Dataset or a DataLoader of the samples to evaluate on",
+            "loss": "the mean loss of a batch, or the loss of each of its samples"}
 
 
 def split(text):
@@ -42,6 +48,53 @@ def _reading(text):
         yield
     finally:
         _read = before
+
+
+class _Heard:
+    """A stream of this process; what is written to it is also kept, as far as an error can tell it. A logger that the program
+    makes may hold it for ever."""
+
+    def __init__(self, stream, kept):
+        self._stream, self._kept = stream, kept
+
+    def write(self, text):
+        if self._kept is not None:
+            self._kept.append(text[-_KEPT:])
+        return self._stream.write(text)
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _heard():
+    """What the program says on both streams while it is read, in pieces."""
+    kept, before = collections.deque(maxlen=_PIECES), (sys.stdout, sys.stderr)
+    mine = sys.stdout, sys.stderr = tuple(_Heard(stream, kept) for stream in before)
+    try:
+        yield kept
+    finally:
+        for stream in mine:
+            stream._kept = None
+        if (sys.stdout, sys.stderr) == mine:
+            sys.stdout, sys.stderr = before
+
+
+def _ended(what, script, error, said):
+    """The error of a program that ends itself where it is only read: argparse does so, after it has said why."""
+    text = "".join(said)
+    if isinstance(error.code, str):
+        text += error.code
+    text = text.strip()[-_KEPT:]
+    if not text:
+        return Error("invalid_argument", f"{what}:\n{told(error)[1]}")
+    code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == script]
+    where = f" in line {lines[-1]}" if lines else ""
+    if code == 0:  # of --help, say
+        return Error("invalid_argument", f"{script} has ended{where}, before there was a job, and says:\n{text}")
+    return Error("invalid_argument", f"{what}: it ends itself{where}, with exit code {code}, before there is a job. (Its own "
+                 f"arguments follow `--`.) It says:\n{text}")
 
 
 def refuse_while_read(call):
@@ -81,11 +134,13 @@ def _found(text, args):
     where, name = split(text)
     sys.argv = [script_of(text) or where, *args]
     try:
-        with _reading(text):
+        with _reading(text), _heard() as said:
             module = _imported(text)
     except Error:
         raise
-    except BaseException as error:  # sys.exit() of a program without a main guard, too
+    except SystemExit as error:
+        raise _ended(f"{where} cannot be imported", script_of(text), error, said) from None
+    except BaseException as error:
         raise Error("invalid_argument", f"{where} cannot be imported:\n{told(error)[1]}") from None
     return module, getattr(module, name, None)
 
@@ -114,20 +169,31 @@ def load(text, args):
         return found()
 
 
+def _refuse_without_methods(job, text):
+    """A method that is missing would be told by the workers, when they call it."""
+    missing = [name for name in _METHODS if getattr(getattr(job, name), "__func__", None) is getattr(Job, name)]
+    if missing:
+        raise Error("invalid_argument", f"{text} has no {' and no '.join(name + '()' for name in missing)}. Write it into the "
+                    "class: " + "; ".join(f"{name}() returns {_METHODS[name]}" for name in missing))
+
+
 def run_loop(text, args):
     """Runs a program with a loop of its own, as `python train.py` would."""
+    from ductile._loop import Mode
+
     path = script_of(text)
     if not os.path.isfile(path):
         raise _absent(path)
     sys.argv = [path, *args]
     sys.path.insert(0, os.path.dirname(path))
     try:
-        with _reading(text):
+        with _reading(text), _heard() as said:
             runpy.run_path(path, run_name="__main__")
     except (Error, Described):
         raise
-    except SystemExit:
-        return
+    except SystemExit as error:
+        if Mode.code is None:  # the loop has not come to its end, which ends the program
+            raise _ended(f"{text} does not come to ductile.job()", path, error, said) from None
     except BaseException as error:
         raise Error("invalid_argument", f"{text}:\n{told(error)[1]}") from None
 
@@ -135,7 +201,9 @@ def run_loop(text, args):
 def described(text, args):
     """The job of a program, which trains nothing: one with a loop of its own is run as far as ductile.job()."""
     if split(text)[1]:
-        return load(text, args)
+        job = load(text, args)
+        _refuse_without_methods(job, text)
+        return job
     from ductile._loop import Mode
 
     before, Mode.now = Mode.now, "describe"

@@ -1,5 +1,6 @@
 """Starting jobs from Python, and what has come of them."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -109,9 +110,18 @@ def _finished(command):
             signal.signal(number, before)
     if passed and passed[0] != signal.SIGINT:
         os.kill(os.getpid(), passed[0])  # which ends this process, too
-    if passed:
-        raise KeyboardInterrupt
+    if passed or process.returncode == 130:
+        raise _interrupted(out)
     return process.returncode, out, err
+
+
+def _interrupted(out):
+    """Names the run, which nobody else has done: ductile.train() says nothing before it is done."""
+    with contextlib.suppress(ValueError):
+        told = json.loads(out)
+        if told.get("resume"):
+            return KeyboardInterrupt(f"saved; go on with `{told['resume']}`")
+    return KeyboardInterrupt()
 
 
 def train(job, workers=1, out=None, options=(), weights=None):
@@ -121,8 +131,8 @@ def train(job, workers=1, out=None, options=(), weights=None):
     options  like those of --set: ["train.epochs=3"]
     weights  a file of weights to begin with, of torch.save() or safetensors
 
-    Raises Error if the job fails, and KeyboardInterrupt if it is interrupted, after a checkpoint was saved: the run can be
-    resumed with `ductile train --resume RUN` then. A second Ctrl-C does not wait for the checkpoint."""
+    Raises Error if the job fails, and KeyboardInterrupt if it is interrupted, after a checkpoint was saved: it says how the
+    run goes on, `ductile train --resume RUN`. A second Ctrl-C does not wait for the checkpoint."""
     from ductile._program import refuse_while_read
 
     refuse_while_read("ductile.train()")
@@ -136,8 +146,6 @@ def train(job, workers=1, out=None, options=(), weights=None):
         command += ["--out", os.fspath(out)]
     command += ["--", *sys.argv[1:]]
     code, out, err = _finished(command)
-    if code == 130:
-        raise KeyboardInterrupt
     told = json.loads(out) if out else {}
     if code != 0:
         raise Error(told.get("code") or _EXIT_CODES.get(code, "internal"), told.get("error") or err.strip())

@@ -85,11 +85,22 @@ class Streams:
             for rank in range(2):
                 begins.append([self._bytes(self.read(0, place, 1, rank)) for place in range(2)])
         self._open.clear()
-        if _Info.asked or len(begins) < 2 or begins[0] != begins[1] or len(set(begins[0])) == 1:
+        if _Info.asked or len(begins) < 2:
+            return
+        if begins[0] != begins[1]:
+            self._warn()
+        if begins[0] != begins[1] or len(set(begins[0])) == 1:
             return
         raise Error("invalid_argument", f"{self.what}(): the streams of virtual ranks 0 and 1 begin with the same samples, since "
                     f"{type(self.dataset).__name__} does not ask which one is read: let its __iter__ take the part that "
                     "torch.utils.data.get_worker_info() names (`id` of `num_workers`), and not one by the process")
+
+    def _warn(self):
+        """Random samples, which need no part of anything, look like stored ones that are shuffled or augmented."""
+        print(f"ductile: {self.what}(): {type(self.dataset).__name__} does not ask torch.utils.data.get_worker_info() which virtual "
+              f"rank it is read for. If it makes its samples at random, all is well. If it reads stored ones, each of the {self.count} "
+              "virtual ranks begins with the first of all of them, and the job may never see the last: let its __iter__ take the part "
+              "that get_worker_info() names (`id` of `num_workers`)", file=sys.stderr, flush=True)
 
     @staticmethod
     def _bytes(samples):

@@ -33,6 +33,25 @@ def _same_bits(a, b):
     return torch.equal(a.detach().view(torch.int32), b.view(torch.int32))
 
 
+def _is_freed(loss):
+    """Whether what a backward pass over it needs is gone: torch refuses to show it then."""
+    seen, waiting = set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions]
+        for name in dir(node):
+            if name.startswith("_saved_") or name == "saved_tensors":
+                try:
+                    getattr(node, name)
+                except RuntimeError as error:
+                    if "second time" in str(error):
+                        return True
+    return False
+
+
 class Task:
     """The job as the worker sees it. Methods raise Error, with all that the user has to know."""
 
@@ -202,6 +221,17 @@ class Task:
                             "step, by the sum of all ranks. Write a rule of your own into optimizer(), or compute with a "
                             "changed copy (torch.nn.utils.parametrize)")
 
+    def _check_not_differentiated(self, out, where):
+        """A loss on which backward() was called already has no graph any more, and torch's own error has a remedy that is
+        none. (On something else loss() may call it.)"""
+        loss = out[0] if isinstance(out, tuple) and out else out
+        if not isinstance(loss, torch.Tensor) or all(p.grad is None for p in self._weights):
+            return
+        if _is_freed(loss):
+            raise Error("conflict", f"{where}: backward() was called on the loss that is returned. Return the loss, and do not call "
+                        "backward() on it: Ductile does so, once for each virtual rank, and updates the weights when all of "
+                        "them are done (in a loop of your own, call step.backward(loss) alone)")
+
     def _check_buffers(self, keep):
         """forward() may have put another tensor in the place of a buffer, or made it another one: its values
         count (`keep`), in the tensor and the memory that the worker knows."""
@@ -249,6 +279,8 @@ class Task:
         with of_user("conflict", where), _logs.rows("train", step + 1, epoch_done) if logged else contextlib.nullcontext():
             out = self.job.loss(self.model, batch)
         self._check_parameters(before)
+        if before[1] is not None:
+            self._check_not_differentiated(out, where)
         self._check_buffers(keep=True)
         if logged:  # what the others have made of it is dropped
             self.state.save()
@@ -257,7 +289,8 @@ class Task:
             loss = self._each(loss, count, where)
         if loss.grad_fn is None and torch.is_grad_enabled():
             raise Error("conflict", f"{self.name}, loss() gives a number that depends on no parameter, so there is "
-                        "nothing to differentiate; it was made under torch.no_grad(), or detached")
+                        "nothing to differentiate; it was made under torch.no_grad(), or detached. Return the loss as it was "
+                        "computed, and do not call backward(): Ductile does")
         return loss, metrics
 
     def _look(self, batch, count, where):

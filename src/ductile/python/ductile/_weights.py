@@ -197,7 +197,8 @@ def begin(model, given, file, constant):
         if lasting and place.is_floating_point() and id(place) not in fixed:
             near = difflib.get_close_matches(name, others, 1)
             raise Error("invalid_argument", f"{file}: holds no tensor {name}, which the model has"
-                        f"{f'; it holds {near[0]}' if near else ''}")
+                        f"{f'; it holds {near[0]}' if near else ''}. A file has to hold all of the model: where it has a part alone "
+                        "(a backbone below a new head), let model() load that part with load_state_dict(), and leave out --weights")
     for name in others:
         if given[name].is_floating_point():
             raise Error("invalid_argument", f"{file}: holds tensor {name}, which the model does not have; {verdict}")

@@ -13,8 +13,8 @@ The samples of a batch, and their bytes, are those that a run with the same opti
 import threading
 import typing
 
-import numpy
 
+from ductile._arrays import numpy
 from ductile._errors import Error
 from ductile._native import base, parsed, path_of, text_of
 
