@@ -100,6 +100,30 @@ TEST_F(FullDisk, AServiceWhoseStoreFindsNoRoomCanBeStopped) {
   service_->expect_result(first);
 }
 
+// The state of the job's own could not be saved before, since a worker was lost. The next service
+// goes on.
+TEST_F(FullDisk, AServiceWhoseJobFindsNoRoomForItsStateCanBeStopped) {
+  if (std::getenv("DUCTILE_LONG_FULL_DISK") == nullptr)
+    GTEST_SKIP() << "it takes more than a minute";
+  start(false);
+  if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const JobId id = service_->submit("job", 1500);
+  service_->wait_for_workers(id);
+  std::this_thread::sleep_for(1s);
+  ASSERT_TRUE(disk_.fill());
+  const fs::path run = service_->get("/v1/jobs/" + std::to_string(id)).value("run", "");
+  const auto workers = link::workers_of(run);
+  ASSERT_FALSE(workers.empty());
+  ::kill(*workers.begin(), SIGKILL);
+  std::this_thread::sleep_for(1s);  // its loss has to be saved
+  EXPECT_EQ(service_->stop(), 0);
+  EXPECT_TRUE(link::workers_of(run).empty());
+  disk_.empty();
+  service_->start();
+  ASSERT_TRUE(service_->lives());
+  service_->expect_result(id);
+}
+
 // A result that cannot be saved for as long as it is waited for (here since its folder is none):
 // the job is not lost.
 TEST_F(FullDisk, AJobWhoseResultCannotBeSavedIsDoneAgainOnceItCan) {

@@ -235,6 +235,7 @@ void JobDriver::on_saved(const std::string& error) {
   if (error.empty()) {
     saving_ = Saving::none;
     save_error_.clear();
+    end_asked_.reset();         // the machine is told of it now
     membership_->saved(now());  // when anything was heard last may be long ago
     carry_out(std::exchange(held_, {}));
     note_size();
@@ -284,6 +285,7 @@ milliseconds JobDriver::patience() const {
 void JobDriver::request(const Event& event, OnAnswer on_answer) {
   if (saving_ == Saving::failed) {
     inbox_.push_back(event);
+    if (std::holds_alternative<control::PreemptJob>(event) && !end_asked_) end_asked_ = now();
     return on_answer({"", waits_for_disk()});
   }
   asked_.push_back({event, std::move(on_answer)});
@@ -363,6 +365,7 @@ bool JobDriver::at_rest() const { return over() && saved() && inbox_.empty() && 
 // end, has nothing to gain by it: without the save it is as if all had been killed.
 bool JobDriver::gives_up() const {
   if (save_error_.empty()) return false;
+  if (end_asked_ && now() >= *end_asked_ + options_.membership.preempt_deadline) return true;
   switch (membership_->phase()) {
     case Phase::failed:
       return true;
@@ -399,7 +402,9 @@ JobEnd JobDriver::end_unsaved() {
       {"disk", fmt::format("all workers were ended, since the job's state could not be saved: {}{}",
                            save_error_,
                            again > 0 ? fmt::format("; {} steps will be done again", again) : "")});
-  if (end.phase == Phase::preempting) end.phase = Phase::preempted;
+  const bool goes_on =
+      end.phase != Phase::failed && end.phase != Phase::finishing && end.phase != Phase::finished;
+  if (goes_on) end.phase = Phase::preempted;
   if (end.phase == Phase::failed) end.error_code = membership_->error_code();
   end.result_unsaved = membership_->result_unsaved() || end.phase == Phase::finishing;
   if (end.phase != Phase::finishing) return end;

@@ -174,7 +174,8 @@ class JobDriver {
   control::Time held_since_{0};
   control::Time save_again_{0};
   std::string save_error_;  // of the last save; empty: it was the first, or went well
-  std::string refused_;     // why the last request was; empty: it was followed
+  std::optional<control::Time> end_asked_;  // since when its end waits until the state is saved
+  std::string refused_;                     // why the last request was; empty: it was followed
   bool ended_ = false;
   std::map<control::WorkerId, control::WorkerStatus> reports_;
   size_t members_ = 0;  // of the last generation
