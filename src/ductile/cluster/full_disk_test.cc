@@ -33,7 +33,8 @@ class FullDisk : public ::testing::Test {
   void TearDown() override {
     if (!service_) return;
     service_->kill_service();
-    for (const pid_t pid : service_->workers()) ::kill(pid, SIGKILL);
+    for (const auto& run : fs::directory_iterator(shared_.path() / "runs"))
+      for (const pid_t pid : link::workers_of(run.path())) ::kill(pid, SIGKILL);
     disk_.give_back();
   }
 
