@@ -33,7 +33,8 @@ class FullDisk : public ::testing::Test {
   void TearDown() override {
     if (!service_) return;
     service_->kill_service();
-    for (const auto& run : fs::directory_iterator(shared_.path() / "runs"))
+    std::error_code none;
+    for (const auto& run : fs::directory_iterator(shared_.path() / "runs", none))
       for (const pid_t pid : link::workers_of(run.path())) ::kill(pid, SIGKILL);
     disk_.give_back();
   }
