@@ -84,6 +84,9 @@ class Train(Emulated):
         os.kill(zygote, signal.SIGSTOP)  # which answers nobody any more
         kill([pid for pid in children(agents[1]) if pid in before][0])
         wait(lambda: {*children(agents[1])} & {*workers_of(run)} - {*before}, "a worker without the zygote")
+        generations = lambda: [text for text in events_of(run) if text.startswith("generation ")]  # noqa: E731
+        wait(lambda: "with 3 of 3 workers" in generations()[-1], "three workers again")
+        self.wait_for_step("run", last_step(run) + 1)  # with which that of host 1 has the state, too
         self.hosts.cut(2)
         self.wait_for_step("run", last_step(run) + 2)
         self.hosts.restore(2)
