@@ -19,19 +19,22 @@ what lies in OUT is not run again. Writes OUT/report.json and prints a table.
 """
 import argparse
 import array
-import http.client
 import json
 import os
 import pathlib
 import random
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
+import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "bench" / "service"))
+sys.dont_write_bytecode = True
+from asking import UnixConnection  # noqa: E402
+
 RESIZES = {"fifo": False, "srtf": False, "tiresias": False, "gavel": False}
 SCALE = 10  # seconds of the simulator for one of ours
 
@@ -71,19 +74,8 @@ def options_of(args, kind, length):
     return [w for word in words for w in ("--set", word)]
 
 
-class Connection(http.client.HTTPConnection):
-    def __init__(self, path):
-        super().__init__("localhost", timeout=60)
-        self.path = str(path)
-
-    def connect(self):
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(60)
-        self.sock.connect(self.path)
-
-
 def get(folder, path):
-    connection = Connection(folder / "api.sock")
+    connection = UnixConnection(folder / "api.sock", timeout=60)
     connection.request("GET", path)
     answer = json.loads(connection.getresponse().read())
     connection.close()

@@ -35,6 +35,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "bench" / "service")]
 sys.dont_write_bytecode = True
 import emulated  # noqa: E402
+import asking  # noqa: E402
 from asking import UnixConnection, ask  # noqa: E402
 
 PATIENCE = 120
@@ -61,14 +62,7 @@ library = "{library}"
 
 
 def wait(condition, what):
-    until = time.monotonic() + PATIENCE
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > until:
-            sys.exit(f"not within {PATIENCE} s: {what}")
-        time.sleep(0.02)
+    return asking.wait(condition, what, PATIENCE, 0.02)
 
 
 def window(trace, ticks, which):

@@ -4,16 +4,18 @@ import json
 import os
 import pathlib
 import socket
+import sys
+import time
 
 
 class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path):
-        super().__init__("localhost", timeout=120)
+    def __init__(self, path, timeout=120):
+        super().__init__("localhost", timeout=timeout)
         self.path = str(path)
 
     def connect(self):
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(120)
+        self.sock.settimeout(self.timeout)
         self.sock.connect(self.path)
 
 
@@ -22,6 +24,18 @@ def ask(connection, method, path, body=None, headers=None):
     connection.request(method, path, text, headers or {})
     answer = connection.getresponse()
     return answer.status, answer.read()
+
+
+def wait(condition, what, patience, pause):
+    """What the condition gives once it is true; looked at every `pause` seconds. The benchmark ends after `patience`."""
+    until = time.monotonic() + patience
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > until:
+            sys.exit(f"not within {patience} s: {what}")
+        time.sleep(pause)
 
 
 def metrics(connection):

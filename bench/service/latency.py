@@ -26,6 +26,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 sys.dont_write_bytecode = True
+import asking  # noqa: E402
 import emulated  # noqa: E402
 
 PATIENCE = 60
@@ -42,14 +43,7 @@ threads = 1
 
 
 def wait(condition, what):
-    until = time.monotonic() + PATIENCE
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > until:
-            sys.exit(f"not within {PATIENCE} s: {what}")
-        time.sleep(0.002)
+    return asking.wait(condition, what, PATIENCE, 0.002)
 
 
 def last_step(run):

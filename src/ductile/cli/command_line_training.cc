@@ -130,6 +130,20 @@ void add_tune(CLI::App& app, Parsed& parsed) {
   });
 }
 
+// What `profile` and `capture` measure.
+template <class Command>
+void add_measurement(CLI::App& sub, Command& c) {
+  sub.add_option("--shares", c.shares,
+                 "numbers of samples that are measured (default: 1, 2, 4 ... up to the batch)")
+      ->option_text("LIST")
+      ->delimiter(',')
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+  sub.add_option("--rounds", c.rounds,
+                 "passes for each number of samples, of which medians count (default 7)")
+      ->option_text("N")
+      ->check(CLI::Range(int64_t{1}, int64_t{10'000}));
+}
+
 void add_profile(CLI::App& app, Parsed& parsed) {
   ProfileCommand& c = parsed.profile;
   CLI::App* sub =
@@ -145,15 +159,7 @@ void add_profile(CLI::App& app, Parsed& parsed) {
   add_job(*sub, c.job);
   sub->add_option("-o,--out", c.out, "write the graph to this file (default: stdout)")
       ->option_text("FILE");
-  sub->add_option("--shares", c.shares,
-                  "numbers of samples that are measured (default: 1, 2, 4 ... up to the batch)")
-      ->option_text("LIST")
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  sub->add_option("--rounds", c.rounds,
-                  "passes for each number of samples, of which medians count (default 7)")
-      ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{10'000}));
+  add_measurement(*sub, c);
   sub->callback([&parsed] {
     parsed.chosen = [&parsed](Context& context) { return profile(parsed.profile, context); };
   });
@@ -192,15 +198,7 @@ void add_capture(CLI::App& app, Parsed& parsed) {
                   "the most samples at once (default: the batch of a job, else 32)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 40));
-  sub->add_option("--shares", c.shares,
-                  "numbers of samples that are measured (default: 1, 2, 4 ... up to the batch)")
-      ->option_text("LIST")
-      ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
-  sub->add_option("--rounds", c.rounds,
-                  "passes for each number of samples, of which medians count (default 7)")
-      ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{10'000}));
+  add_measurement(*sub, c);
   sub->add_flag("--no-times", c.no_times,
                 "measure no times: give those of a V100, from operations and bytes");
   sub->add_flag("--no-check", c.no_check, "do not compare the operators' bits with the model's");
