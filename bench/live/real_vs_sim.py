@@ -2,14 +2,17 @@
 """Real jobs under each policy on the slots of this machine, and the same workload in the simulator.
 
 Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductile] [--workloads a,b]
-                                 [--slots 2] [--rounds 1] [--data FOLDER] [--build build/release]
+                                 [--slots 2] [--rounds 1] [--profiles before,after] [--data FOLDER] [--build build/release]
 
-1. Each kind of job runs alone on each number of slots, while the other slots do the like, as they
-   do on a busy machine: its time per step, and the seconds that a start takes (the profile).
+1. Each kind of job runs in a service on each number of slots, while the other slots do the like, as they
+   do on a busy machine: its time per step, and the seconds that a start and an end take (the profile).
+   By default profiles are taken before the first workload and after the last one, since the machine's
+   speed changes within an hour, and their means count.
 2. Each workload runs under each policy with `ductile up`, jobs arriving when they should. Policies
    take turns.
 3. The same workload runs in `ductile sim` with the profile. Seconds are ten there for one here,
-   since the simulator rounds its epochs to whole seconds.
+   since the simulator rounds its epochs to whole seconds. Its rounds are those of a service, and jobs
+   declare their steps, as jobs with `train.max_steps` do here.
 4. Each kind of job runs alone to its end; the weights of every job must have that digest.
 
 FOLDER has fashion-mnist and cifar10 as `ductile data` takes them. Workload a was there while this was
@@ -98,30 +101,65 @@ def train(args, run, kind, length, workers):
     return subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment)
 
 
+class Up:
+    """`ductile up` with so many slots under a policy; the jobs that are handed to it."""
+
+    def __init__(self, args, policy):
+        self.args, self.folder = args, args.out / "service"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.process = subprocess.Popen(
+            [args.build / "bin" / "ductile", "up", "--folder", self.folder, "--devices", str(args.slots), "--policy",
+             policy], env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"), stdout=subprocess.DEVNULL,
+            stderr=open(args.out / "service.log", "a"))
+        while not (self.folder / "api.sock").exists():
+            time.sleep(0.05)
+        time.sleep(0.5)
+
+    def submit(self, name, least, most, kind, length):
+        done = subprocess.run([self.args.build / "bin" / "ductile", "submit", "--folder", self.folder, "--name", name,
+                               "--min", str(least), "--max", str(most), *options_of(self.args, kind, length)],
+                              check=True, capture_output=True, text=True)
+        return int(done.stdout)
+
+    def finish(self):
+        while get(self.folder, "/v1/jobs?live=1&limit=1000")["jobs"]:
+            time.sleep(0.1)
+
+    def record(self, number):
+        return get(self.folder, f"/v1/jobs/{number}")
+
+    def end(self):
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait()
+
+
 def profile(args, kind):
-    """{slots: seconds per step}, the seconds from a start to its first step, and of an end."""
-    out = {"steps": {}}
+    """{slots: seconds per step}, the seconds from a submission to the job's first step, and those of an end, in a
+    service. All slots are busy."""
+    out = {"steps": {}, "start": [], "end": []}
     length = 4
-    for slots in range(1, args.slots + 1):
-        folder = args.out / "profile"
-        runs = [folder / f"{kind}-{slots}-{i}" for i in range(args.slots // slots)]
-        for run in runs:
-            shutil.rmtree(run, ignore_errors=True)
-        begin = time.time()
-        for process in [train(args, run, kind, length, slots) for run in runs]:
-            assert process.wait() == 0, (kind, slots)
-        seconds = []
-        for run in runs:
-            steps = [r for r in records(run, "metrics.jsonl") if "train/loss" in r]
-            seconds.append((steps[-1]["time"] - steps[0]["time"]) / (steps[-1]["step"] - steps[0]["step"]))
-            first = steps[0]["time"] - seconds[-1] * steps[0]["step"]
-            end = records(run, "events.jsonl")[-1]["time"]
-            out.setdefault("start", []).append(first - begin)
-            out.setdefault("end", []).append(end - steps[-1]["time"])
-        out["steps"][str(slots)] = statistics.mean(seconds)
+    up = Up(args, "fifo")
+    try:
+        for slots in range(1, args.slots + 1):
+            numbers = [up.submit(f"{kind}-{i}", slots, slots, kind, length) for i in range(args.slots // slots)]
+            up.finish()
+            seconds = []
+            for record in map(up.record, numbers):
+                steps = [r for r in records(pathlib.Path(record["run"]), "metrics.jsonl") if "train/loss" in r]
+                seconds.append((steps[-1]["time"] - steps[0]["time"]) / (steps[-1]["step"] - steps[0]["step"]))
+                out["start"].append(steps[0]["time"] - seconds[-1] * steps[0]["step"] - record["submitted"])
+                out["end"].append(record["ended"] - steps[-1]["time"])
+            out["steps"][str(slots)] = statistics.mean(seconds)
+    finally:
+        up.end()
     out["start"] = statistics.median(out["start"])
     out["end"] = statistics.median(out["end"])
     return out
+
+
+def mean_of(profiles):
+    return {"steps": {n: statistics.mean(p["steps"][n] for p in profiles) for n in profiles[0]["steps"]},
+            **{what: statistics.mean(p[what] for p in profiles) for what in ("start", "end")}}
 
 
 def kept(path, make):
@@ -138,45 +176,24 @@ def kept(path, make):
 def real(args, name, policy, digests):
     """One workload under one policy: jobs with arrival, start, end, changes and whether their weights
     are those of the job alone."""
-    folder = args.out / "service"
-    shutil.rmtree(folder, ignore_errors=True)
-    jobs = workload(name, args.slots)
-    environment = dict(os.environ, OMP_WAIT_POLICY="PASSIVE")
-    ductile = args.build / "bin" / "ductile"
-    service = subprocess.Popen([ductile, "up", "--folder", folder, "--devices", str(args.slots),
-                                "--policy", policy], env=environment, stdout=subprocess.DEVNULL,
-                               stderr=open(args.out / "service.log", "a"))
+    jobs, up = workload(name, args.slots), Up(args, policy)
     try:
-        while not (folder / "api.sock").exists():
-            time.sleep(0.05)
-        time.sleep(0.5)
-        begin = time.time()
-        numbers = {}
+        begin, numbers = time.time(), {}
         for job, kind, length, asked, arrival in jobs:
             time.sleep(max(0.0, begin + arrival - time.time()))
-            least = 1 if RESIZES.get(policy, True) else asked
-            most = args.slots if RESIZES.get(policy, True) else asked
-            done = subprocess.run([ductile, "submit", "--folder", folder, "--name", job, "--min", str(least),
-                                   "--max", str(most), *options_of(args, kind, length)],
-                                  check=True, capture_output=True, text=True)
-            numbers[job] = int(done.stdout)
-        while True:
-            live = get(folder, "/v1/jobs?live=1&limit=1000")["jobs"]
-            if not live:
-                break
-            time.sleep(0.25)
+            free = RESIZES.get(policy, True)
+            numbers[job] = up.submit(job, 1 if free else asked, args.slots if free else asked, kind, length)
+        up.finish()
         out = []
         for job, kind, length, asked, arrival in jobs:
-            record = get(folder, f"/v1/jobs/{numbers[job]}")
-            run = pathlib.Path(record["run"])
+            record = up.record(numbers[job])
             out.append({"name": job, "arrival": arrival, "jct": record["ended"] - record["submitted"],
                         "waited": record["started"] - record["submitted"],
                         "allocations": record["generation"], "phase": record["phase"],
-                        "same_bits": digest_of(run) == digests[f"{kind}-{length}"]})
+                        "same_bits": digest_of(pathlib.Path(record["run"])) == digests[f"{kind}-{length}"]})
         return out
     finally:
-        service.send_signal(signal.SIGINT)
-        service.wait()
+        up.end()
 
 
 def alone(args):
@@ -224,7 +241,7 @@ def simulated(args, name, policy, profiles):
     pause = statistics.mean(p["start"] + p["end"] for p in profiles.values())
     words = [args.build / "bin" / "ductile", "sim", folder / "jobs.csv", "--applications", folder / "traces",
              "--cluster", folder / "cluster.toml", "--policy", policy, "--interval", str(10 * SCALE),
-             "--restart", str(pause * SCALE), "--json", "--out", folder / "out"]
+             "--as-service", "--budget", "exact", "--restart", str(pause * SCALE), "--json", "--out", folder / "out"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)["runs"][0]["mean_jct"] / SCALE
@@ -237,6 +254,7 @@ def main():
     parser.add_argument("--workloads", default="a,b")
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--profiles", default="before,after")
     parser.add_argument("--data", type=pathlib.Path, default=ROOT / "data")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     args = parser.parse_args()
@@ -248,24 +266,26 @@ def main():
     (args.out / "text.bin").write_bytes(numbers[:len(text) * 9 // 10].tobytes())
     (args.out / "text_test.bin").write_bytes(numbers[len(text) * 9 // 10:].tobytes())
 
-    profiles = {k: kept(args.out / f"profile-{k}.json", lambda k=k: profile(args, k)) for k in KINDS}
+    def profiles_of(when):
+        return ([{k: kept(args.out / f"profile-{k}-{when}.json", lambda k=k: profile(args, k)) for k in KINDS}]
+                if when in args.profiles.split(",") else [])
+
+    profiled = profiles_of("before")
     digests = kept(args.out / "alone.json", lambda: alone(args))
+    turns = [(n, name, policy) for n in range(args.rounds) for name in args.workloads for policy in args.policies]
+    done = {turn: kept(args.out / f"real-{turn[1]}-{turn[2]}-{turn[0]}.json",
+                       lambda turn=turn: real(args, *turn[1:], digests)) for turn in turns}
+    profiled += profiles_of("after")
+    profiles = {k: mean_of([p[k] for p in profiled]) for k in KINDS}
     rows = []
-    for round_number in range(args.rounds):
-        for name in args.workloads:
-            for policy in args.policies:
-                file = args.out / f"real-{name}-{policy}-{round_number}.json"
-                jobs = kept(file, lambda: real(args, name, policy, digests))
-                row = {"workload": name, "policy": policy, "round": round_number,
-                       "real": statistics.mean(j["jct"] for j in jobs),
-                       "sim": simulated(args, name, policy, profiles),
-                       "allocations": sum(j["allocations"] for j in jobs),
-                       "finished": sum(j["phase"] == "finished" for j in jobs),
-                       "same_bits": sum(j["same_bits"] for j in jobs), "jobs": len(jobs)}
-                row["ratio"] = row["real"] / row["sim"]
-                print(json.dumps(row), flush=True)
-                rows.append(row)
-    (args.out / "report.json").write_text(json.dumps({"profiles": profiles, "rows": rows}, indent=1))
+    for (round_number, name, policy), jobs in done.items():
+        rows.append({"workload": name, "policy": policy, "round": round_number,
+                     "real": statistics.mean(j["jct"] for j in jobs), "sim": simulated(args, name, policy, profiles),
+                     "allocations": sum(j["allocations"] for j in jobs),
+                     "finished": sum(j["phase"] == "finished" for j in jobs),
+                     "same_bits": sum(j["same_bits"] for j in jobs), "jobs": len(jobs)})
+        rows[-1]["ratio"] = rows[-1]["real"] / rows[-1]["sim"]
+    (args.out / "report.json").write_text(json.dumps({"profiles": profiled, "rows": rows}, indent=1))
     print("\n| workload | policy | real s | simulated s | real / simulated | allocations | same bits |")
     print("|---|---|---|---|---|---|---|")
     for r in rows:

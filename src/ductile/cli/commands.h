@@ -301,6 +301,7 @@ struct SimCommand {
   std::optional<double> interval;
   std::optional<double> restart;  // seconds; default: those of the applications
   double interference = 0;
+  bool as_service = false;
   bool bound = false;
   bool tiers = false;
   int64_t services = 0, teams = 1;  // synthetic ones

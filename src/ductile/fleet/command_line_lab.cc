@@ -47,6 +47,9 @@ void add_sim_conditions(CLI::App* sub, SimCommand& c) {
   sub->add_option("--interval", c.interval, "seconds between rounds (default 60; for gavel 360)")
       ->option_text("X")
       ->check(CLI::Range(0.1, 1e6));
+  sub->add_flag("--as-service", c.as_service,
+                "rounds as those of a service: also at once where nothing runs, and one interval "
+                "after the last");
   sub->add_option(
          "--restart", c.restart,
          "seconds that a job pauses at each start and change (default: that of its application)")

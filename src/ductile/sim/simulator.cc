@@ -56,6 +56,7 @@ class Simulation {
   void end_segment(int32_t job, double at);
   Conditions conditions(int32_t job) const;
   void find_interference();
+  bool nothing_runs() const;
   void check_round() const;
   void check_devices_left() const;
   bool drawn(double probability, uint64_t purpose, int32_t job) const;
@@ -602,6 +603,10 @@ void Simulation::round() {
   result_.rounds.push_back(sample);
 }
 
+bool Simulation::nothing_runs() const {
+  return std::ranges::all_of(active_, [&](int32_t j) { return runs_[j].allocation().empty(); });
+}
+
 SimResult Simulation::run() {
   arrive();
   while (!active_.empty() || next_job_ < workload_.jobs.size()) {
@@ -610,13 +615,15 @@ SimResult Simulation::run() {
       // Nothing to do until the round after the next arrival.
       const double arrival = workload_.jobs[next_job_].time;
       next_round_ =
-          std::max(next_round_, std::ceil(arrival / options_.interval) * options_.interval);
+          options_.as_service
+              ? arrival
+              : std::max(next_round_, std::ceil(arrival / options_.interval) * options_.interval);
     }
     const bool fault = next_fault_ < faults_.size() && faults_[next_fault_].time < next_round_;
     double until = fault ? faults_[next_fault_].time : next_round_;
     const size_t arrived = next_job_, unfinished = active_.size();
     bool event = false;
-    if (traits_.on_events) {
+    if (traits_.on_events || options_.as_service) {
       double sooner = unfinished > 0 ? now_ + kNotice : until;
       if (next_job_ < workload_.jobs.size())
         sooner = std::min(sooner, workload_.jobs[next_job_].time);
@@ -636,7 +643,11 @@ SimResult Simulation::run() {
     const bool ended = active_.size() < unfinished;
     arrive();
     if (event) {
-      if ((ended || next_job_ > arrived) && !active_.empty()) round();
+      const bool asked = traits_.on_events || nothing_runs();
+      if ((ended || next_job_ > arrived) && !active_.empty() && asked) {
+        if (options_.as_service) next_round_ = now_ + options_.interval;
+        round();
+      }
       continue;
     }
     if (fault) {

@@ -38,6 +38,9 @@ Information information_from(std::string_view name);
 
 struct SimOptions {
   double interval = 60;  // seconds between rounds; the first is one interval after the start
+  // Whether rounds are those of a service (cluster/service.h): also at once when nothing runs and a
+  // job arrives or ends, and one interval after the last one.
+  bool as_service = false;
   uint64_t seed = 0;
   // Declared budgets. Empty: there are none; 1: exact; f > 1: each is wrong by a factor drawn from
   // 1/f to f.

@@ -236,6 +236,29 @@ TEST(Simulator, OneJobTakesItsEpochs) {
   EXPECT_EQ(result.jobs[0].restarts, 0);
 }
 
+// Two jobs that need all devices, under a policy of rounds: a service begins each as soon as
+// nothing runs, and not in the next round.
+TEST(Simulator, RoundsOfAServiceBeginWhereNothingRuns) {
+  Workload workload;
+  for (const auto& [name, time] : {std::pair("a", 30.0), std::pair("b", 31.0)})
+    workload.jobs.push_back(
+        {.name = name, .application = "cifar10", .time = time, .devices = 4, .batch = 512});
+  const sched::Cluster cluster = sched::homogeneous_cluster(1, 4);
+  const SimResult rounds = run("tiresias", workload, cluster);
+  const SimResult service = run("tiresias", workload, cluster, {.as_service = true});
+  expect_sound(workload, service, cluster);
+  EXPECT_EQ(rounds.jobs[0].start, 60);
+  EXPECT_EQ(std::fmod(rounds.jobs[1].start, 60), 0);
+  EXPECT_EQ(service.jobs[0].start, 30);
+  EXPECT_GE(service.jobs[1].start, service.jobs[0].finish);
+  EXPECT_LE(service.jobs[1].start, service.jobs[0].finish + 5);  // ends are noticed so late
+  // Where something runs, it decides once per interval.
+  workload.jobs[0].devices = workload.jobs[1].devices = 2;
+  const SimResult beside = run("tiresias", workload, cluster, {.as_service = true});
+  EXPECT_EQ(beside.jobs[0].start, 30);
+  EXPECT_EQ(beside.jobs[1].start, 90);
+}
+
 // A job that has the cluster for itself takes what finish-time fairness compares with, also where
 // it keeps to a batch that is not the best.
 TEST(Simulator, AJobAloneIsAsFairAsCanBe) {
