@@ -65,11 +65,15 @@ QueueFigures CommitQueue::figures() const {
   return {commits_, waiting_.size()};
 }
 
-uint64_t CommitQueue::wait_for_commit(uint64_t seen,
-                                      std::chrono::steady_clock::time_point deadline) {
-  std::unique_lock lock(mutex_);
-  committed_.wait_until(lock, deadline, [&] { return commits_ > seen; });
-  return commits_;
+uint64_t CommitQueue::follow(std::function<void()> told) {
+  const std::lock_guard lock(mutex_);
+  followers_.emplace(++last_follower_, std::move(told));
+  return last_follower_;
+}
+
+void CommitQueue::unfollow(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  followers_.erase(number);
 }
 
 void CommitQueue::run() {
@@ -86,7 +90,7 @@ void CommitQueue::run() {
     carry_out(batch);
     lock.lock();
     ++commits_;  // before anybody is told: who is told may look
-    committed_.notify_all();
+    for (const auto& [number, told] : followers_) told();
     lock.unlock();
     for (Waiting& change : batch) change.done(change.error ? &*change.error : nullptr);
     batch.clear();

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -48,11 +48,14 @@ class CommitQueue {
   // post() and wait; throws what went wrong. Not from `done`.
   void commit(const Write& write);
 
-  // How many transactions were committed; and waits until there are more than `seen`, or until
-  // `deadline`. Gives the number then. For those who follow the events.
+  // How many transactions were committed.
   uint64_t commits() const;
   QueueFigures figures() const;
-  uint64_t wait_for_commit(uint64_t seen, std::chrono::steady_clock::time_point deadline);
+  // `told` is called after each commit that commits() counts, on the queue's thread, which waits
+  // for it: it may only ring a bell, and must neither throw nor call this object. Gives its number
+  // for unfollow(), after which it is not called any more.
+  uint64_t follow(std::function<void()> told);
+  void unfollow(uint64_t number);
 
  private:
   struct Waiting {
@@ -69,8 +72,9 @@ class CommitQueue {
   Store& store_;
   const size_t most_;
   mutable std::mutex mutex_;
-  std::condition_variable arrived_, committed_;
-  uint64_t commits_ = 0;
+  std::condition_variable arrived_;
+  uint64_t commits_ = 0, last_follower_ = 0;
+  std::map<uint64_t, std::function<void()>> followers_;
   std::deque<Waiting> waiting_;
   bool stop_ = false;
   std::thread thread_;
