@@ -9,16 +9,19 @@ namespace {
 constexpr size_t kBatch = 500;  // changes of one transaction
 
 // What the change threw, as an Error.
-std::optional<Error> error_of(const std::function<void()>& body) {
+std::optional<StoreError> error_of(const std::function<void()>& body) {
+  const auto other = [](const Error& error) { return StoreError(error, StoreFault::none); };
   try {
     body();
     return std::nullopt;
-  } catch (const Error& error) {
+  } catch (const StoreError& error) {
     return error;
+  } catch (const Error& error) {
+    return other(error);
   } catch (const std::exception& error) {
-    return Error(ErrorCode::internal, error.what());
+    return other(Error(ErrorCode::internal, error.what()));
   } catch (...) {
-    return Error(ErrorCode::internal, "something that is no error was thrown");
+    return other(Error(ErrorCode::internal, "something that is no error was thrown"));
   }
 }
 
@@ -48,9 +51,9 @@ void CommitQueue::post(Write write, Done done) {
 }
 
 void CommitQueue::commit(const Write& write) {
-  std::promise<std::optional<Error>> promise;
-  post(write, [&](const Error* error) {
-    promise.set_value(error == nullptr ? std::nullopt : std::optional<Error>(*error));
+  std::promise<std::optional<StoreError>> promise;
+  post(write, [&](const StoreError* error) {
+    promise.set_value(error == nullptr ? std::nullopt : std::optional<StoreError>(*error));
   });
   if (const auto error = promise.get_future().get()) throw *error;
 }

@@ -9,7 +9,7 @@
 #include <optional>
 #include <thread>
 
-#include "ductile/base/error.h"
+#include "ductile/cluster/database.h"
 #include "ductile/cluster/store.h"
 
 namespace ductile::cluster {
@@ -26,16 +26,16 @@ struct QueueFigures {
 // A change is acknowledged by its `done` after the transaction is on the disk, never before.
 // Changes are carried out in the order of post(). One that throws is undone alone; the others of
 // its transaction are kept. If the disk fails, every change in the transaction is told so
-// (unavailable): it is then absent, or, where it was the last write that failed, may be there as a
-// whole after a restart. No program can know which. A request with a key (Change::answered) is
-// simply sent again: it is carried out once either way.
+// (unavailable, with the StoreFault): it is then absent, or, where it was the last write that
+// failed, may be there as a whole after a restart. No program can know which. A request with a key
+// (Change::answered) is simply sent again: it is carried out once either way.
 class CommitQueue {
  public:
   // May run more than once: a transaction that SQLite takes back is repeated change by change, and
   // only the last time counts. It must have no effect but on the Change.
   using Write = std::function<void(Change&)>;
   // Called on the queue's thread; null: committed. Must not throw.
-  using Done = std::function<void(const Error*)>;
+  using Done = std::function<void(const StoreError*)>;
 
   // `most`: changes that may wait. The store must outlive this object.
   explicit CommitQueue(Store& store, size_t most = 10000);
@@ -61,7 +61,7 @@ class CommitQueue {
   struct Waiting {
     Write write;
     Done done;
-    std::optional<Error> error;
+    std::optional<StoreError> error;
   };
 
   void run();

@@ -33,6 +33,7 @@ void Service::Impl::look() {
     look_at_events();
   } catch (const Error& error) {
     log_line(fmt::format("store: {}", error.what()));
+    if (error.code() == ErrorCode::data_loss && !stopping_) return give_up(error);
     look_again_ = loop_.after(kAgain, [this] { look(); });
   }
 }
@@ -54,7 +55,7 @@ void Service::Impl::look_at_drains() {
       next = std::min(next, drain.starts);
     }
   }
-  if (over) writer_.write([now](Change& change) { change.end_drains(now); });
+  if (over) writer_.write_newest("drains", [now](Change& change) { change.end_drains(now); });
   for (int32_t n = 0; n < nodes_.count(); ++n) {
     const auto found = leave.find(nodes_.name(n));
     scheduler_.leaves(n, found == leave.end() ? INFINITY : found->second);
@@ -279,6 +280,7 @@ LiveState Service::Impl::state_of(const Live& live) const {
     return {Moment::saving, "others get what it holds", Cause::room};
   }
   const JobProgress progress = live.runner ? live.runner->progress() : JobProgress{};
+  if (live.starting && writer_.refusal()) return {Moment::starting, writer_.refusal()->text};
   if (live.starting || (live.runner && progress.generation < 0)) return {Moment::starting, ""};
   if (live.runner)
     return {Moment::running,

@@ -373,6 +373,16 @@ std::string_view to_string(LiveState::Cause cause) {
   return kNames[static_cast<size_t>(cause)];
 }
 
+void LiveView::set_refusal(StoreFault fault, std::string text) {
+  const std::lock_guard lock(mutex_);
+  refusal_ = {fault, std::move(text)};
+}
+
+std::pair<StoreFault, std::string> LiveView::refusal() const {
+  const std::lock_guard lock(mutex_);
+  return refusal_;
+}
+
 void LiveView::forget(JobId job) {
   const std::lock_guard lock(mutex_);
   states_.erase(job);
@@ -413,7 +423,11 @@ std::string why(const WhyFacts& facts) {
   if (facts.live && facts.live->moment == Moment::resting)
     return fmt::format("It is tried again within a few seconds, since this went wrong: {}.",
                        without_stop(facts.live->text));
-  if (facts.live && facts.live->moment == Moment::starting) return "It is just starting.";
+  if (facts.live && facts.live->moment == Moment::starting)
+    return facts.live->text.empty()
+               ? "It is just starting."
+               : fmt::format("It has its devices, and begins once the store can be written: {}.",
+                             without_stop(facts.live->text));
   return why_it_waits(facts);
 }
 

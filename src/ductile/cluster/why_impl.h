@@ -7,8 +7,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "ductile/cluster/database.h"
 #include "ductile/cluster/records.h"
 #include "ductile/server/node_devices.h"
 
@@ -65,6 +67,10 @@ class LiveView {
   void set_gpus(JobId job, int64_t gpus);
   std::map<JobId, int64_t> gpus() const;  // of those that ask for any
 
+  // Why the store takes nothing now; none: it does.
+  void set_refusal(StoreFault fault, std::string text);
+  std::pair<StoreFault, std::string> refusal() const;
+
   void note_round(double seconds, double turn);
   void set_serving(JobId job, ServingFigures figures);
   std::optional<ServingFigures> serving(JobId job) const;
@@ -83,6 +89,7 @@ class LiveView {
   std::map<JobId, ServingFigures> serving_;
   std::map<std::string, server::NodeHardware> hardware_;
   std::map<JobId, int64_t> gpus_;
+  std::pair<StoreFault, std::string> refusal_;
 };
 
 // GPUs of a node that jobs hold.
