@@ -182,6 +182,29 @@ TEST_F(Gpus, OneThatGoesIsToldAndGivenToNobody) {
   await_why(service, b, "no node of this service has more than 3");
 }
 
+TEST_F(Gpus, OneThatFailsInAJobsHandsIsCountedOnce) {
+  LiveService service(on_nodes({"one"}, 4), enter());
+  submit(service, "a", 3);
+  const std::set<std::string> of_a = seen(service, "a", 3);
+  ASSERT_EQ(of_a.size(), 3u);
+  const Json gpus = node_of(service, "one").at("hardware").at("gpus");
+  for (size_t n = 0; n < gpus.size(); ++n) {
+    if (gpus[n].at("id") != *of_a.begin()) continue;
+    fs::remove(root() / "dev" / ("nvidia" + std::to_string(n)));
+    break;
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (node_of(service, "one").value("gpus", 0) != 3 &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(node_of(service, "one").at("free_gpus"), 1);
+  const JobId b = submit(service, "b", 1);
+  service.wait_for(b, "running");
+  const std::set<std::string> of_b = seen(service, "b", 3);
+  ASSERT_EQ(of_b.size(), 1u);
+  EXPECT_FALSE(of_a.contains(*of_b.begin()));
+}
+
 TEST(Why, NamesADrainedNodeThatAloneHasTheGpus) {
   WhyFacts facts;
   facts.job.id = 7;

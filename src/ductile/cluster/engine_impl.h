@@ -18,6 +18,16 @@
 
 namespace ductile::cluster {
 
+// What jobs could use together.
+struct Demand {
+  // Of one job, on one node.
+  struct Whole {
+    int64_t devices = 0, gpus = 0;
+  };
+  int64_t devices = 0;         // of jobs that ask for no GPUs, on whichever nodes
+  std::vector<Whole> on_gpus;  // the others
+};
+
 // Where the workers of a service's jobs run. This interface is the seam between the service and its
 // machines; each implementation is a file of its own. It belongs to the loop's thread, and none of
 // its methods waits for anybody.
@@ -50,8 +60,10 @@ class Engine {
   virtual bool absent(int32_t) const { return false; }
   // What jobs could use, and on which nodes any of them holds something, now and from now on. An
   // engine that borrows its nodes borrows as many.
-  virtual void follow(int64_t /*devices*/, const std::vector<bool>& /*held*/) {}
+  virtual void follow(const Demand& /*demand*/, const std::vector<bool>& /*held*/) {}
   virtual bool borrows_nodes() const { return false; }  // else nobody needs to call follow()
+  // The most GPUs that any node will ever have, where that is known before it is there.
+  virtual std::optional<int64_t> most_gpus() const { return std::nullopt; }
 
   // Nodes may go at any time: the most seconds between checkpoints of a job; 0: as the job says.
   virtual int64_t checkpoint_every() const { return 0; }

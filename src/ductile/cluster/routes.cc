@@ -189,9 +189,9 @@ Answer list_nodes(Request& request) {
                 {"devices", node.devices},
                 {"free", up && !drained ? std::max<int64_t>(0, node.devices - held) : 0}};
     if (const auto known = hardware.find(node.node); known != hardware.end()) {
-      const int64_t all = known->second.usable_gpus, taken = held_gpus(holders, gpus, node.node);
-      one["gpus"] = all;
-      one["free_gpus"] = up && !drained ? std::max<int64_t>(0, all - taken) : 0;
+      const int64_t taken = held_gpus(holders, gpus, node.node);
+      one["gpus"] = known->second.usable_gpus;
+      one["free_gpus"] = up && !drained ? known->second.free_gpus(taken) : 0;
       one["hardware"] = server::to_json(known->second);
     }
     if (up && drained) {

@@ -270,9 +270,12 @@ std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView>
 // Policies place jobs across nodes. One that has to be on a single node, and was given parts of
 // several when it was looked at last, would otherwise have these kept free for it for nothing.
 std::vector<sched::JobView> Scheduler::that_fit_a_node(std::vector<sched::JobView> views) {
+  const bool claim_fits = claim_has_devices(views);
   std::erase_if(views, [&](const sched::JobView& view) {
     const auto found = scattered_.find(view.id);
     if (found == scattered_.end()) return false;
+    if (claim_ && claim_->job == view.id && !claim_fits) return true;
+    if (claim_ && claim_->job == view.id) found->second = 0;
     if (view.allocation.empty() && found->second-- > 0) return true;
     scattered_.erase(found);
     return false;
@@ -461,6 +464,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
     views.push_back(view_of(job, now));
   }
   without_gpus_.clear();
+  choose_claim(views, now);
   views = within_quotas(that_find_gpus(std::move(views), false));  // they hold up nobody's quota
   views = that_fit_a_node(that_find_gpus(std::move(views), true));
   for (sched::JobView& view : views) {
@@ -473,6 +477,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
   const sched::Round round{now, interval_, cluster_, views};
   sched::Decisions decisions = policy_->decide(round);
   keep_bounds(round, decisions);
+  keep_claim(round, decisions);
   keep_on_one_node(round, decisions);
   std::map<int32_t, int32_t> gpus = gpus_after(views, decisions);
   keep_what_nobody_takes(round, decisions,
@@ -498,6 +503,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
     job.granted_at = now;
     list.push_back(std::move(allotment));
   }
+  note_lacks(now);
   return list;
 }
 

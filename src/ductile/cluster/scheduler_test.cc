@@ -1,7 +1,9 @@
 #include "ductile/cluster/scheduler.h"
 
 #include <cmath>
+#include <functional>
 #include <map>
+#include <optional>
 
 #include <gtest/gtest.h>
 
@@ -524,6 +526,95 @@ TEST(Scheduler, NoGpuIsGrantedTwiceUnderAnyPolicy) {
     }
     EXPECT_GT(started, 0) << policy;
   }
+}
+
+// Jobs that come each round, and go after some; the round in which the large one, which comes in
+// the fifth, was granted something; none: it waited all along.
+std::optional<int> round_of_the_large_one(Scheduler& scheduler, const JobDemand& small,
+                                          const JobDemand& large, int at_first,
+                                          const std::function<int()>& lasts) {
+  constexpr int kRounds = 100;
+  std::map<JobId, int> runs;  // until which round; 0: it waits
+  JobId next = large.id + 1;
+  for (int round = 0; round < kRounds; ++round) {
+    const double now = round * kInterval;
+    for (auto it = runs.begin(); it != runs.end();) {
+      const auto here = it++;
+      if (here->second == 0 || here->second > round) continue;
+      scheduler.remove(here->first);
+      runs.erase(here);
+    }
+    for (int i = round == 0 ? at_first : 1; i > 0; --i) {
+      JobDemand one = small;
+      one.id = next++;
+      one.arrival = now;
+      scheduler.add(one);
+      runs[one.id] = 0;
+    }
+    if (round == 5) {
+      scheduler.add(large);
+    }
+    for (const Allotment& a : scheduler.decide(now)) {
+      scheduler.holds(a.job, a.allocation, now);
+      if (a.job == large.id && !a.allocation.empty()) return round;
+      if (a.job != large.id) runs[a.job] = a.allocation.empty() ? 0 : round + lasts();
+    }
+  }
+  return std::nullopt;
+}
+
+TEST(Scheduler, WhoWaitsForManyGpusIsNotOvertakenForEver) {
+  for (const std::string& policy : sched::policy_names()) {
+    Scheduler scheduler(some_nodes(1, 8), policy, kInterval);
+    scheduler.has_gpus(0, 4);
+    JobDemand small = demand(0, 1, 1, 0, true), large = demand(1, 1, 1, 5 * kInterval, true);
+    small.gpus = 1;
+    large.gpus = 4;
+    int ends = 0;  // one each round
+    const auto round =
+        round_of_the_large_one(scheduler, small, large, 4, [&] { return 1 + ends++ % 4; });
+    ASSERT_TRUE(round) << policy << ": " << scheduler.why(1);
+    EXPECT_LE(*round, 5 + Scheduler::kOvertaken / kInterval + 5) << policy;
+  }
+}
+
+TEST(Scheduler, WhoHasToBeOnOneNodeIsNotOvertakenForEver) {
+  Scheduler scheduler(some_nodes(4, 4), "fifo", kInterval);
+  JobDemand large = demand(1, 4, 4, 5 * kInterval, true);
+  large.one_node = true;
+  Rng rng(7);
+  const auto round = round_of_the_large_one(scheduler, demand(0, 1, 1, 0, true), large, 16,
+                                            [&] { return 10 + static_cast<int>(rng.below(12)); });
+  EXPECT_TRUE(round) << scheduler.why(1);
+}
+
+// The others get what it leaves, and it gets no more than it needs.
+TEST(Scheduler, WhoKeepsANodeKeepsNoOtherOne) {
+  Scheduler scheduler(some_nodes(2, 4), "fifo", kInterval);
+  scheduler.has_gpus(0, 2);
+  JobDemand holder = demand(1, 1, 1, 0, true), waits = demand(2, 1, 1, 1, true);
+  holder.gpus = 1;
+  waits.gpus = 2;
+  scheduler.add(holder);
+  scheduler.add(waits);
+  std::map<JobId, spec::Allocation> held;
+  const auto decide = [&](double now) {
+    for (const Allotment& a : scheduler.decide(now)) {
+      held[a.job] = a.allocation;
+      scheduler.holds(a.job, a.allocation, now);
+    }
+  };
+  for (int round = 0; round <= 20; ++round) decide(round * kInterval);
+  ASSERT_EQ(held[1].size(), 1u);
+  for (JobId id = 3; id < 9; ++id) scheduler.add(demand(id, 1, 1, 300, true));
+  decide(300);
+  int32_t started = 0;
+  for (JobId id = 3; id < 9; ++id) started += sched::device_count(held[id]);
+  EXPECT_EQ(started, 6) << "one device of its node is kept";
+  EXPECT_TRUE(held[2].empty());
+  scheduler.remove(1);
+  decide(310);
+  EXPECT_EQ(held[2], (spec::Allocation{{0, 1}}));
 }
 
 }  // namespace

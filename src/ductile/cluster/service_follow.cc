@@ -92,6 +92,7 @@ bool Service::Impl::finds_gpus(Live& live) {
     scheduler_.withdrawn(live.record.id);
     return false;
   }
+  left += hardware->lost_gpus;  // which are among those that others hold
   for (const auto& [id, other] : live_)
     if ((other.runner || other.starting) && held(other)[static_cast<size_t>(node)] > 0)
       left -= gpus_of(other.work);
@@ -102,7 +103,8 @@ void Service::Impl::look_at_hardware() {
   std::map<std::string, server::NodeHardware> known;
   for (int32_t n = 0; n < nodes_.count(); ++n) {
     const auto& hardware = nodes_.hardware(n);
-    scheduler_.has_gpus(n, hardware ? static_cast<int32_t>(hardware->usable_gpus) : 0);
+    scheduler_.has_gpus(
+        n, hardware ? static_cast<int32_t>(hardware->usable_gpus + hardware->lost_gpus) : 0);
     if (hardware) known.emplace(nodes_.name(n), *hardware);
   }
   view_.set_hardware(std::move(known));
@@ -194,15 +196,18 @@ void Service::Impl::follow_wish(Live& live) {
 // Jobs that rest or are paused need nothing. Those that run use up to what they asked for.
 void Service::Impl::follow_demand() {
   if (!engine_->borrows_nodes()) return;  // this looks at all jobs
-  int64_t devices = 0;
+  Demand demand;
   std::vector<bool> held(static_cast<size_t>(nodes_.count()));
   for (const auto& [id, live] : live_) {
-    if (scheduler_.knows(id) && live.record.wish == Wish::run)
-      devices += live.record.submission.max_devices;
+    const Submission& asked = live.record.submission;
+    const int64_t gpus = gpus_of(live.work);
+    const bool wants = scheduler_.knows(id) && live.record.wish == Wish::run;
+    if (wants && gpus > 0) demand.on_gpus.push_back({asked.min_devices, gpus});
+    if (wants && gpus == 0) demand.devices += asked.max_devices;
     const Counts has = this->held(live);
     for (size_t n = 0; n < held.size(); ++n) held[n] = held[n] || has[n] > 0;
   }
-  engine_->follow(devices, held);
+  engine_->follow(demand, held);
 }
 
 // What an earlier service believed last; of a store that has no such time yet, when something

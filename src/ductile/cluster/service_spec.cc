@@ -52,6 +52,17 @@ int64_t gpus_of(const Work& work) {
   return command == nullptr ? 0 : command->gpus;
 }
 
+void check_gpus(const Submission& submission, const nlohmann::json& spec, int64_t most) {
+  const int64_t gpus = gpus_of(work_of(submission.kind, spec));
+  if (gpus > most)
+    fail(ErrorCode::invalid_argument,
+         "spec: gpus = {}: {}; pilots have as many as `gpus` of their [[pool]] in the cluster file "
+         "says",
+         gpus,
+         most == 0 ? "no pool of this service has GPUs"
+                   : fmt::format("no pool of this service has pilots with more than {}", most));
+}
+
 int64_t batch_of(const Work& work) {
   const auto* job = std::get_if<spec::JobOptions>(&work);
   return job == nullptr ? 1 : job->train.batch_size;

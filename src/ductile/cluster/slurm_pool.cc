@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -36,17 +37,59 @@ void SlurmPool::take_over(size_t node, uint64_t generation, double now) {
   n.taken_over = generation != 0;
 }
 
-void SlurmPool::follow(int64_t devices, const std::vector<bool>& held) {
-  demand_ = devices;
+void SlurmPool::follow(Demand demand, const std::vector<bool>& held) {
+  demand_ = std::move(demand);
+  std::ranges::stable_sort(demand_.on_gpus, std::ranges::greater(), &Demand::Whole::gpus);
   for (size_t n = 0; n < nodes_.size() && n < held.size(); ++n) nodes_[n].held = held[n];
 }
 
-// Takes what this pool can give off the demand.
-int64_t SlurmPool::wanted(size_t pool, int64_t& devices) const {
-  const spec::Pool& p = pools_[pool];
-  const int64_t pilots = std::clamp<int64_t>((devices + p.devices - 1) / p.devices, p.min, p.max);
-  devices = std::max<int64_t>(0, devices - pilots * p.devices);
-  return pilots;
+std::optional<int64_t> SlurmPool::most_gpus() const {
+  int64_t most = 0;
+  for (const spec::Pool& pool : pools_) {
+    if (spec::options_name_gpus(pool)) return std::nullopt;
+    most = std::max(most, pool.gpus);
+  }
+  return most;
+}
+
+// Pilots of each pool. A job that asks for GPUs goes to the first pool whose pilots have enough of
+// them, beside others of its kind where there is room; the rest fills what these leave, and then
+// the pools in turn.
+std::vector<int64_t> SlurmPool::wanted() const {
+  std::vector<std::vector<Demand::Whole>> left(pools_.size());  // of each pilot
+  const auto place = [&](const Demand::Whole& job) {
+    for (size_t p = 0; p < pools_.size(); ++p) {
+      const spec::Pool& pool = pools_[p];
+      // Where options ask for GPUs there may be enough.
+      const int64_t gpus = spec::options_name_gpus(pool) ? job.gpus : pool.gpus;
+      if (gpus < job.gpus || pool.devices < job.devices) continue;
+      auto pilot = std::ranges::find_if(left[p], [&](const Demand::Whole& room) {
+        return room.gpus >= job.gpus && room.devices >= job.devices;
+      });
+      if (pilot == left[p].end()) {
+        if (static_cast<int64_t>(left[p].size()) >= pool.max) continue;
+        pilot = left[p].insert(pilot, Demand::Whole{pool.devices, gpus});
+      }
+      pilot->devices -= job.devices;
+      pilot->gpus -= job.gpus;
+      return;
+    }
+  };
+  for (const Demand::Whole& job : demand_.on_gpus) place(job);
+  int64_t devices = demand_.devices;
+  for (const auto& pilots : left)
+    for (const Demand::Whole& room : pilots) devices -= room.devices;
+  std::vector<int64_t> out;
+  for (size_t p = 0; p < pools_.size(); ++p) {
+    const spec::Pool& pool = pools_[p];
+    const auto taken = static_cast<int64_t>(left[p].size());
+    const int64_t missing = std::max<int64_t>(0, devices);
+    const int64_t pilots = std::clamp<int64_t>(taken + (missing + pool.devices - 1) / pool.devices,
+                                               pool.min, pool.max);
+    devices -= (pilots - taken) * pool.devices;
+    out.push_back(pilots);
+  }
+  return out;
 }
 
 void SlurmPool::end(Node& node, std::string why) {
@@ -85,13 +128,13 @@ void SlurmPool::shrink(size_t pool, int64_t surplus, double now) {
 
 SlurmErrand SlurmPool::plan(double now, double wall) {
   SlurmErrand out;
-  int64_t devices = demand_;
   for (Node& node : nodes_) {
     if (node.held) node.idle_since = now;
     leave_in_time(node, wall);
   }
+  const std::vector<int64_t> wanted = this->wanted();
   for (size_t p = 0; p < pools_.size(); ++p) {
-    const int64_t pilots = wanted(p, devices);
+    const int64_t pilots = wanted[p];
     int64_t there = std::ranges::count_if(nodes_, [&](const Node& n) {
       return n.pool == p && n.state != State::none && n.leaving.empty();
     });

@@ -159,8 +159,9 @@ int64_t gpus_of(const WhyFacts& facts, const NodeRecord& node) {
 
 int64_t free_gpus(const WhyFacts& facts, const NodeRecord& node) {
   if (!is_usable(facts, node)) return 0;
-  return std::max<int64_t>(0,
-                           gpus_of(facts, node) - held_gpus(facts.holders, facts.gpus, node.node));
+  const auto found = facts.hardware.find(node.node);
+  if (found == facts.hardware.end()) return 0;
+  return found->second.free_gpus(held_gpus(facts.holders, facts.gpus, node.node));
 }
 
 // Too few GPUs are free on any node; empty: one has enough.
