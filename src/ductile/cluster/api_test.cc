@@ -262,6 +262,19 @@ TEST_F(Service, CursorsLeadThroughAllPages) {
   EXPECT_EQ(events, 25);
 }
 
+TEST_F(Service, TheTierBeforeAllOthersIsGivenByAdmins) {
+  const auto status = [&](const char* tier) {
+    return send("POST", "/v1/jobs",
+                dump_json(Json{{"name", "job"}, {"tier", tier}, {"spec", Json::object()}}))
+        .status;
+  };
+  EXPECT_EQ(status("premium"), 403);
+  EXPECT_EQ(status("standard"), 201);
+  EXPECT_EQ(status("basic"), 201);
+  who.role = Role::admin;
+  EXPECT_EQ(status("premium"), 201);
+}
+
 TEST_F(Service, WhoFollowsIsToldOfAnEventBeforeWhoAskedForIt) {
   Revision at = 0;
   EXPECT_EQ(testing::event_text(api, at, 0), "");

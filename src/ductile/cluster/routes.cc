@@ -86,6 +86,11 @@ Answer submit_job(Request& request) {
     throw Refused(fmt::format("{} submits jobs of the team {} alone, and not of \"{}\"", who.name,
                               who.team, s.team));
   s.tier = checked_line(fields, "tier", s.tier);
+  if (s.tier == "premium" && who.role < Role::admin)
+    throw Refused(
+        fmt::format("{} has the role \"{}\", and jobs of tier \"premium\" come before everybody "
+                    "else's, so an admin submits them; without --tier it is \"standard\"",
+                    who.name, to_string(who.role)));
   s.kind = checked_line(fields, "kind", s.kind);
   s.owner = who.name;
   s.min_devices = fields.integer_or("min_devices", 1, 1, 1 << 20);
