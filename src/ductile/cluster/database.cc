@@ -99,7 +99,9 @@ StoreFault fault_of(int code, int error_number) {
   if (error_number == ENOSPC || error_number == EDQUOT) return StoreFault::full;
   if (error_number == EROFS || error_number == EACCES || error_number == EPERM)
     return StoreFault::read_only;
-  return error_number == ENOENT ? StoreFault::none : StoreFault::failing;
+  for (const int other : {ENOENT, EMFILE, ENFILE, ENOMEM})
+    if (error_number == other) return StoreFault::none;
+  return StoreFault::failing;
 }
 
 std::string_view remedy_of(StoreFault fault) {
@@ -111,9 +113,9 @@ std::string_view remedy_of(StoreFault fault) {
     case StoreFault::busy:
       return "; another process writes to it: end what that one does";
     case StoreFault::read_only:
-      return "; it may not be written: give its user the right to (chmod, chown), or mount its "
-             "disk "
-             "for writing again";
+      return "; it may not be written: give its user the right (chmod, chown), or mount its disk "
+             "for "
+             "writing again";
     case StoreFault::failing:
       return "; its disk fails: the kernel's log (dmesg) says more";
     case StoreFault::damaged:

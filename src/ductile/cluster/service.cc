@@ -559,6 +559,7 @@ bool Service::Impl::store_takes_nothing() {
 // The store is damaged, or contradicts the service: what is not known to be written must not be
 // built upon.
 void Service::Impl::give_up(const Error& error) {
+  if (std::exchange(gave_up_, true)) return;
   for (auto& [id, live] : live_) live.starting = live.starting && live.runner;  // it never will
   stop([failed = options_.on_failure, error] {
     if (failed) failed(error);

@@ -147,7 +147,7 @@ class Service::Impl {
   int64_t hardware_seen_ = 0;  // of the changes of nodes_
   const double began_ = wall_seconds();
   const net::Deadline began_steady_ = loop_.now();
-  bool stopping_ = false;
+  bool stopping_ = false, gave_up_ = false;
   std::function<void()> on_stopped_;
   std::optional<net::Deadline> unwritten_since_;  // by a service that ends, and has no job left
   std::string prune_trouble_;                     // that was said
