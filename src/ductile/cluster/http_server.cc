@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <iterator>
 #include <list>
 #include <memory>
 #include <system_error>
@@ -123,6 +124,7 @@ class HttpServer::Impl : httplib::Server {
     std::atomic<Handshake> handshake = Handshake::going;
     std::unique_ptr<Wire> wire;
     std::thread thread;
+    std::atomic<bool> left = false;  // by its thread: it is a stream
     std::atomic<bool> over = false;  // nobody uses it any more
   };
 
@@ -301,12 +303,9 @@ Limits::Seat HttpServer::Impl::seat_of_half_open(const std::string& stranger) {
 
 void HttpServer::Impl::reap(bool all) {
   for (auto it = clients_.begin(); it != clients_.end();) {
-    if (!all && !it->over) {
-      ++it;
-      continue;
-    }
-    it->thread.join();
-    it = clients_.erase(it);
+    const bool over = all || it->over;
+    if ((over || it->left) && it->thread.joinable()) it->thread.join();  // its stack goes
+    it = over ? clients_.erase(it) : std::next(it);
   }
 }
 
@@ -338,7 +337,8 @@ void HttpServer::Impl::serve(Client& client) {
           ::shutdown(client.socket.get(), SHUT_RDWR);
           client.over = true;
         };
-        if (streams_.add(std::move(*stream))) return;
+        client.left = streams_.add(std::move(*stream));
+        if (client.left) return;
       }
     }
   } catch (const std::exception&) {
