@@ -22,7 +22,7 @@ constexpr milliseconds kNap{1};         // between two groups of streams that ar
 constexpr milliseconds kAskAgain{200};  // whether who is told nothing now may still be told
 // Streams of a group at least; all of them are at most so many groups, so that each has its turn in
 // time.
-constexpr size_t kGroup = 8, kMostGroups = 64;
+constexpr size_t kGroup = 8, kMostGroups = 40;
 
 // As chunks of HTTP 1.1 are written.
 std::string chunk_of(std::string_view text) {
