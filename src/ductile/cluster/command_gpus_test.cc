@@ -205,6 +205,32 @@ TEST_F(Gpus, OneThatFailsInAJobsHandsIsCountedOnce) {
   EXPECT_FALSE(of_a.contains(*of_b.begin()));
 }
 
+TEST(Why, NamesTheQuotaOfGpus) {
+  WhyFacts facts;
+  facts.job.id = 7;
+  facts.job.submission.kind = "command";
+  facts.job.submission.team = "vision";
+  NodeRecord& node = facts.nodes.emplace_back();
+  node.node = "a";
+  node.devices = 8;
+  node.state = NodeState::up;
+  facts.hardware = {{"a", {.usable_gpus = 8}}};
+  facts.gpus = {{7, 2}, {8, 1}};
+  facts.quota = 8;
+  facts.gpu_quota = 2;
+  Holder& holder = facts.holders.emplace_back();
+  holder.job = 8;
+  holder.name = "first";
+  holder.team = "vision";
+  holder.node = "a";
+  holder.devices = 1;
+  EXPECT_EQ(why(facts),
+            "It asks for 2 GPUs, and team vision holds 1 of its quota of 2: job 8 (first) holds 1; "
+            "it starts when the team gives up 1 GPU.");
+  facts.gpu_quota = 1;
+  EXPECT_NE(why(facts).find("the quota of team vision is 1 GPU"), std::string::npos);
+}
+
 TEST(Why, NamesADrainedNodeThatAloneHasTheGpus) {
   WhyFacts facts;
   facts.job.id = 7;

@@ -243,17 +243,24 @@ std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView>
     std::ranges::stable_sort(jobs, [](const sched::JobView* a, const sched::JobView* b) {
       return std::pair(a->tier, a->arrival) < std::pair(b->tier, b->arrival);
     });
-    int64_t room = team.quota;
-    for (const sched::JobView* job : jobs) room -= sched::device_count(job->allocation);
+    const auto gpu_quota = gpu_quotas_.find(static_cast<int32_t>(team.id));
+    int64_t room = team.quota,
+            gpus = gpu_quota == gpu_quotas_.end() ? INT64_MAX : gpu_quota->second;
+    for (const sched::JobView* job : jobs) {
+      room -= sched::device_count(job->allocation);
+      if (!job->allocation.empty()) gpus -= jobs_.at(job->id).gpus;
+    }
     std::vector<std::pair<sched::JobView*, int32_t>> seen;
     for (sched::JobView* job : jobs) {
       const int32_t held = sched::device_count(job->allocation);
       const int32_t base = std::max(held, job->min_devices);
-      if (held == 0 && base > room) {
+      const int32_t new_gpus = held == 0 ? jobs_.at(job->id).gpus : 0;
+      if (held == 0 && (base > room || new_gpus > std::max<int64_t>(0, gpus))) {
         over_quota_.insert(job->id);
         continue;
       }
       room -= base - held;
+      gpus -= new_gpus;
       seen.emplace_back(job, base);
     }
     for (const auto& [job, base] : seen) {

@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -91,6 +92,8 @@ class Scheduler {
   // So many GPUs can be used there. Policies know nothing of them: a job that asks for some is
   // shown to the policy while a node has so many free, and then placed on such a node.
   void has_gpus(int32_t node, int32_t count);
+  // GPUs that the jobs of a team hold at most, by team; of a team with a quota of devices.
+  void set_gpu_quotas(std::map<int32_t, int64_t> quotas) { gpu_quotas_ = std::move(quotas); }
   // Nothing new starts there, and what runs there moves away.
   void drain(int32_t node, bool drained);
   // It will be drained then; +inf: no such time is known. Policies that look ahead (`ductile`)
@@ -193,6 +196,7 @@ class Scheduler {
   // have that room.
   std::map<JobId, int> scattered_;
   std::vector<int32_t> gpus_;  // by node
+  std::map<int32_t, int64_t> gpu_quotas_;
   // Whose room is kept, and where.
   struct Claim {
     JobId job = 0;

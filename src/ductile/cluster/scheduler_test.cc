@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 
 #include <gtest/gtest.h>
 
@@ -525,6 +526,32 @@ TEST(Scheduler, NoGpuIsGrantedTwiceUnderAnyPolicy) {
         EXPECT_LE(gpus, node % 2 == 0 ? kGpus : 0) << policy << ", round " << round;
     }
     EXPECT_GT(started, 0) << policy;
+  }
+}
+
+TEST(Scheduler, ATeamHoldsNoMoreGpusThanItsQuota) {
+  for (const std::string& policy : sched::policy_names()) {
+    Scheduler scheduler(one_machine(8, {{"a", 8}}), policy, kInterval);
+    scheduler.has_gpus(0, 4);
+    scheduler.set_gpu_quotas({{1, 2}});
+    for (JobId id = 1; id <= 4; ++id) {
+      JobDemand one = demand(id, 1, 1, static_cast<double>(id), true);
+      one.gpus = id == 3 ? 0 : 1;
+      one.team = 1;
+      scheduler.add(one);
+    }
+    std::set<JobId> runs;
+    for (int round = 1; round < 10; ++round)
+      for (const Allotment& a : scheduler.decide(round * kInterval)) {
+        scheduler.holds(a.job, a.allocation, round * kInterval);
+        if (!a.allocation.empty()) runs.insert(a.job);
+      }
+    EXPECT_EQ(runs, (std::set<JobId>{1, 2, 3})) << policy;
+    EXPECT_TRUE(scheduler.over_quota(4)) << policy;
+    scheduler.remove(1);
+    for (int round = 10; round < 20; ++round)
+      for (const Allotment& a : scheduler.decide(round * kInterval)) runs.insert(a.job);
+    EXPECT_TRUE(runs.contains(4)) << policy;
   }
 }
 

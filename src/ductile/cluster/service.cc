@@ -65,7 +65,8 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       engine_(engine_of(loop_, options_)),
       nodes_(loop_, cluster_, *engine_, writer_, options_.grace),
       scheduler_(cluster_, options_.policy, options_.interval),
-      view_(options_.quotas) {
+      view_(options_.quotas, options_.gpu_quotas) {
+  scheduler_.set_gpu_quotas(gpu_quotas_of(options_));
   seen_ = reader_.last_event();
   look_at_hardware();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));

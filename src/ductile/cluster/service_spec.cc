@@ -52,6 +52,17 @@ int64_t gpus_of(const Work& work) {
   return command == nullptr ? 0 : command->gpus;
 }
 
+std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options) {
+  std::map<int32_t, int64_t> out;
+  int32_t number = 0;
+  for (const auto& [team, devices] : options.quotas) {
+    ++number;
+    const auto gpus = options.gpu_quotas.find(team);
+    if (gpus != options.gpu_quotas.end()) out[number] = gpus->second;
+  }
+  return out;
+}
+
 void check_gpus(const Submission& submission, const nlohmann::json& spec, int64_t most) {
   const int64_t gpus = gpus_of(work_of(submission.kind, spec));
   if (gpus > most)

@@ -29,6 +29,8 @@ Work work_of(const std::string& kind, const nlohmann::json& spec);
 
 // GPUs of one node that it has for itself.
 int64_t gpus_of(const Work& work);
+// Of teams by their numbers in demand_of().
+std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options);
 // Throws invalid_argument for a job that asks for more GPUs than the pilots of any pool will have.
 void check_gpus(const Submission& submission, const nlohmann::json& spec, int64_t most);
 
