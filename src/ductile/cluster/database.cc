@@ -107,6 +107,7 @@ StoreFault fault_of(int code, int error_number) {
 std::string_view remedy_of(StoreFault fault) {
   switch (fault) {
     case StoreFault::none:
+    case StoreFault::missing:
       return "";
     case StoreFault::full:
       return "; free space on its disk";
@@ -127,7 +128,8 @@ std::string_view remedy_of(StoreFault fault) {
 }  // namespace
 
 std::string_view to_string(StoreFault fault) {
-  constexpr std::string_view kNames[] = {"", "full", "busy", "read only", "failing", "damaged"};
+  constexpr std::string_view kNames[] = {"",        "full",    "busy",   "read only",
+                                         "failing", "missing", "damaged"};
   return kNames[static_cast<size_t>(fault)];
 }
 

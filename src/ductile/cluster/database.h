@@ -25,6 +25,7 @@ enum class StoreFault : uint8_t {
   busy,       // another process has its lock: until that one lets it go
   read_only,  // it may not be written: until somebody allows it
   failing,    // its disk does not read or write
+  missing,    // it was removed or replaced: until it is back
   damaged,    // it is not whole: for good
 };
 std::string_view to_string(StoreFault fault);  // "read only"; none: empty

@@ -35,9 +35,14 @@ EventStreams::EventStreams(Api& api, Duration patience, Duration heartbeat)
     : api_(api),
       patience_(patience),
       heartbeat_(heartbeat),
-      bell_(opened(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")) {
-  follower_ = api_.follow_commits([bell = bell_.get()] { ::eventfd_write(bell, 1); });
-  thread_ = std::thread([this] { run(); });
+      bell_(opened(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+      thread_([this] { run(); }) {
+  try {
+    follower_ = api_.follow_commits([bell = bell_.get()] { ::eventfd_write(bell, 1); });
+  } catch (...) {
+    end();
+    throw;
+  }
 }
 
 EventStreams::~EventStreams() { end(); }
@@ -53,11 +58,15 @@ void EventStreams::end() {
   thread_.join();
 }
 
+// What takes memory is done here, where the client alone would suffer.
 bool EventStreams::add(Stream stream) {
+  const Time now = Clock::now();
+  Entries one;
+  one.emplace(now, std::make_unique<Entry>(std::move(stream), now));
   {
     const std::lock_guard lock(mutex_);
     if (ending_) return false;
-    added_.push_back(std::move(stream));
+    added_.merge(one);
   }
   ::eventfd_write(bell_.get(), 1);
   return true;
@@ -68,30 +77,23 @@ void EventStreams::run() {
     const Time now = Clock::now();
     try {
       look(now);
-    } catch (const std::exception&) {  // clients come again, and are told why
-      for (auto& [due, entry] : entries_) finish(*entry);
-      entries_.clear();
+    } catch (const std::exception& fault) {
+      const auto* const error = dynamic_cast<const Error*>(&fault);
+      // A store that cannot be read now is looked at again. Else clients come again, and are told
+      // why.
+      if (error == nullptr || error->code() != ErrorCode::unavailable) finish_all();
     }
     serve_some(now);
     rest();
   }
-  for (auto& [due, entry] : entries_) finish(*entry);
-  entries_.clear();
+  finish_all();
 }
 
 // False: this is the end.
 bool EventStreams::take_new() {
-  std::vector<Stream> added;
-  bool ending = false;
-  {
-    const std::lock_guard lock(mutex_);
-    added.swap(added_);
-    ending = ending_;
-  }
-  const Time now = Clock::now();
-  for (Stream& stream : added)
-    entries_.emplace(now, std::make_unique<Entry>(std::move(stream), now));
-  return !ending;
+  const std::lock_guard lock(mutex_);
+  entries_.merge(added_);
+  return !ending_;
 }
 
 // What has been committed meanwhile ends the wait of those that had all there was.
@@ -149,7 +151,8 @@ std::optional<EventStreams::Time> EventStreams::serve(Entry& entry, Time now) {
     static const Bytes kNothing = std::make_shared<std::string>(chunk_of(": nothing new\n\n"));
     bytes = kNothing;
   }
-  // After the look, so that nothing is sent that happened after a token was revoked.
+  // After the look, so that nothing is sent that happened after a token was revoked. What was begun
+  // before may still go on.
   if (!entry.stream.welcome()) return std::nullopt;
   if (!bytes) return std::min(now + kAskAgain, entry.spoken + heartbeat_);
   entry.bytes = std::move(bytes);
@@ -207,6 +210,11 @@ void EventStreams::rest() {
   }
   eventfd_t rung = 0;
   ::eventfd_read(bell_.get(), &rung);
+}
+
+void EventStreams::finish_all() {
+  for (auto& [due, entry] : entries_) finish(*entry);
+  entries_.clear();
 }
 
 void EventStreams::finish(Entry& entry) {

@@ -12,7 +12,6 @@
 #include <string_view>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "ductile/base/descriptor.h"
 #include "ductile/cluster/api.h"
@@ -85,6 +84,7 @@ class EventStreams {
   bool write(Entry& entry, Time now) const;
   void rest();
   static void finish(Entry& entry);
+  void finish_all();
 
   Api& api_;
   const Duration patience_, heartbeat_;
@@ -92,12 +92,13 @@ class EventStreams {
   uint64_t follower_ = 0;
   std::mutex mutex_;
   bool ending_ = false;
-  std::vector<Stream> added_;
+  using Entries = std::multimap<Time, std::unique_ptr<Entry>>;  // by when they are looked at again
+  Entries added_;
   // Of the thread.
-  std::multimap<Time, std::unique_ptr<Entry>> entries_;  // by when they are looked at again
-  std::map<std::pair<JobId, Revision>, Block> blocks_;   // of the streams that are served together
-  bool may_read_ = true;                                 // the store, for one of these
-  std::optional<uint64_t> commits_;                      // that were looked at
+  Entries entries_;
+  std::map<std::pair<JobId, Revision>, Block> blocks_;  // of the streams that are served together
+  bool may_read_ = true;                                // the store, for one of these
+  std::optional<uint64_t> commits_;                     // that were looked at
   std::thread thread_;
 };
 

@@ -128,7 +128,8 @@ Scheduler::Scheduler(const spec::Cluster& cluster, std::string_view policy, doub
       policy_(sched::make_policy(policy, {.interval = interval})),
       fits_(policy_->traits().fit_least_gain),
       pause_(kFirstPause),
-      gpus_(cluster_.node_up.size()) {}
+      gpus_(cluster_.node_up.size()),
+      lost_gpus_(gpus_.size()) {}
 
 void Scheduler::add(const JobDemand& demand) {
   DUCTILE_CHECK(!jobs_.contains(demand.id), "job {} was added twice", demand.id);
@@ -314,8 +315,8 @@ void Scheduler::keep_on_one_node(const sched::Round& round, sched::Decisions& de
     sched::Decision& change = *move;
     const Job& job = jobs_.at(change.job);
     const int32_t first = change.allocation.front().node;
-    const bool finds_gpus =
-        job.gpus == 0 || gpus[first] + job.gpus <= gpus_[static_cast<size_t>(first)];
+    const bool finds_gpus = job.gpus == 0 || gpus[first] + job.gpus + kept_gpus(job.view, first) <=
+                                                 gpus_[static_cast<size_t>(first)];
     if (change.allocation.size() == 1 && finds_gpus) {
       gpus[first] += job.gpus;
       continue;

@@ -91,7 +91,8 @@ class Scheduler {
   bool served(JobId job, const ServiceLoad& load);
   // So many GPUs can be used there. Policies know nothing of them: a job that asks for some is
   // shown to the policy while a node has so many free, and then placed on such a node.
-  void has_gpus(int32_t node, int32_t count);
+  // `lost`: and so many that jobs hold have failed since.
+  void has_gpus(int32_t node, int32_t usable, int32_t lost = 0);
   // GPUs that the jobs of a team hold at most, by team; of a team with a quota of devices.
   void set_gpu_quotas(std::map<int32_t, int64_t> quotas) { gpu_quotas_ = std::move(quotas); }
   // Nothing new starts there, and what runs there moves away.
@@ -152,6 +153,7 @@ class Scheduler {
     int32_t batch_parts = 1;
     bool one_node = false;
     int32_t gpus = 0;
+    double lacked_at = 0;
     std::optional<double> lacks_since;  // room on one node; none: it was not looked for, or found
     int64_t batch = 0;                  // that it trains with now
     double rate_of_one = 0;             // samples per second that one device was seen to take
@@ -173,6 +175,7 @@ class Scheduler {
   std::string lacks_on_a_node(const Job& job, int32_t devices) const;
   void choose_claim(std::span<const sched::JobView> views, double now);
   bool yields(const sched::JobView& view, int32_t node) const;
+  int32_t kept_gpus(const sched::JobView& view, int32_t node) const;  // from it, there
   bool claim_has_devices(std::span<const sched::JobView> views) const;
   void keep_claim(const sched::Round& round, sched::Decisions& decisions) const;
   void give_way(const sched::Round& round, int32_t missing, sched::Decision& change,
@@ -195,7 +198,7 @@ class Scheduler {
   // No node had room for these, although the cluster had: for so many more decisions others may
   // have that room.
   std::map<JobId, int> scattered_;
-  std::vector<int32_t> gpus_;  // by node
+  std::vector<int32_t> gpus_, lost_gpus_;  // by node; of the former, those that have failed
   std::map<int32_t, int64_t> gpu_quotas_;
   // Whose room is kept, and where.
   struct Claim {

@@ -28,8 +28,9 @@ int32_t devices_on(const sched::Allocation& allocation, int32_t node) {
 
 }  // namespace
 
-void Scheduler::has_gpus(int32_t node, int32_t count) {
-  gpus_.at(static_cast<size_t>(node)) = count;
+void Scheduler::has_gpus(int32_t node, int32_t usable, int32_t lost) {
+  gpus_.at(static_cast<size_t>(node)) = usable + lost;
+  lost_gpus_.at(static_cast<size_t>(node)) = lost;
 }
 
 Scheduler::NodeCounts Scheduler::gpus_after(std::span<const sched::JobView> views,
@@ -67,8 +68,8 @@ std::vector<sched::JobView> Scheduler::that_find_gpus(std::vector<sched::JobView
     const int32_t wanted = jobs_.at(view->id).gpus;
     int32_t best = -1, least = 0;
     for (int32_t node = 0; node < static_cast<int32_t>(gpus_.size()); ++node) {
-      int32_t left = gpus_[static_cast<size_t>(node)] - held[node] - wanted;
-      if (yields(*view, node)) left -= jobs_.at(claim_->job).gpus;
+      const int32_t left =
+          gpus_[static_cast<size_t>(node)] - held[node] - wanted - kept_gpus(*view, node);
       if (left < 0 || cluster_.usable(node) < view->min_devices) continue;
       if (best < 0 || left < least) best = node, least = left;
     }
@@ -91,11 +92,8 @@ int32_t Scheduler::best_node(const sched::Round& round, const Job& job, int32_t 
   for (int32_t node = 0; node < static_cast<int32_t>(cluster_.node_up.size()); ++node) {
     std::pair<int32_t, int32_t> left = {
         round.cluster.usable(node) - at(used, node) - devices,
-        gpus_[static_cast<size_t>(node)] - at(gpus, node) - job.gpus};
-    if (yields(job.view, node)) {
-      left.first -= jobs_.at(claim_->job).view.min_devices;
-      left.second -= jobs_.at(claim_->job).gpus;
-    }
+        gpus_[static_cast<size_t>(node)] - at(gpus, node) - job.gpus - kept_gpus(job.view, node)};
+    if (yields(job.view, node)) left.first -= jobs_.at(claim_->job).view.min_devices;
     if (left.first < 0 || (job.gpus > 0 && left.second < 0)) continue;
     if (policy_->traits().sees_regions && region_of(node) != region) continue;
     if (best < 0 || left < least) best = node, least = left;
@@ -119,28 +117,37 @@ void Scheduler::choose_claim(std::span<const sched::JobView> views, double now) 
   if (first == nullptr) return;
   const int32_t gpus = jobs_.at(first->id).gpus;
   NodeCounts held = gpus_after(views, {});
-  std::optional<int32_t> least;
+  int32_t least = 0;
+  bool may_stay = false;
   for (int32_t node = 0; node < static_cast<int32_t>(gpus_.size()); ++node) {
     const int32_t devices = cluster_.usable(node), all = gpus_[static_cast<size_t>(node)];
     const bool elsewhere = policy_->traits().sees_regions && first->region >= 0 &&
                            !first->movable && region_of(node) != first->region;
-    if (devices < first->min_devices || all < gpus || elsewhere) continue;
+    // Those that have failed are none when the jobs that still hold them have gone.
+    const int32_t lasting = all - lost_gpus_[static_cast<size_t>(node)];
+    if (devices < first->min_devices || lasting < gpus || elsewhere) continue;
     int32_t free = devices;
     for (const sched::JobView& view : views) free -= devices_on(view.allocation, node);
     const int32_t missing = std::max(0, first->min_devices - free) +
                             (gpus == 0 ? 0 : std::max(0, gpus - (all - held[node])));
-    const bool same = before && before->job == first->id && before->node == node;
-    if (!same && least && missing >= *least) continue;
+    may_stay = may_stay || (before && before->job == first->id && before->node == node);
+    if (claim_ && missing >= least) continue;
     least = missing;
     claim_ = Claim{first->id, node};
-    if (same) return;
   }
+  // It stays where it is, so that what became free there was kept for something, unless another
+  // node has all of it now.
+  if (may_stay && least > 0) claim_ = before;
 }
 
 // Whether it has to leave that node's room to the one that it is kept for.
 bool Scheduler::yields(const sched::JobView& view, int32_t node) const {
   return claim_ && claim_->node == node && claim_->job != view.id &&
          turn_of(jobs_.at(claim_->job).view) < turn_of(view);
+}
+
+int32_t Scheduler::kept_gpus(const sched::JobView& view, int32_t node) const {
+  return yields(view, node) ? jobs_.at(claim_->job).gpus : 0;
 }
 
 bool Scheduler::claim_has_devices(std::span<const sched::JobView> views) const {
@@ -206,12 +213,18 @@ void Scheduler::keep_claim(const sched::Round& round, sched::Decisions& decision
       {claim.job, {{claim.node, least}}, "it has waited for long for room on one node"});
 }
 
+// A job that policies cannot place is shown to them only now and then, and may get nothing for
+// other reasons meanwhile; so what it lacks is forgotten after a while.
 void Scheduler::note_lacks(double now) {
   for (auto& [id, job] : jobs_) {
-    if (!job.granted.value_or(job.view.allocation).empty())
+    if (!job.granted.value_or(job.view.allocation).empty()) {
       job.lacks_since.reset();
-    else if (!job.lacks_since && (without_gpus_.contains(id) || scattered_.contains(id)))
-      job.lacks_since = now;
+    } else if (without_gpus_.contains(id) || scattered_.contains(id)) {
+      job.lacked_at = now;
+      if (!job.lacks_since) job.lacks_since = now;
+    } else if (job.lacks_since && now - job.lacked_at > kOvertaken) {
+      job.lacks_since.reset();
+    }
   }
 }
 

@@ -605,6 +605,52 @@ TEST(Scheduler, WhoWaitsForManyGpusIsNotOvertakenForEver) {
   }
 }
 
+// The policy places the small ones without looking at GPUs, of which some are always free
+// elsewhere.
+TEST(Scheduler, WhatIsKeptIsNotTakenByThoseWhoFindGpusElsewhere) {
+  Scheduler scheduler(some_nodes(2, 8), "fifo", kInterval);
+  scheduler.has_gpus(0, 4);
+  scheduler.has_gpus(1, 2);
+  JobDemand small = demand(0, 1, 1, 0, true), large = demand(1, 1, 1, 5 * kInterval, true);
+  small.gpus = 1;
+  large.gpus = 4;
+  int ends = 0;
+  const auto round =
+      round_of_the_large_one(scheduler, small, large, 4, [&] { return 2 + ends++ % 4; });
+  ASSERT_TRUE(round) << scheduler.why(1);
+  EXPECT_LE(*round, 5 + Scheduler::kOvertaken / kInterval + 6);
+}
+
+// One device of the node is another one's for ever; all of the other node are free in the end.
+TEST(Scheduler, WhoKeepsANodeGoesToAnotherOneThatIsFree) {
+  Scheduler scheduler(some_nodes(2, 4), "fifo", kInterval);
+  scheduler.has_gpus(0, 1);
+  scheduler.has_gpus(1, 2);
+  JobDemand stays = demand(1, 1, 1, 0, true), goes = demand(2, 2, 2, 0, true);
+  stays.gpus = 1;
+  goes.gpus = 2;
+  JobDemand waits = demand(3, 4, 4, 1, true);
+  waits.one_node = true;
+  std::map<JobId, spec::Allocation> held;
+  const auto decide = [&](int round) {
+    for (const Allotment& a : scheduler.decide(round * kInterval)) {
+      held[a.job] = a.allocation;
+      scheduler.holds(a.job, a.allocation, round * kInterval);
+    }
+  };
+  scheduler.add(stays);
+  scheduler.add(goes);
+  decide(0);
+  ASSERT_EQ(held[1], (spec::Allocation{{0, 1}}));
+  ASSERT_EQ(held[2], (spec::Allocation{{1, 2}}));
+  scheduler.add(waits);
+  for (int round = 1; round < 20; ++round) decide(round);
+  EXPECT_TRUE(held[3].empty());
+  scheduler.remove(2);
+  decide(20);
+  EXPECT_EQ(held[3], (spec::Allocation{{1, 4}}));
+}
+
 TEST(Scheduler, WhoHasToBeOnOneNodeIsNotOvertakenForEver) {
   Scheduler scheduler(some_nodes(4, 4), "fifo", kInterval);
   JobDemand large = demand(1, 4, 4, 5 * kInterval, true);

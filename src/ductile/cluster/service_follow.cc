@@ -103,8 +103,11 @@ void Service::Impl::look_at_hardware() {
   std::map<std::string, server::NodeHardware> known;
   for (int32_t n = 0; n < nodes_.count(); ++n) {
     const auto& hardware = nodes_.hardware(n);
-    scheduler_.has_gpus(
-        n, hardware ? static_cast<int32_t>(hardware->usable_gpus + hardware->lost_gpus) : 0);
+    if (hardware)
+      scheduler_.has_gpus(n, static_cast<int32_t>(hardware->usable_gpus),
+                          static_cast<int32_t>(hardware->lost_gpus));
+    else
+      scheduler_.has_gpus(n, 0);
     if (hardware) known.emplace(nodes_.name(n), *hardware);
   }
   view_.set_hardware(std::move(known));
@@ -197,17 +200,28 @@ void Service::Impl::follow_wish(Live& live) {
 void Service::Impl::follow_demand() {
   if (!engine_->borrows_nodes()) return;  // this looks at all jobs
   Demand demand;
-  std::vector<bool> held(static_cast<size_t>(nodes_.count()));
+  for (int32_t n = 0; n < nodes_.count(); ++n) {
+    Demand::Node& node = demand.nodes.emplace_back();
+    if (const auto& hardware = nodes_.hardware(n)) node.gpus = hardware->usable_gpus;
+  }
   for (const auto& [id, live] : live_) {
     const Submission& asked = live.record.submission;
     const int64_t gpus = gpus_of(live.work);
-    const bool wants = scheduler_.knows(id) && live.record.wish == Wish::run;
-    if (wants && gpus > 0) demand.on_gpus.push_back({asked.min_devices, gpus});
-    if (wants && gpus == 0) demand.devices += asked.max_devices;
-    const Counts has = this->held(live);
-    for (size_t n = 0; n < held.size(); ++n) held[n] = held[n] || has[n] > 0;
+    const Counts has = held(live);
+    bool holds = false;
+    for (size_t n = 0; n < has.size(); ++n) {
+      if (has[n] == 0) continue;
+      holds = true;
+      demand.nodes[n].devices += has[n];
+      if (gpus == 0) continue;
+      demand.nodes[n].of_gpu_jobs.devices += has[n];
+      demand.nodes[n].of_gpu_jobs.gpus += gpus;
+    }
+    if (!scheduler_.knows(id) || live.record.wish != Wish::run) continue;
+    if (gpus == 0) demand.devices += asked.max_devices;
+    if (gpus > 0 && !holds) demand.on_gpus.push_back({asked.min_devices, gpus});
   }
-  engine_->follow(demand, held);
+  engine_->follow(demand);
 }
 
 // What an earlier service believed last; of a store that has no such time yet, when something

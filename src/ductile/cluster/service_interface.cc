@@ -44,14 +44,13 @@ fs::path require_own_run(const fs::path& run, const fs::path& runs, const fs::pa
 
 void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
-  api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices(),
-                          most_gpus = engine_->most_gpus()](
+  api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices()](
                              const Submission& s, nlohmann::json& spec, const Principal& who) {
     if (s.kind == "serve" && who.role < Role::admin)
       spec["run"] =
           require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who).string();
     check_spec(s, spec, devices, of_a_node);
-    if (most_gpus) check_gpus(s, spec, *most_gpus);
+    check_gpus(s, spec, *engine_);
     check_region(s, cluster_, options_.policy);
     if (who.role < Role::admin && runs_own_code(s, spec))
       throw Refused(

@@ -63,15 +63,14 @@ std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options) {
   return out;
 }
 
-void check_gpus(const Submission& submission, const nlohmann::json& spec, int64_t most) {
+void check_gpus(const Submission& submission, const nlohmann::json& spec, const Engine& engine) {
   const int64_t gpus = gpus_of(work_of(submission.kind, spec));
-  if (gpus > most)
+  if (!engine.may_have({submission.min_devices, gpus}))
     fail(ErrorCode::invalid_argument,
-         "spec: gpus = {}: {}; pilots have as many as `gpus` of their [[pool]] in the cluster file "
-         "says",
-         gpus,
-         most == 0 ? "no pool of this service has GPUs"
-                   : fmt::format("no pool of this service has pilots with more than {}", most));
+         "spec: gpus = {}: no [[pool]] of this service has pilots with so many GPUs and {} "
+         "device{}; "
+         "`gpus` and `devices` of a pool in the cluster file say how many a pilot has",
+         gpus, submission.min_devices, submission.min_devices == 1 ? "" : "s");
 }
 
 int64_t batch_of(const Work& work) {

@@ -249,10 +249,8 @@ class SlurmEngine final : public Engine {
   }
   bool borrows_nodes() const override { return true; }
   int64_t checkpoint_every() const override { return checkpoint_every_; }
-  void follow(const Demand& demand, const std::vector<bool>& held) override {
-    pool_.follow(demand, held);
-  }
-  std::optional<int64_t> most_gpus() const override { return pool_.most_gpus(); }
+  void follow(const Demand& demand) override { pool_.follow(demand); }
+  bool may_have(const Demand::Whole& job) const override { return pool_.may_have(job); }
   void call_on_change(std::function<void()> on_change) override {
     on_change_ = std::move(on_change);
   }

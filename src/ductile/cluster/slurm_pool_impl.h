@@ -57,9 +57,10 @@ class SlurmPool {
   // What an earlier service left: the pilot may live.
   void take_over(size_t node, uint64_t generation, double now);
 
-  void follow(Demand demand, const std::vector<bool>& held);
-  // Of a pilot; none: an option of sbatch decides.
-  std::optional<int64_t> most_gpus() const;
+  void follow(Demand demand);
+  // Whether a pilot of any pool has so much; true where an option of sbatch, or the partition
+  // alone, decides about GPUs. Of any thread.
+  bool may_have(const Demand::Whole& job) const;
   SlurmErrand plan(double now, double wall);
   void learn(const SlurmNews& news, double now);
 
@@ -87,6 +88,8 @@ class SlurmPool {
     bool held = false, noticed = false, taken_over = false, written_down = false;
   };
 
+  bool tells_gpus() const;
+  int64_t gpus_of_a_pilot(size_t pool) const;
   std::vector<int64_t> wanted() const;
   void shrink(size_t pool, int64_t surplus, double now);
   void leave_in_time(Node& node, double wall);

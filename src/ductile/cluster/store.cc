@@ -528,7 +528,8 @@ namespace {
 const fs::path& require_writable(const fs::path& file) {
   const bool is_there = ::faccessat(AT_FDCWD, file.c_str(), F_OK, AT_EACCESS) == 0;
   const fs::path what = is_there || file.parent_path().empty() ? file : file.parent_path();
-  if (::faccessat(AT_FDCWD, what.c_str(), W_OK, AT_EACCESS) == 0 || errno == ENOENT) return file;
+  const bool may = ::faccessat(AT_FDCWD, what.c_str(), W_OK, AT_EACCESS) == 0;
+  if (may || (errno != EACCES && errno != EPERM && errno != EROFS)) return file;
   throw StoreError(
       Error(ErrorCode::unavailable,
             fmt::format("{}: {}, and a service writes to its store: give this user the right to "
@@ -552,11 +553,13 @@ void Store::require_file() const {
   if (::stat(database_.file().c_str(), &is) == 0 && is.st_dev == made_.st_dev &&
       is.st_ino == made_.st_ino)
     return;
-  fail(
-      ErrorCode::unavailable,
-      "{}: was removed or replaced while it was in use, and what is written now would be lost: put "
-      "it back, or restart the server to go on with what is there",
-      database_.file().string());
+  throw StoreError(
+      Error(ErrorCode::unavailable,
+            fmt::format("{}: was removed or replaced while it was in use, and what is written now "
+                        "would be lost: put it back, or restart the server to go on with what is "
+                        "there",
+                        database_.file().string())),
+      StoreFault::missing);
 }
 
 }  // namespace ductile::cluster

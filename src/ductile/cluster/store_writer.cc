@@ -59,7 +59,8 @@ void StoreWriter::write_next() {
 // to end jobs.
 void StoreWriter::refused(const StoreError& error) {
   again_ = loop_.after(kAfterFailure, [this] { write_next(); });
-  const bool is_news = !refusal_ || refusal_->fault != error.fault();
+  const bool is_news =
+      !refusal_ || refusal_->fault != error.fault() || refusal_->text != error.what();
   const net::Deadline since = refusal_ ? refusal_->since : loop_.now();
   refusal_ = Refusal{since, error.fault(), error.what()};
   if (!is_news) return;

@@ -71,7 +71,8 @@ std::string error_of(const Pool& pool) {
 
 bool options_name_gpus(const Pool& pool) {
   return std::ranges::any_of(pool.options, [](const std::string& option) {
-    return option.starts_with("--gres") || option.starts_with("--gpus");
+    const bool lists = option.starts_with("--gres=") || option.starts_with("--tres-per-");
+    return option.starts_with("--gpus") || (lists && option.find("gpu") != std::string::npos);
   });
 }
 

@@ -35,7 +35,8 @@ void describe(Describer& d, Pool& pool);
 
 // What is wrong with it; empty: nothing.
 std::string error_of(const Pool& pool);
-// Whether its options ask for GPUs, of a number that nobody here knows.
+// Whether its options ask for GPUs ("--gpus=2", "--gres=gpu:a100:2", "--tres-per-node=gres/gpu:2"),
+// of a number that nobody here reads.
 bool options_name_gpus(const Pool& pool);
 NodeGroup group_of(const Pool& pool);
 
