@@ -202,7 +202,8 @@ void Service::Impl::follow_demand() {
   Demand demand;
   for (int32_t n = 0; n < nodes_.count(); ++n) {
     Demand::Node& node = demand.nodes.emplace_back();
-    if (const auto& hardware = nodes_.hardware(n)) node.gpus = hardware->usable_gpus + hardware->lost_gpus;
+    if (const auto& hardware = nodes_.hardware(n))
+      node.gpus = hardware->usable_gpus + hardware->lost_gpus;
   }
   for (const auto& [id, live] : live_) {
     const Submission& asked = live.record.submission;
