@@ -5,6 +5,7 @@ import io
 import itertools
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -447,6 +448,23 @@ class Faults(unittest.TestCase):
         with self.assertRaises(Error) as caught:
             list(batches)
         self.assertEqual(caught.exception.code, "unavailable")
+
+    def test_of_descriptors_that_have_run_out_are_told(self):
+        f = feeder(Drawn(200), 1)
+        wait(lambda: len(processes_of(f)) == 1, "a data process")
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        kept = [os.open("/dev/null", os.O_RDONLY)]
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (kept[0] + 10, limits[1]))
+            with contextlib.suppress(OSError):
+                while True:
+                    kept.append(os.open("/dev/null", os.O_RDONLY))
+            with self.assertRaisesRegex(Error, "ulimit -n"):
+                next(stream(f, 1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for fd in kept:
+                os.close(fd)
 
     def test_of_a_stopped_process_are_ended(self):
         self.addCleanup(setattr, _feeder, "_PATIENCE", _feeder._PATIENCE)

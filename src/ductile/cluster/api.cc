@@ -161,26 +161,28 @@ Answer Api::carry_out(const Call& call, std::string_view& which) {
   }
 }
 
-std::string Api::wait_for_events(Revision& after, JobId job, std::chrono::milliseconds patience) {
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+uint64_t Api::look_at_events() {
+  const uint64_t commits = queue_.commits();  // before the look: a later one is not missed
+  if (feed_->knows(commits)) return commits;
+  ReaderLease reader(*this);
+  feed_->follow(*reader, commits);
+  return commits;
+}
+
+std::string Api::stored_events(Revision& after, JobId job) {
+  constexpr auto kPage = static_cast<int64_t>(EventFeed::kMostOfOne);
+  const Revision known = feed_->newest();  // before the read, which sees at least as much
+  ReaderLease reader(*this);
+  const std::vector<Event> events =
+      job == 0 ? (*reader).whole_events(after, kPage) : (*reader).events(after, kPage, job);
   std::string text;
-  while (true) {
-    const uint64_t seen = queue_.commits();  // before the look: a commit in between is not missed
-    {
-      ReaderLease reader(*this);
-      feed_->follow(*reader, seen);
-      if (!feed_->read(after, job, text)) {
-        constexpr auto kPage = static_cast<int64_t>(EventFeed::kMostOfOne);
-        for (const Event& event : job == 0 ? (*reader).whole_events(after, kPage)
-                                           : (*reader).events(after, kPage, job)) {
-          text += EventFeed::text_of(event);
-          after = event.seq;
-        }
-      }
-    }
-    if (!text.empty() || std::chrono::steady_clock::now() >= deadline) return text;
-    queue_.wait_for_commit(seen, deadline);
+  for (const Event& event : events) {
+    text += EventFeed::text_of(event);
+    after = event.seq;
   }
+  // From here on memory has all of it, though the job has no newer event.
+  if (static_cast<int64_t>(events.size()) < kPage) after = std::max(after, known);
+  return text;
 }
 
 JobId Api::find_job(std::string_view text) {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -88,10 +87,18 @@ class Api {
   // Never throws. Errors are {"error": text, "code": name}, with the status that fits.
   Answer handle(const Call& call);
 
-  // The text of events after number `after`, of one job or (0) of all, for an event stream; waits
-  // so long for the first one. Moves `after` behind them. Throws as Reader does, and Gone where
-  // some of all that follow `after` were removed.
-  std::string wait_for_events(Revision& after, JobId job, std::chrono::milliseconds patience);
+  // For event streams. The newest events, as text; all that is committed is known to it after
+  // look_at_events(), which throws as Reader does and gives the number of commits.
+  const EventFeed& newest_events() const { return *feed_; }
+  uint64_t look_at_events();
+  // The text of events after number `after`, of one job or (0) of all, at most some hundred; moves
+  // `after` behind them, or behind all that newest_events() knows. From the store: for those that
+  // newest_events() has forgotten. Throws as Reader does, and Gone where some of all that follow
+  // `after` were removed.
+  std::string stored_events(Revision& after, JobId job);
+  // CommitQueue::follow.
+  uint64_t follow_commits(std::function<void()> told) { return queue_.follow(std::move(told)); }
+  void unfollow_commits(uint64_t number) { queue_.unfollow(number); }
   // By number or name. Throws not_found.
   JobId find_job(std::string_view text);
 

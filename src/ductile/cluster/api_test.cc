@@ -11,6 +11,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/cluster/database.h"
 #include "ductile/cluster/routes_impl.h"
+#include "ductile/cluster/testing/event_text.h"
 #include "ductile/cluster/testing/failing_vfs.h"
 #include "ductile/cluster/tokens.h"
 
@@ -261,22 +262,35 @@ TEST_F(Service, CursorsLeadThroughAllPages) {
   EXPECT_EQ(events, 25);
 }
 
-TEST_F(Service, WhoWaitsForEventsIsWokenByTheNextOne) {
-  using std::chrono::milliseconds;
+TEST_F(Service, TheTierBeforeAllOthersIsGivenByAdmins) {
+  const auto status = [&](const char* tier) {
+    return send("POST", "/v1/jobs",
+                dump_json(Json{{"name", "job"}, {"tier", tier}, {"spec", Json::object()}}))
+        .status;
+  };
+  EXPECT_EQ(status("premium"), 403);
+  EXPECT_EQ(status("standard"), 201);
+  EXPECT_EQ(status("basic"), 201);
+  who.role = Role::admin;
+  EXPECT_EQ(status("premium"), 201);
+}
+
+TEST_F(Service, WhoFollowsIsToldOfAnEventBeforeWhoAskedForIt) {
   Revision at = 0;
-  EXPECT_EQ(api.wait_for_events(at, 0, milliseconds(1)), "");
-  std::thread late([&] {
-    std::this_thread::sleep_for(milliseconds(20));
-    submit("job");
-  });
-  EXPECT_NE(api.wait_for_events(at, 0, std::chrono::minutes(10)).find("id: 1\n"),
-            std::string::npos);
-  late.join();
+  EXPECT_EQ(testing::event_text(api, at, 0), "");
+  std::atomic<int> told = 0;
+  const uint64_t number = api.follow_commits([&] { ++told; });
+  submit("job");
+  EXPECT_GE(told, 1);
+  EXPECT_NE(testing::event_text(api, at, 0).find("id: 1\n"), std::string::npos);
   EXPECT_EQ(at, 1);
-  EXPECT_EQ(api.wait_for_events(at, 0, milliseconds(1)), "");
+  EXPECT_EQ(testing::event_text(api, at, 0), "");
+  api.unfollow_commits(number);
+  told = 0;
   const JobId second = submit("second");
+  EXPECT_EQ(told, 0);
   at = 0;
-  const std::string one = api.wait_for_events(at, second, milliseconds(1));
+  const std::string one = testing::event_text(api, at, second);
   EXPECT_EQ(one.find("id: 1\n"), std::string::npos) << "of one job alone";
   EXPECT_NE(one.find("id: 2\n"), std::string::npos);
 }

@@ -68,6 +68,8 @@ std::string why(Request& request, const JobRecord& job) {
   facts.gpus = view->gpus();
   const auto quota = view->quotas().find(job.submission.team);
   if (quota != view->quotas().end()) facts.quota = quota->second;
+  const auto gpu_quota = view->gpu_quotas().find(job.submission.team);
+  if (gpu_quota != view->gpu_quotas().end()) facts.gpu_quota = gpu_quota->second;
   return why(facts);
 }
 

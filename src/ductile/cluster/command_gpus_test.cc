@@ -182,6 +182,55 @@ TEST_F(Gpus, OneThatGoesIsToldAndGivenToNobody) {
   await_why(service, b, "no node of this service has more than 3");
 }
 
+TEST_F(Gpus, OneThatFailsInAJobsHandsIsCountedOnce) {
+  LiveService service(on_nodes({"one"}, 4), enter());
+  submit(service, "a", 3);
+  const std::set<std::string> of_a = seen(service, "a", 3);
+  ASSERT_EQ(of_a.size(), 3u);
+  const Json gpus = node_of(service, "one").at("hardware").at("gpus");
+  for (size_t n = 0; n < gpus.size(); ++n) {
+    if (gpus[n].at("id") != *of_a.begin()) continue;
+    fs::remove(root() / "dev" / ("nvidia" + std::to_string(n)));
+    break;
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (node_of(service, "one").value("gpus", 0) != 3 &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(50ms);
+  EXPECT_EQ(node_of(service, "one").at("free_gpus"), 1);
+  const JobId b = submit(service, "b", 1);
+  service.wait_for(b, "running");
+  const std::set<std::string> of_b = seen(service, "b", 3);
+  ASSERT_EQ(of_b.size(), 1u);
+  EXPECT_FALSE(of_a.contains(*of_b.begin()));
+}
+
+TEST(Why, NamesTheQuotaOfGpus) {
+  WhyFacts facts;
+  facts.job.id = 7;
+  facts.job.submission.kind = "command";
+  facts.job.submission.team = "vision";
+  NodeRecord& node = facts.nodes.emplace_back();
+  node.node = "a";
+  node.devices = 8;
+  node.state = NodeState::up;
+  facts.hardware = {{"a", {.usable_gpus = 8}}};
+  facts.gpus = {{7, 2}, {8, 1}};
+  facts.quota = 8;
+  facts.gpu_quota = 2;
+  Holder& holder = facts.holders.emplace_back();
+  holder.job = 8;
+  holder.name = "first";
+  holder.team = "vision";
+  holder.node = "a";
+  holder.devices = 1;
+  EXPECT_EQ(why(facts),
+            "It asks for 2 GPUs, and team vision holds 1 of its quota of 2: job 8 (first) holds 1; "
+            "it starts when the team gives up 1 GPU.");
+  facts.gpu_quota = 1;
+  EXPECT_NE(why(facts).find("the quota of team vision is 1 GPU"), std::string::npos);
+}
+
 TEST(Why, NamesADrainedNodeThatAloneHasTheGpus) {
   WhyFacts facts;
   facts.job.id = 7;

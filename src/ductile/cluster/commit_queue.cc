@@ -9,16 +9,19 @@ namespace {
 constexpr size_t kBatch = 500;  // changes of one transaction
 
 // What the change threw, as an Error.
-std::optional<Error> error_of(const std::function<void()>& body) {
+std::optional<StoreError> error_of(const std::function<void()>& body) {
+  const auto other = [](const Error& error) { return StoreError(error, StoreFault::none); };
   try {
     body();
     return std::nullopt;
-  } catch (const Error& error) {
+  } catch (const StoreError& error) {
     return error;
+  } catch (const Error& error) {
+    return other(error);
   } catch (const std::exception& error) {
-    return Error(ErrorCode::internal, error.what());
+    return other(Error(ErrorCode::internal, error.what()));
   } catch (...) {
-    return Error(ErrorCode::internal, "something that is no error was thrown");
+    return other(Error(ErrorCode::internal, "something that is no error was thrown"));
   }
 }
 
@@ -48,9 +51,9 @@ void CommitQueue::post(Write write, Done done) {
 }
 
 void CommitQueue::commit(const Write& write) {
-  std::promise<std::optional<Error>> promise;
-  post(write, [&](const Error* error) {
-    promise.set_value(error == nullptr ? std::nullopt : std::optional<Error>(*error));
+  std::promise<std::optional<StoreError>> promise;
+  post(write, [&](const StoreError* error) {
+    promise.set_value(error == nullptr ? std::nullopt : std::optional<StoreError>(*error));
   });
   if (const auto error = promise.get_future().get()) throw *error;
 }
@@ -65,11 +68,15 @@ QueueFigures CommitQueue::figures() const {
   return {commits_, waiting_.size()};
 }
 
-uint64_t CommitQueue::wait_for_commit(uint64_t seen,
-                                      std::chrono::steady_clock::time_point deadline) {
-  std::unique_lock lock(mutex_);
-  committed_.wait_until(lock, deadline, [&] { return commits_ > seen; });
-  return commits_;
+uint64_t CommitQueue::follow(std::function<void()> told) {
+  const std::lock_guard lock(mutex_);
+  followers_.emplace(++last_follower_, std::move(told));
+  return last_follower_;
+}
+
+void CommitQueue::unfollow(uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  followers_.erase(number);
 }
 
 void CommitQueue::run() {
@@ -86,7 +93,7 @@ void CommitQueue::run() {
     carry_out(batch);
     lock.lock();
     ++commits_;  // before anybody is told: who is told may look
-    committed_.notify_all();
+    for (const auto& [number, told] : followers_) told();
     lock.unlock();
     for (Waiting& change : batch) change.done(change.error ? &*change.error : nullptr);
     batch.clear();

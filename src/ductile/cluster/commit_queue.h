@@ -1,15 +1,15 @@
 #pragma once
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
 
-#include "ductile/base/error.h"
+#include "ductile/cluster/database.h"
 #include "ductile/cluster/store.h"
 
 namespace ductile::cluster {
@@ -26,16 +26,16 @@ struct QueueFigures {
 // A change is acknowledged by its `done` after the transaction is on the disk, never before.
 // Changes are carried out in the order of post(). One that throws is undone alone; the others of
 // its transaction are kept. If the disk fails, every change in the transaction is told so
-// (unavailable): it is then absent, or, where it was the last write that failed, may be there as a
-// whole after a restart. No program can know which. A request with a key (Change::answered) is
-// simply sent again: it is carried out once either way.
+// (unavailable, with the StoreFault): it is then absent, or, where it was the last write that
+// failed, may be there as a whole after a restart. No program can know which. A request with a key
+// (Change::answered) is simply sent again: it is carried out once either way.
 class CommitQueue {
  public:
   // May run more than once: a transaction that SQLite takes back is repeated change by change, and
   // only the last time counts. It must have no effect but on the Change.
   using Write = std::function<void(Change&)>;
   // Called on the queue's thread; null: committed. Must not throw.
-  using Done = std::function<void(const Error*)>;
+  using Done = std::function<void(const StoreError*)>;
 
   // `most`: changes that may wait. The store must outlive this object.
   explicit CommitQueue(Store& store, size_t most = 10000);
@@ -48,17 +48,20 @@ class CommitQueue {
   // post() and wait; throws what went wrong. Not from `done`.
   void commit(const Write& write);
 
-  // How many transactions were committed; and waits until there are more than `seen`, or until
-  // `deadline`. Gives the number then. For those who follow the events.
+  // How many transactions were committed.
   uint64_t commits() const;
   QueueFigures figures() const;
-  uint64_t wait_for_commit(uint64_t seen, std::chrono::steady_clock::time_point deadline);
+  // `told` is called after each commit that commits() counts, on the queue's thread, which waits
+  // for it: it may only ring a bell, and must neither throw nor call this object. Gives its number
+  // for unfollow(), after which it is not called any more.
+  uint64_t follow(std::function<void()> told);
+  void unfollow(uint64_t number);
 
  private:
   struct Waiting {
     Write write;
     Done done;
-    std::optional<Error> error;
+    std::optional<StoreError> error;
   };
 
   void run();
@@ -69,8 +72,9 @@ class CommitQueue {
   Store& store_;
   const size_t most_;
   mutable std::mutex mutex_;
-  std::condition_variable arrived_, committed_;
-  uint64_t commits_ = 0;
+  std::condition_variable arrived_;
+  uint64_t commits_ = 0, last_follower_ = 0;
+  std::map<uint64_t, std::function<void()>> followers_;
   std::deque<Waiting> waiting_;
   bool stop_ = false;
   std::thread thread_;

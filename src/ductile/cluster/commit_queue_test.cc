@@ -93,7 +93,13 @@ TEST_F(Queue, NothingIsAcknowledgedThatIsWrittenToARemovedFile) {
   submit();
   const fs::path away = folder.path() / "away.db";
   fs::rename(file, away);
-  EXPECT_EQ(code_of(submit), ErrorCode::unavailable);
+  try {
+    submit();
+    ADD_FAILURE() << "it was written";
+  } catch (const StoreError& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unavailable);
+    EXPECT_EQ(to_string(error.fault()), "missing");
+  }
   std::ofstream(file) << "another one";
   EXPECT_EQ(code_of(submit), ErrorCode::unavailable);
   fs::rename(away, file);

@@ -56,6 +56,15 @@ ssize_t Wire::write(const char* from, size_t size, Clock::time_point deadline) {
   return -1;
 }
 
+ssize_t Wire::try_write(const char* from, size_t size) {
+  while (true) {
+    const ssize_t n = ::send(fd_, from, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n > 0) return n;
+    if (n == 0 || errno == EAGAIN) return 0;
+    if (errno != EINTR) return -1;
+  }
+}
+
 void TlsWire::Free::operator()(ssl_st* ssl) const { SSL_free(ssl); }
 
 TlsWire::TlsWire(int fd, ssl_ctx_st* context) : Wire(fd), ssl_(SSL_new(context)) {
@@ -108,6 +117,18 @@ ssize_t TlsWire::write(const char* from, size_t size, Clock::time_point deadline
     if (!wait_for(done, deadline)) return -1;
   }
   return -1;
+}
+
+ssize_t TlsWire::try_write(const char* from, size_t size) {
+  if (broken_) return -1;
+  ERR_clear_error();
+  size_t put = 0;
+  const int done = SSL_write_ex(ssl_.get(), from, size, &put);
+  if (done == 1) return static_cast<ssize_t>(put);
+  const int error = SSL_get_error(ssl_.get(), done);
+  broken_ = error != SSL_ERROR_WANT_READ && error != SSL_ERROR_WANT_WRITE;
+  ERR_clear_error();
+  return broken_ ? -1 : 0;
 }
 
 bool TlsWire::readable(Clock::time_point deadline) {

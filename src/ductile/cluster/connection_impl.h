@@ -8,6 +8,7 @@
 
 #include <httplib.h>
 
+#include "ductile/cluster/event_streams_impl.h"
 #include "ductile/cluster/http_server.h"
 #include "ductile/cluster/limits_impl.h"
 #include "ductile/cluster/principal.h"
@@ -32,6 +33,8 @@ class Wire {
   virtual ssize_t read(char* to, size_t size, Clock::time_point deadline);
   // At least one byte, or -1.
   virtual ssize_t write(const char* from, size_t size, Clock::time_point deadline);
+  // Waits for nothing: 0 where no byte can be taken now. What was not taken is to be given again.
+  virtual ssize_t try_write(const char* from, size_t size);
   virtual bool readable(Clock::time_point deadline);
   virtual void end() {}  // says that nothing more is written
 
@@ -51,6 +54,7 @@ class TlsWire final : public Wire {
 
   ssize_t read(char* to, size_t size, Clock::time_point deadline) override;
   ssize_t write(const char* from, size_t size, Clock::time_point deadline) override;
+  ssize_t try_write(const char* from, size_t size) override;
   bool readable(Clock::time_point deadline) override;
   void end() override;
 
@@ -91,6 +95,8 @@ class Connection final : public httplib::Stream {
   bool welcome;        // it has said who it is
   bool hasty = false;  // it asked faster than it may
   int refused = 0;     // the status of a request that was refused by its head
+  // From the head of its answer on the connection is this stream, and this thread's no more.
+  std::optional<EventStreams::Stream> stream;
 
   void begin();  // a request
   void begin_body();

@@ -24,21 +24,30 @@ std::string version_of(const run::RunFolder& folder) {
 
 }  // namespace
 
+std::shared_ptr<CurveCache::Entry> CurveCache::entry_of(const fs::path& run) {
+  const std::lock_guard lock(mutex_);
+  const auto found =
+      std::ranges::find_if(entries_, [&](const auto& entry) { return entry->run == run; });
+  if (found != entries_.end()) {
+    entries_.splice(entries_.begin(), entries_, found);
+  } else {
+    entries_.push_front(std::make_shared<Entry>(run));
+    if (entries_.size() > kMost) entries_.pop_back();  // who reads it now has it still
+  }
+  return entries_.front();
+}
+
 CurveCache::Curves CurveCache::of(const fs::path& run) {
   const auto folder = run::RunFolder::open(run);
   const std::string version = version_of(folder);
-  const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find_if(entries_, [&](const Entry& e) { return e.run == run; });
-  if (found != entries_.end()) {
-    entries_.splice(entries_.begin(), entries_, found);
-    if (found->curves.version == version || Clock::now() < found->again) return found->curves;
-  }
+  const std::shared_ptr<Entry> entry = entry_of(run);
+  const std::lock_guard lock(entry->mutex);
+  if (entry->curves.version == version || Clock::now() < entry->again) return entry->curves;
   const auto begin = Clock::now();
-  Curves curves{version, dump_json(run::chart_data(folder))};
-  if (found == entries_.end()) entries_.emplace_front();
-  entries_.front() = {run, std::move(curves), Clock::now() + 10 * (Clock::now() - begin)};
-  if (entries_.size() > kMost) entries_.pop_back();
-  return entries_.front().curves;
+  entry->curves = {version, dump_json(run::chart_data(folder))};
+  const auto end = Clock::now();
+  entry->again = end + 10 * (end - begin);
+  return entry->curves;
 }
 
 }  // namespace ductile::cluster

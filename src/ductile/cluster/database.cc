@@ -73,24 +73,65 @@ ErrorCode code_of(int code, int error_number) {
   }
 }
 
-std::string_view remedy_of(int code) {
+StoreFault fault_of(int code, int error_number) {
+  if (code == SQLITE_READONLY_DBMOVED) return StoreFault::failing;
   switch (code & 0xff) {
-    case SQLITE_FULL:
-      return "; free space on its disk";
-    case SQLITE_BUSY:
-      return "; another process writes to it";
-    case SQLITE_READONLY:
-    case SQLITE_PERM:
-      return "; this user may not write it";
     case SQLITE_CORRUPT:
     case SQLITE_NOTADB:
-      return "; restore it from a copy, or move it away to begin a new one";
+      return StoreFault::damaged;
+    case SQLITE_FULL:
+      return StoreFault::full;
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+    case SQLITE_PROTOCOL:
+      return StoreFault::busy;
+    case SQLITE_READONLY:
+    case SQLITE_PERM:
+    case SQLITE_AUTH:
+      return StoreFault::read_only;
+    case SQLITE_IOERR:
+    case SQLITE_CANTOPEN:
+      break;
     default:
-      return "";
+      return StoreFault::none;
   }
+  // Only the system knows. A user without quota has no room either.
+  if (error_number == ENOSPC || error_number == EDQUOT) return StoreFault::full;
+  if (error_number == EROFS || error_number == EACCES || error_number == EPERM)
+    return StoreFault::read_only;
+  for (const int other : {ENOENT, EMFILE, ENFILE, ENOMEM})
+    if (error_number == other) return StoreFault::none;
+  return StoreFault::failing;
+}
+
+std::string_view remedy_of(StoreFault fault) {
+  switch (fault) {
+    case StoreFault::none:
+    case StoreFault::missing:
+      return "";
+    case StoreFault::full:
+      return "; free space on its disk";
+    case StoreFault::busy:
+      return "; another process writes to it: end what that one does";
+    case StoreFault::read_only:
+      return "; it may not be written: give its user the right (chmod, chown), or mount its disk "
+             "for "
+             "writing again";
+    case StoreFault::failing:
+      return "; its disk fails: the kernel's log (dmesg) says more";
+    case StoreFault::damaged:
+      return "; restore it from a copy, or move it away to begin a new one";
+  }
+  return "";
 }
 
 }  // namespace
+
+std::string_view to_string(StoreFault fault) {
+  constexpr std::string_view kNames[] = {"",        "full",    "busy",   "read only",
+                                         "failing", "missing", "damaged"};
+  return kNames[static_cast<size_t>(fault)];
+}
 
 bool Row::is_null(int column) const {
   return sqlite3_column_type(statement_, column) == SQLITE_NULL;
@@ -137,11 +178,15 @@ void Database::use_wal() {
 Database::~Database() { statements_.clear(); }
 
 void Database::fail_with(int code, std::string_view doing) const {
-  const int error_number = connection_ ? sqlite3_system_errno(connection_.get()) : 0;
+  // Of other failures the system's number is that of an earlier one.
+  const bool is_known = (code & 0xff) == SQLITE_IOERR || (code & 0xff) == SQLITE_CANTOPEN;
+  const int error_number = connection_ && is_known ? sqlite3_system_errno(connection_.get()) : 0;
   std::string text = connection_ ? sqlite3_errmsg(connection_.get()) : sqlite3_errstr(code);
-  if (error_number != 0 && (code & 0xff) != SQLITE_CONSTRAINT)
-    text += fmt::format(" ({})", std::strerror(error_number));
-  fail(code_of(code, error_number), "{}: {}: {}{}", file_.string(), doing, text, remedy_of(code));
+  if (error_number != 0) text += fmt::format(" ({})", std::strerror(error_number));
+  const StoreFault fault = fault_of(code, error_number);
+  throw StoreError(Error(code_of(code, error_number), fmt::format("{}: {}: {}{}", file_.string(),
+                                                                  doing, text, remedy_of(fault))),
+                   fault);
 }
 
 void Database::execute(const std::string& sql) {

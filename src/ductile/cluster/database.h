@@ -7,14 +7,38 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 
 struct sqlite3;
 struct sqlite3_stmt;
 
 namespace ductile::cluster {
+
+// Why a store's file refuses. Each has a remedy of its own, and not all of them pass by themselves.
+enum class StoreFault : uint8_t {
+  none,       // it does not: what was asked of it was wrong
+  full,       // no room on its disk, or in its user's quota: until there is some
+  busy,       // another process has its lock: until that one lets it go
+  read_only,  // it may not be written: until somebody allows it
+  failing,    // its disk does not read or write
+  missing,    // it was removed or replaced: until it is back
+  damaged,    // it is not whole: for good
+};
+std::string_view to_string(StoreFault fault);  // "read only"; none: empty
+
+// An error that knows which of these it is.
+class StoreError : public Error {
+ public:
+  StoreError(Error error, StoreFault fault) : Error(std::move(error)), fault_(fault) {}
+  StoreFault fault() const { return fault_; }
+
+ private:
+  StoreFault fault_;
+};
 
 // One result row, which lives during the call that hands it out. Columns count from 0.
 class Row {
@@ -34,7 +58,8 @@ class Row {
 //
 // Errors are kept apart by their remedy: data_loss (the file is damaged, or is none of SQLite),
 // unavailable (full disk, permission, a read that failed, a lock that another process holds),
-// conflict (a constraint), not_found. All name the file. One thread at a time uses a connection.
+// conflict (a constraint), not_found. All name the file and are StoreErrors. One thread at a time
+// uses a connection.
 class Database {
  public:
   enum class Access : uint8_t { read, write };

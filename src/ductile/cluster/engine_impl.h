@@ -18,6 +18,22 @@
 
 namespace ductile::cluster {
 
+// What jobs could use together, and what they hold.
+struct Demand {
+  // Of one job, on one node.
+  struct Whole {
+    int64_t devices = 0, gpus = 0;
+  };
+  struct Node {
+    int64_t devices = 0;          // that jobs hold
+    Whole of_gpu_jobs;            // of these, what jobs with GPUs hold
+    std::optional<int64_t> gpus;  // that it has, where it has said so; also before it went
+  };
+  int64_t devices = 0;         // of jobs that ask for no GPUs, on whichever nodes
+  std::vector<Whole> on_gpus;  // of the others, those that hold nothing
+  std::vector<Node> nodes;
+};
+
 // Where the workers of a service's jobs run. This interface is the seam between the service and its
 // machines; each implementation is a file of its own. It belongs to the loop's thread, and none of
 // its methods waits for anybody.
@@ -48,10 +64,12 @@ class Engine {
   virtual std::string leaving(int32_t) const { return ""; }
   // Nothing of ours can be on the node, which is not there: it counts as lost without a grace.
   virtual bool absent(int32_t) const { return false; }
-  // What jobs could use, and on which nodes any of them holds something, now and from now on. An
-  // engine that borrows its nodes borrows as many.
-  virtual void follow(int64_t /*devices*/, const std::vector<bool>& /*held*/) {}
+  // Now and from now on. An engine that borrows its nodes borrows as many as that takes.
+  virtual void follow(const Demand& /*demand*/) {}
   virtual bool borrows_nodes() const { return false; }  // else nobody needs to call follow()
+  // Whether any node will ever have both together, so many GPUs and devices, as far as that is
+  // known before it is there. Of any thread.
+  virtual bool may_have(const Demand::Whole& /*job*/) const { return true; }
 
   // Nodes may go at any time: the most seconds between checkpoints of a job; 0: as the job says.
   virtual int64_t checkpoint_every() const { return 0; }

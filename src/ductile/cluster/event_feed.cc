@@ -37,9 +37,19 @@ void EventFeed::follow(Reader& reader, uint64_t commits) {
   commits_ = commits;
 }
 
-bool EventFeed::read(Revision& at, JobId job, std::string& text) const {
+bool EventFeed::knows(uint64_t commits) const {
   const std::lock_guard lock(mutex_);
-  if (at < from_ || to_ < 0) return false;
+  return to_ >= 0 && commits_ >= commits;
+}
+
+Revision EventFeed::newest() const {
+  const std::lock_guard lock(mutex_);
+  return to_;
+}
+
+EventFeed::Rest EventFeed::read(Revision& at, JobId job, std::string& text) const {
+  const std::lock_guard lock(mutex_);
+  if (at < from_ || to_ < 0) return Rest::forgotten;
   auto entry = std::ranges::upper_bound(entries_, at, {}, &Entry::seq);
   for (size_t count = 0; entry != entries_.end() && count < kMostOfOne; ++entry) {
     at = entry->seq;
@@ -47,7 +57,7 @@ bool EventFeed::read(Revision& at, JobId job, std::string& text) const {
     text += entry->text;
     ++count;
   }
-  return true;
+  return entry == entries_.end() ? Rest::none : Rest::more;
 }
 
 }  // namespace ductile::cluster

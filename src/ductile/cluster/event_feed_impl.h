@@ -13,12 +13,22 @@ namespace ductile::cluster {
 // for all streams. Thread-safe.
 class EventFeed {
  public:
+  // What there is behind what read() has just looked at.
+  enum class Rest : uint8_t {
+    none,
+    more,
+    forgotten,  // nothing was read: events after `at` are not remembered any more
+  };
+
   // All that was committed when `commits` was asked for (CommitQueue::commits) is known from now
   // on.
   void follow(Reader& reader, uint64_t commits);
-  // The text of events after `at`, of one job or (0) of all, at most kMostOfOne; moves `at` behind
-  // what was looked at. False: events after `at` are not remembered any more.
-  bool read(Revision& at, JobId job, std::string& text) const;
+  bool knows(uint64_t commits) const;
+  // The newest event that is known; -1: none was looked for.
+  Revision newest() const;
+  // Appends the text of events after `at`, of one job or (0) of all, at most kMostOfOne; moves `at`
+  // behind what was looked at.
+  Rest read(Revision& at, JobId job, std::string& text) const;
 
   static std::string text_of(const Event& event);
 

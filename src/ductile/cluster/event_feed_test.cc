@@ -7,6 +7,8 @@
 namespace ductile::cluster {
 namespace {
 
+using Rest = EventFeed::Rest;
+
 // The same, each time from the store.
 std::string twin(Reader& reader, Revision& at, JobId job) {
   std::string out;
@@ -36,7 +38,7 @@ TEST(EventFeed, GivesWhatTheStoreHasWhereverAStreamIs) {
   });
   Revision behind = 0;
   std::string text;
-  EXPECT_FALSE(feed.read(behind, 0, text)) << "nothing is known yet";
+  EXPECT_EQ(feed.read(behind, 0, text), Rest::forgotten) << "nothing is known yet";
   add(3);
   struct Stream {
     Revision at, twin;
@@ -50,10 +52,9 @@ TEST(EventFeed, GivesWhatTheStoreHasWhereverAStreamIs) {
     add(rng.below(100));
     for (Stream& s : streams) {
       if (rng.below(3) == 0) continue;  // it is slow
-      for (std::string part = "x"; !part.empty();) {
-        part.clear();
-        ASSERT_TRUE(feed.read(s.at, s.job, part));
-        s.text += part;
+      for (Rest rest = Rest::more; rest == Rest::more;) {
+        rest = feed.read(s.at, s.job, s.text);
+        ASSERT_NE(rest, Rest::forgotten);
       }
       for (std::string part = "x"; !part.empty(); s.expected += part)
         part = twin(reader, s.twin, s.job);
@@ -62,11 +63,11 @@ TEST(EventFeed, GivesWhatTheStoreHasWhereverAStreamIs) {
   }
   add(EventFeed::kMost + 10);
   Revision old = now;
-  EXPECT_FALSE(feed.read(old, 0, text)) << "a stream that is far behind reads the store";
+  EXPECT_EQ(feed.read(old, 0, text), Rest::forgotten) << "a stream far behind reads the store";
   EXPECT_EQ(old, now);
   Revision last = reader.last_event();
   text.clear();
-  EXPECT_TRUE(feed.read(last, 0, text));
+  EXPECT_EQ(feed.read(last, 0, text), Rest::none);
   EXPECT_EQ(text, "");
 }
 

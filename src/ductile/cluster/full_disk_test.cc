@@ -2,6 +2,7 @@
 // fails for it.
 //
 //   DUCTILE_LONG_FULL_DISK=1  also what takes more than a minute
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <optional>
@@ -11,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/live_service.h"
 #include "ductile/server/testing/small_disk.h"
 
@@ -100,6 +102,33 @@ TEST_F(FullDisk, AServiceWhoseStoreFindsNoRoomCanBeStopped) {
   ASSERT_TRUE(service_->lives());
   expect_acknowledged();
   service_->expect_result(first);
+}
+
+// What is written at the end finds room in time, however long there was none.
+TEST_F(FullDisk, AStopWaitsForRoomThoughThereWasNoneForLong) {
+  start(true);
+  if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const JobId first = service_->submit("first", 1'000'000);
+  service_->wait_for_workers(first);
+  exhaust();
+  Json overview;
+  const auto refuses = [&] {
+    overview = service_->get("/v1/overview");
+    return overview.contains("store");
+  };
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!refuses() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(10ms);
+  ASSERT_TRUE(overview.contains("store")) << overview;
+  EXPECT_EQ(overview.at("store").value("fault", ""), "full");
+  std::this_thread::sleep_for(11s);  // longer than a stop waits
+  std::thread maker_of_room([this] {
+    std::this_thread::sleep_for(3s);
+    disk_.empty();
+  });
+  EXPECT_EQ(service_->stop(), 0);
+  maker_of_room.join();
+  EXPECT_EQ(Reader(service_->folder() / "store.db").job(first).phase, Phase::queued);
 }
 
 // The state of the job's own could not be saved before, since a worker was lost. The next service

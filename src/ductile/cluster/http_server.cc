@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cmath>
+#include <iterator>
 #include <list>
 #include <memory>
 #include <system_error>
@@ -39,8 +40,6 @@ using std::chrono::milliseconds;
 
 constexpr int64_t kMostRequests = 10000;  // of one connection
 constexpr size_t kMostLogin = 4096;       // bytes of a body that comes before it is known who
-constexpr milliseconds kStreamRest{50};   // between two looks of a stream, at least
-constexpr int kLooks = 2000;              // of all streams, a second
 constexpr milliseconds kNap{50};          // of a connection that asks faster than it may
 
 // Without regard to case.
@@ -123,8 +122,10 @@ class HttpServer::Impl : httplib::Server {
     Limits::Seat seat;                   // of its thread once it is known
     enum class Handshake : uint8_t { going, done, given_up };
     std::atomic<Handshake> handshake = Handshake::going;
+    std::unique_ptr<Wire> wire;
     std::thread thread;
-    std::atomic<bool> over = false;
+    std::atomic<bool> left = false;  // by its thread: it is a stream
+    std::atomic<bool> over = false;  // nobody uses it any more
   };
 
   void open_tls();
@@ -134,8 +135,10 @@ class HttpServer::Impl : httplib::Server {
   Limits::Seat seat_of_half_open(const std::string& stranger);
   void reap(bool all);
   void serve(Client& client);
-  void serve_requests(Client& client, Wire& wire);
-  Recognition recognise(const httplib::Request& request);
+  bool open_wire(Client& client);
+  std::optional<EventStreams::Stream> serve_requests(Client& client);
+  Recognition recognise(const httplib::Request& request, const std::optional<Principal>& known,
+                        bool has_page);
   bool refuse(const httplib::Request& request, httplib::Response& response);
   bool refuse_stranger(const std::string& fault, const httplib::Request& request,
                        httplib::Response& response);
@@ -157,11 +160,16 @@ class HttpServer::Impl : httplib::Server {
   Limits limits_;
   UserNames names_;
   std::list<Client> clients_;  // of the accepting thread
+  EventStreams streams_;
   std::thread thread_;
 };
 
 HttpServer::Impl::Impl(Api& api, HttpOptions options)
-    : api_(api), options_(std::move(options)), limits_(options_.limits), names_(options_.name_of) {
+    : api_(api),
+      options_(std::move(options)),
+      limits_(options_.limits),
+      names_(options_.name_of),
+      streams_(api, options_.patience, options_.heartbeat) {
   if (!options_.socket.empty()) {
     lock_ = lock_of(options_.socket);
     unix_ = listen_unix(options_.socket);
@@ -210,6 +218,7 @@ HttpServer::Impl::~Impl() {
   wake_in_.close();
   thread_.join();
   names_.end();
+  streams_.end();
   for (Client& client : clients_) ::shutdown(client.socket.get(), SHUT_RDWR);
   reap(true);
   if (unix_.get() >= 0) ::unlink(options_.socket.c_str());
@@ -294,12 +303,9 @@ Limits::Seat HttpServer::Impl::seat_of_half_open(const std::string& stranger) {
 
 void HttpServer::Impl::reap(bool all) {
   for (auto it = clients_.begin(); it != clients_.end();) {
-    if (!all && !it->over) {
-      ++it;
-      continue;
-    }
-    it->thread.join();
-    it = clients_.erase(it);
+    const bool over = all || it->over;
+    if ((over || it->left) && it->thread.joinable()) it->thread.join();  // its stack goes
+    it = over ? clients_.erase(it) : std::next(it);
   }
 }
 
@@ -320,18 +326,20 @@ bool HttpServer::Impl::find_principal(Client& client) {
   return false;
 }
 
+// A client that becomes an event stream is that stream's from then on.
 void HttpServer::Impl::serve(Client& client) {
   try {
-    if (client.door == Door::tls) {
-      TlsWire wire(client.socket.get(), tls_context_->get());
-      const auto patience = std::min(options_.patience, options_.strangers_patience);
-      auto going = Client::Handshake::going;
-      if (wire.shake_hands(Clock::now() + patience) &&
-          client.handshake.compare_exchange_strong(going, Client::Handshake::done))
-        serve_requests(client, wire);
-    } else if (client.door == Door::loopback || find_principal(client)) {
-      Wire wire(client.socket.get());
-      serve_requests(client, wire);
+    if (open_wire(client)) {
+      if (auto stream = serve_requests(client)) {
+        stream->wire = client.wire.get();
+        stream->over = [&client] {
+          client.wire->end();
+          ::shutdown(client.socket.get(), SHUT_RDWR);
+          client.over = true;
+        };
+        client.left = streams_.add(std::move(*stream));
+        if (client.left) return;
+      }
     }
   } catch (const std::exception&) {
     // Out of memory for this client; it sees the end of its connection.
@@ -340,8 +348,23 @@ void HttpServer::Impl::serve(Client& client) {
   client.over = true;
 }
 
-void HttpServer::Impl::serve_requests(Client& client, Wire& wire) {
-  Connection connection(wire, options_, client.principal, client.stranger, client.seat,
+bool HttpServer::Impl::open_wire(Client& client) {
+  if (client.door != Door::tls) {
+    client.wire = std::make_unique<Wire>(client.socket.get());
+    return client.door == Door::loopback || find_principal(client);
+  }
+  auto wire = std::make_unique<TlsWire>(client.socket.get(), tls_context_->get());
+  const auto patience = std::min(options_.patience, options_.strangers_patience);
+  auto going = Client::Handshake::going;
+  const bool good = wire->shake_hands(Clock::now() + patience) &&
+                    client.handshake.compare_exchange_strong(going, Client::Handshake::done);
+  client.wire = std::move(wire);
+  return good;
+}
+
+// Until the connection ends, or is to be the stream that it gives.
+std::optional<EventStreams::Stream> HttpServer::Impl::serve_requests(Client& client) {
+  Connection connection(*client.wire, options_, client.principal, client.stranger, client.seat,
                         client.door == Door::loopback);
   t_connection = &connection;
   bool closed = false;
@@ -367,16 +390,19 @@ void HttpServer::Impl::serve_requests(Client& client, Wire& wire) {
     connection.work.release();
     if (const int status = std::exchange(connection.refused, 0)) api_.count_refusal(status);
     if (std::exchange(connection.hasty, false)) std::this_thread::sleep_for(kNap);
+    if (connection.stream) return std::move(connection.stream);
     if (!served || connection.ends) break;
   }
   connection.say_farewell();
+  return std::nullopt;
 }
 
-Recognition HttpServer::Impl::recognise(const httplib::Request& request) {
+Recognition HttpServer::Impl::recognise(const httplib::Request& request,
+                                        const std::optional<Principal>& known, bool has_page) {
   constexpr std::string_view kBearer = "Bearer ";
-  if (t_connection->known) return {t_connection->known, ""};
+  if (known) return {known, ""};
   const std::string given = request.get_header_value("Authorization");
-  if (given.empty() && page_ && t_connection->has_page)
+  if (given.empty() && page_ && has_page)
     return {page_->principal_of(request), "log in by a link; `ductile page` prints one"};
   if (!options_.principal_of ||
       !same_word(std::string_view(given).substr(0, kBearer.size()), kBearer))
@@ -411,7 +437,7 @@ bool HttpServer::Impl::refuse(const httplib::Request& request, httplib::Response
     if (page_->gave_file(request, response)) return true;
     if (PageServer::is_login(request)) return false;
   }
-  const Recognition who = recognise(request);
+  const Recognition who = recognise(request, t_connection->known, t_connection->has_page);
   if (!who.principal) return refuse_stranger(who.fault, request, response);
   return refuse_haste(*who.principal, request, response);
 }
@@ -520,8 +546,9 @@ void HttpServer::Impl::stream(const Call& call, const httplib::Request& request,
     response.set_content(first.body, first.type);
     return;
   }
-  const auto seat = std::make_shared<Limits::Seat>(limits_.stream(client_of(t_connection->who)));
-  if (!*seat) {
+  EventStreams::Stream stream;
+  stream.seat = limits_.stream(client_of(t_connection->who));
+  if (!stream.seat) {
     response.set_header("Retry-After", "1");
     refuse_with(request, response, 429, "unavailable",
                 fmt::format("{} has as many event streams as there may be; end some of them first",
@@ -530,35 +557,19 @@ void HttpServer::Impl::stream(const Call& call, const httplib::Request& request,
   }
   t_connection->work.release();
   const auto after_text = check.query.find("after");
-  const Revision after =
-      after_text == check.query.end() ? 0 : std::stoll(after_text->second);  // it was checked
+  if (after_text != check.query.end()) stream.at = std::stoll(after_text->second);  // was checked
   const auto job_text = call.query.find("job");
-  const JobId job = job_text == call.query.end() ? 0 : api_.find_job(job_text->second);
-  const auto asked = std::make_shared<httplib::Request>(request);
-  response.set_chunked_content_provider(
-      "text/event-stream", [this, job, at = after, seat, asked, first_time = true](
-                               size_t, httplib::DataSink& sink) mutable {
-        std::string text;
-        try {
-          // What happens at once is sent at once. Many streams rest longer, so that they leave the
-          // processors to the others.
-          if (!first_time)
-            std::this_thread::sleep_for(
-                std::max(kStreamRest, milliseconds(1000 * limits_.streams() / kLooks)));
-          first_time = false;
-          // Short waits, so that the end of the service is not held up.
-          const auto until = Clock::now() + options_.heartbeat;
-          while (text.empty() && Clock::now() < until) {
-            const auto wait = std::min<milliseconds>(milliseconds(200), options_.heartbeat);
-            text = api_.wait_for_events(at, job, wait);
-            if (stopping_ || !recognise(*asked).principal) return false;
-          }
-        } catch (const std::exception&) {
-          return false;  // the client comes again, and is told why
-        }
-        if (text.empty()) text = ": nothing new\n\n";
-        return sink.write(text.data(), text.size());
-      });
+  if (job_text != call.query.end()) stream.job = api_.find_job(job_text->second);
+  stream.welcome = [this, asked = std::make_shared<const httplib::Request>(request),
+                    known = t_connection->known, page = t_connection->has_page] {
+    return recognise(*asked, known, page).principal.has_value();
+  };
+  // The library writes the head, and asks for the rest, which is not this thread's.
+  const auto shared = std::make_shared<EventStreams::Stream>(std::move(stream));
+  response.set_chunked_content_provider("text/event-stream", [shared](size_t, httplib::DataSink&) {
+    t_connection->stream = std::move(*shared);
+    return false;
+  });
 }
 
 HttpServer::HttpServer(Api& api, HttpOptions options)

@@ -112,9 +112,4 @@ size_t Limits::clients() const {
   return clients_.size();
 }
 
-int Limits::streams() const {
-  const std::lock_guard lock(mutex_);
-  return streams_;
-}
-
 }  // namespace ductile::cluster

@@ -64,7 +64,6 @@ class Limits {
   double pace(const std::string& who, bool stranger, Time now);
 
   int connections() const;
-  int streams() const;
   size_t clients() const;  // that are remembered
 
   static constexpr size_t kMostClients = 4096;

@@ -111,9 +111,10 @@ bool Nodes::look_at_hardware(int32_t n) {
                          gpu.trouble.empty() ? "it is back" : gpu.trouble));
     const nlohmann::json body = {
         {"node", node.record.node}, {"gpu", gpu.id}, {"name", gpu.name}, {"trouble", gpu.trouble}};
-    writer_.write([body = dump_json(body)](Change& change) {
-      change.record(0, "gpu", body, wall_seconds());
-    });
+    writer_.write_newest(fmt::format("gpu {} {}", gpu.id, node.record.node),
+                         [body = dump_json(body)](Change& change) {
+                           change.record(0, "gpu", body, wall_seconds());
+                         });
   }
   if (node.hardware->trouble != before->trouble && !node.hardware->trouble.empty())
     log_line(fmt::format("node {}: {}", node.record.node, node.hardware->trouble));
@@ -131,7 +132,8 @@ void Nodes::lose(Node& node) {
 void Nodes::told(const Node& node) {
   log_line(fmt::format("node {} is {}{}{}", node.record.node, to_string(node.record.state),
                        node.record.why.empty() ? "" : ": ", node.record.why));
-  writer_.write([record = node.record](Change& change) { change.set_node(record); });
+  writer_.write_newest("node " + node.record.node,
+                       [record = node.record](Change& change) { change.set_node(record); });
 }
 
 std::vector<Holding> Nodes::holdings(const spec::Allocation& allocation) const {

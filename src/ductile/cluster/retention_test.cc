@@ -11,6 +11,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/cluster/api.h"
 #include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/event_text.h"
 #include "ductile/cluster/testing/failing_vfs.h"
 
 namespace ductile::cluster {
@@ -198,7 +199,7 @@ TEST_F(Forgetting, AListWithoutACursorCanBeGoneOnWith) {
   CommitQueue queue(store);
   Api api(file, queue, [this] { return now; });
   Revision fresh = Reader(file).last_event(), behind = 5;
-  EXPECT_EQ(api.wait_for_events(fresh, 0, std::chrono::milliseconds(1)), "") << "a stream";
+  EXPECT_EQ(testing::event_text(api, fresh, 0), "") << "a stream";
   prune_all(store.database(), {0, 10}, now);
   const Json first = parse_json(get(api, "/v1/events").body);
   ASSERT_FALSE(first.at("events").empty());
@@ -214,9 +215,9 @@ TEST_F(Forgetting, AListWithoutACursorCanBeGoneOnWith) {
   EXPECT_EQ(get(api, "/v1/events", last.at("after").dump()).status, 200);
 
   // An open stream that has fallen behind is told so, and one that begins is whole.
-  EXPECT_THROW(api.wait_for_events(behind, 0, std::chrono::milliseconds(1)), Gone);
+  EXPECT_THROW(testing::event_text(api, behind, 0), Gone);
   Revision begin = 0;
-  const std::string text = api.wait_for_events(begin, 0, std::chrono::milliseconds(1));
+  const std::string text = testing::event_text(api, begin, 0);
   EXPECT_NE(text, "");
   EXPECT_EQ(text.find("id: 1\n"), std::string::npos);
   // Also where nobody looked at what came and was removed.
@@ -224,7 +225,7 @@ TEST_F(Forgetting, AListWithoutACursorCanBeGoneOnWith) {
   add_jobs(store.database(), 30, now);
   prune_all(store.database(), {0, 10}, now);
   queue.commit([](Change& change) { change.record(0, "stopped", "{}", 1); });
-  EXPECT_THROW(api.wait_for_events(at, 0, std::chrono::milliseconds(1)), Gone);
+  EXPECT_THROW(testing::event_text(api, at, 0), Gone);
 }
 
 TEST_F(Forgetting, TheStoreDoesNotGrow) {

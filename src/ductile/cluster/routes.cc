@@ -86,6 +86,11 @@ Answer submit_job(Request& request) {
     throw Refused(fmt::format("{} submits jobs of the team {} alone, and not of \"{}\"", who.name,
                               who.team, s.team));
   s.tier = checked_line(fields, "tier", s.tier);
+  if (s.tier == "premium" && who.role < Role::admin)
+    throw Refused(
+        fmt::format("{} has the role \"{}\", and jobs of tier \"premium\" come before everybody "
+                    "else's, so an admin submits them; without --tier it is \"standard\"",
+                    who.name, to_string(who.role)));
   s.kind = checked_line(fields, "kind", s.kind);
   s.owner = who.name;
   s.min_devices = fields.integer_or("min_devices", 1, 1, 1 << 20);
@@ -189,9 +194,9 @@ Answer list_nodes(Request& request) {
                 {"devices", node.devices},
                 {"free", up && !drained ? std::max<int64_t>(0, node.devices - held) : 0}};
     if (const auto known = hardware.find(node.node); known != hardware.end()) {
-      const int64_t all = known->second.usable_gpus, taken = held_gpus(holders, gpus, node.node);
-      one["gpus"] = all;
-      one["free_gpus"] = up && !drained ? std::max<int64_t>(0, all - taken) : 0;
+      const int64_t taken = held_gpus(holders, gpus, node.node);
+      one["gpus"] = known->second.usable_gpus;
+      one["free_gpus"] = up && !drained ? known->second.free_gpus(taken) : 0;
       one["hardware"] = server::to_json(known->second);
     }
     if (up && drained) {

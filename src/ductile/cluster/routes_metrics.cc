@@ -92,6 +92,13 @@ void write_service(Request& request, MetricsText& out) {
   out.begin("ductile_events_total", "counter", "Events recorded.");
   out.sample({}, static_cast<double>(request.reader.last_event()));
   if (request.view() == nullptr) return;
+  out.begin("ductile_store_refuses", "gauge",
+            "1 for what keeps the service from writing to its store now.");
+  const auto [refused, text] = request.view()->refusal();
+  for (const StoreFault fault : {StoreFault::full, StoreFault::busy, StoreFault::read_only,
+                                 StoreFault::failing, StoreFault::missing, StoreFault::none})
+    out.sample({{"fault", fault == StoreFault::none ? "other" : to_string(fault)}},
+               !text.empty() && fault == refused ? 1 : 0);
   const RoundFigures rounds = request.view()->rounds();
   out.begin("ductile_rounds_total", "counter", "Decisions of the scheduler.");
   out.sample({}, static_cast<double>(rounds.count));

@@ -39,6 +39,10 @@ Answer show_overview(Request& request) {
               {"jobs", Json::object()}};
   for (const auto& [phase, count] : request.reader.count_by_phase())
     out["jobs"][std::string(to_string(phase))] = count;
+  if (request.view() != nullptr) {
+    const auto [fault, text] = request.view()->refusal();
+    if (!text.empty()) out["store"] = {{"fault", to_string(fault)}, {"text", text}};
+  }
   return json_answer(out);
 }
 

@@ -128,7 +128,8 @@ Scheduler::Scheduler(const spec::Cluster& cluster, std::string_view policy, doub
       policy_(sched::make_policy(policy, {.interval = interval})),
       fits_(policy_->traits().fit_least_gain),
       pause_(kFirstPause),
-      gpus_(cluster_.node_up.size()) {}
+      gpus_(cluster_.node_up.size()),
+      lost_gpus_(gpus_.size()) {}
 
 void Scheduler::add(const JobDemand& demand) {
   DUCTILE_CHECK(!jobs_.contains(demand.id), "job {} was added twice", demand.id);
@@ -243,17 +244,24 @@ std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView>
     std::ranges::stable_sort(jobs, [](const sched::JobView* a, const sched::JobView* b) {
       return std::pair(a->tier, a->arrival) < std::pair(b->tier, b->arrival);
     });
-    int64_t room = team.quota;
-    for (const sched::JobView* job : jobs) room -= sched::device_count(job->allocation);
+    const auto gpu_quota = gpu_quotas_.find(static_cast<int32_t>(team.id));
+    int64_t room = team.quota,
+            gpus = gpu_quota == gpu_quotas_.end() ? INT64_MAX : gpu_quota->second;
+    for (const sched::JobView* job : jobs) {
+      room -= sched::device_count(job->allocation);
+      if (!job->allocation.empty()) gpus -= jobs_.at(job->id).gpus;
+    }
     std::vector<std::pair<sched::JobView*, int32_t>> seen;
     for (sched::JobView* job : jobs) {
       const int32_t held = sched::device_count(job->allocation);
       const int32_t base = std::max(held, job->min_devices);
-      if (held == 0 && base > room) {
+      const int32_t new_gpus = held == 0 ? jobs_.at(job->id).gpus : 0;
+      if (held == 0 && (base > room || new_gpus > std::max<int64_t>(0, gpus))) {
         over_quota_.insert(job->id);
         continue;
       }
       room -= base - held;
+      gpus -= new_gpus;
       seen.emplace_back(job, base);
     }
     for (const auto& [job, base] : seen) {
@@ -270,9 +278,12 @@ std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView>
 // Policies place jobs across nodes. One that has to be on a single node, and was given parts of
 // several when it was looked at last, would otherwise have these kept free for it for nothing.
 std::vector<sched::JobView> Scheduler::that_fit_a_node(std::vector<sched::JobView> views) {
+  const bool claim_fits = claim_has_devices(views);
   std::erase_if(views, [&](const sched::JobView& view) {
     const auto found = scattered_.find(view.id);
     if (found == scattered_.end()) return false;
+    if (claim_ && claim_->job == view.id && !claim_fits) return true;
+    if (claim_ && claim_->job == view.id) found->second = 0;
     if (view.allocation.empty() && found->second-- > 0) return true;
     scattered_.erase(found);
     return false;
@@ -304,8 +315,8 @@ void Scheduler::keep_on_one_node(const sched::Round& round, sched::Decisions& de
     sched::Decision& change = *move;
     const Job& job = jobs_.at(change.job);
     const int32_t first = change.allocation.front().node;
-    const bool finds_gpus =
-        job.gpus == 0 || gpus[first] + job.gpus <= gpus_[static_cast<size_t>(first)];
+    const bool finds_gpus = job.gpus == 0 || gpus[first] + job.gpus + kept_gpus(job.view, first) <=
+                                                 gpus_[static_cast<size_t>(first)];
     if (change.allocation.size() == 1 && finds_gpus) {
       gpus[first] += job.gpus;
       continue;
@@ -461,6 +472,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
     views.push_back(view_of(job, now));
   }
   without_gpus_.clear();
+  choose_claim(views, now);
   views = within_quotas(that_find_gpus(std::move(views), false));  // they hold up nobody's quota
   views = that_fit_a_node(that_find_gpus(std::move(views), true));
   for (sched::JobView& view : views) {
@@ -473,6 +485,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
   const sched::Round round{now, interval_, cluster_, views};
   sched::Decisions decisions = policy_->decide(round);
   keep_bounds(round, decisions);
+  keep_claim(round, decisions);
   keep_on_one_node(round, decisions);
   std::map<int32_t, int32_t> gpus = gpus_after(views, decisions);
   keep_what_nobody_takes(round, decisions,
@@ -498,6 +511,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
     job.granted_at = now;
     list.push_back(std::move(allotment));
   }
+  note_lacks(now);
   return list;
 }
 

@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json_fwd.hpp>
@@ -90,7 +91,10 @@ class Scheduler {
   bool served(JobId job, const ServiceLoad& load);
   // So many GPUs can be used there. Policies know nothing of them: a job that asks for some is
   // shown to the policy while a node has so many free, and then placed on such a node.
-  void has_gpus(int32_t node, int32_t count);
+  // `lost`: and so many that jobs hold have failed since.
+  void has_gpus(int32_t node, int32_t usable, int32_t lost = 0);
+  // GPUs that the jobs of a team hold at most, by team; of a team with a quota of devices.
+  void set_gpu_quotas(std::map<int32_t, int64_t> quotas) { gpu_quotas_ = std::move(quotas); }
   // Nothing new starts there, and what runs there moves away.
   void drain(int32_t node, bool drained);
   // It will be drained then; +inf: no such time is known. Policies that look ahead (`ductile`)
@@ -103,6 +107,9 @@ class Scheduler {
   // wants something else.
   std::vector<Allotment> decide(double now);
   static constexpr double kPatience = 60;
+  // A job that has to be on one node, and has found no room for so many seconds, is not overtaken
+  // any more: the room of a node is kept for the one of these that is first by tier and age.
+  static constexpr double kOvertaken = 120;
   // Until a pause of any job was measured, and the longest that is believed: more is something
   // else, as a debugger.
   static constexpr double kFirstPause = 3, kLongestPause = 600;
@@ -133,6 +140,8 @@ class Scheduler {
   const sched::PolicyTraits traits() const { return policy_->traits(); }
 
  private:
+  using NodeCounts = std::map<int32_t, int32_t>;  // by node
+
   struct Job {
     std::unique_ptr<sched::JobAgent> agent;
     sched::JobView view;
@@ -144,9 +153,11 @@ class Scheduler {
     int32_t batch_parts = 1;
     bool one_node = false;
     int32_t gpus = 0;
-    int64_t batch = 0;       // that it trains with now
-    double rate_of_one = 0;  // samples per second that one device was seen to take
-    double pause = 0;        // as `pause_` below, of its own; 0: none was measured
+    double lacked_at = 0;
+    std::optional<double> lacks_since;  // room on one node; none: it was not looked for, or found
+    int64_t batch = 0;                  // that it trains with now
+    double rate_of_one = 0;             // samples per second that one device was seen to take
+    double pause = 0;                   // as `pause_` below, of its own; 0: none was measured
   };
 
   int32_t region_named(std::string_view name) const;  // -1: there is none
@@ -160,13 +171,20 @@ class Scheduler {
   std::vector<sched::JobView> that_find_gpus(std::vector<sched::JobView> views, bool at_once);
   void keep_on_one_node(const sched::Round& round, sched::Decisions& decisions);
   int32_t best_node(const sched::Round& round, const Job& job, int32_t devices, int32_t region,
-                    const std::map<int32_t, int32_t>& used,
-                    const std::map<int32_t, int32_t>& gpus) const;
+                    const NodeCounts& used, const NodeCounts& gpus) const;
   std::string lacks_on_a_node(const Job& job, int32_t devices) const;
+  void choose_claim(std::span<const sched::JobView> views, double now);
+  bool yields(const sched::JobView& view, int32_t node) const;
+  int32_t kept_gpus(const sched::JobView& view, int32_t node) const;  // from it, there
+  bool claim_has_devices(std::span<const sched::JobView> views) const;
+  void keep_claim(const sched::Round& round, sched::Decisions& decisions) const;
+  void give_way(const sched::Round& round, int32_t missing, sched::Decision& change,
+                NodeCounts& used, NodeCounts& gpus) const;
+  void note_lacks(double now);
   // GPUs of each node that are held once the decisions are carried out.
-  std::map<int32_t, int32_t> gpus_after(std::span<const sched::JobView> views,
-                                        const sched::Decisions& decisions) const;
-  bool takes_gpus(JobId id, int32_t node, std::map<int32_t, int32_t>& held) const;
+  NodeCounts gpus_after(std::span<const sched::JobView> views,
+                        const sched::Decisions& decisions) const;
+  bool takes_gpus(JobId id, int32_t node, NodeCounts& held) const;
 
   const double interval_;
   const std::string policy_name_;
@@ -180,7 +198,14 @@ class Scheduler {
   // No node had room for these, although the cluster had: for so many more decisions others may
   // have that room.
   std::map<JobId, int> scattered_;
-  std::vector<int32_t> gpus_;       // by node
+  std::vector<int32_t> gpus_, lost_gpus_;  // by node; of the former, those that have failed
+  std::map<int32_t, int64_t> gpu_quotas_;
+  // Whose room is kept, and where.
+  struct Claim {
+    JobId job = 0;
+    int32_t node = -1;
+  };
+  std::optional<Claim> claim_;
   std::set<JobId> without_gpus_{};  // no node had so many free in the last decision
 };
 

@@ -65,7 +65,8 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       engine_(engine_of(loop_, options_)),
       nodes_(loop_, cluster_, *engine_, writer_, options_.grace),
       scheduler_(cluster_, options_.policy, options_.interval),
-      view_(options_.quotas) {
+      view_(options_.quotas, options_.gpu_quotas) {
+  scheduler_.set_gpu_quotas(gpu_quotas_of(options_));
   seen_ = reader_.last_event();
   look_at_hardware();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
@@ -74,11 +75,11 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   recall();
   go_on();
   writer_.call_when_idle([this] { end_if_idle(); });
-  writer_.call_at_failure([this](const Error& error) {
-    for (auto& [id, live] : live_) live.starting = live.starting && live.runner;  // it never will
-    stop([failed = options_.on_failure, error] {
-      if (failed) failed(error);
-    });
+  writer_.call_at_failure([this](const Error& error) { give_up(error); });
+  writer_.call_on_refusal([this] {
+    const auto& refusal = writer_.refusal();
+    view_.set_refusal(refusal ? refusal->fault : StoreFault::none, refusal ? refusal->text : "");
+    show();
   });
   open_interface();
   decide();
@@ -152,7 +153,8 @@ void Service::Impl::remember_now() {
         fmt::format("what the scheduler has learnt is {} bytes, of which at most {} are kept: the "
                     "next service will learn anew",
                     text.size(), kMostMemory));
-  writer_.write([text = std::move(text)](Change& change) { change.set_memory(kMemory, text); });
+  writer_.write_newest(
+      kMemory, [text = std::move(text)](Change& change) { change.set_memory(kMemory, text); });
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
@@ -258,7 +260,8 @@ void Service::Impl::note_speed(Live& live, double speed, const JobProgress& prog
                                {"model", scheduler_.modelled_speeds(live.record.id)},
                                {"step", progress.step},
                                {"total_steps", progress.total_steps}};
-  writer_.write([id = live.record.id, body = dump_json(body)](Change& change) {
+  const JobId id = live.record.id;
+  writer_.write_newest(fmt::format("speed {}", id), [id, body = dump_json(body)](Change& change) {
     change.record(id, "speed", body, wall_seconds());
   });
 }
@@ -448,23 +451,24 @@ void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
 void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
   const spec::Allocation before = std::exchange(live.asked, devices);
-  live.runner->resize(nodes_.holdings(devices),
-                      [this, id, devices, before, why = live.why](bool taken) {
-                        const auto found = live_.find(id);
-                        if (found == live_.end() || !found->second.runner) return;
-                        Live& live = found->second;
-                        if (!taken) {  // it is just ending; what it has it keeps until then
-                          live.asked = live.granted = before;
-                          scheduler_.withdrawn(id);
-                          return;
-                        }
-                        live.record.reason = why;
-                        scheduler_.holds(id, devices, schedule_time());
-                        writer_.write([id, held = nodes_.holdings(devices), why](Change& change) {
-                          if (change.job(id).phase == Phase::running)
-                            change.set_holdings(id, held, why, wall_seconds());
-                        });
-                      });
+  live.runner->resize(
+      nodes_.holdings(devices), [this, id, devices, before, why = live.why](bool taken) {
+        const auto found = live_.find(id);
+        if (found == live_.end() || !found->second.runner) return;
+        Live& live = found->second;
+        if (!taken) {  // it is just ending; what it has it keeps until then
+          live.asked = live.granted = before;
+          scheduler_.withdrawn(id);
+          return;
+        }
+        live.record.reason = why;
+        scheduler_.holds(id, devices, schedule_time());
+        writer_.write_newest(fmt::format("holdings {}", id),
+                             [id, held = nodes_.holdings(devices), why](Change& change) {
+                               if (change.job(id).phase == Phase::running)
+                                 change.set_holdings(id, held, why, wall_seconds());
+                             });
+      });
 }
 
 void Service::Impl::preempt(Live& live) {
@@ -532,16 +536,35 @@ void Service::Impl::end_if_idle() {
   make_poster(loop_, alive_)(std::exchange(on_stopped_, {}));
 }
 
-// Whether that has lasted so long that the end does not wait for it: what the store does not say,
-// the next service finds in the run directories.
+// Whether the end does not wait for the store: since no job runs any more it has taken nothing for
+// a while, or what keeps it from that does not pass by itself. What it does not say, the next
+// service finds in the run directories.
 bool Service::Impl::store_takes_nothing() {
   stop_soon_ = loop_.after(kLookAtStore, [this] { end_if_idle(); });
-  const auto since = writer_.refused_since();
-  if (!since || loop_.now() < *since + kUnwritten) return false;
+  const auto& refusal = writer_.refusal();
+  if (!refusal) {
+    unwritten_since_.reset();
+    return false;
+  }
+  if (!unwritten_since_) unwritten_since_ = loop_.now();
+  if (refusal->fault != StoreFault::read_only && loop_.now() < *unwritten_since_ + kUnwritten)
+    return false;
   log_line(
-      "the store cannot be written, so the service ends without that: its jobs are stopped, though "
-      "the store says that they run, and the next service goes on with them");
+      fmt::format("the store cannot be written ({}), so the service ends without that: its jobs "
+                  "are stopped, though the store says that they run, and the next service goes on "
+                  "with them",
+                  refusal->text));
   return true;
+}
+
+// The store is damaged, or contradicts the service: what is not known to be written must not be
+// built upon.
+void Service::Impl::give_up(const Error& error) {
+  if (std::exchange(gave_up_, true)) return;
+  for (auto& [id, live] : live_) live.starting = live.starting && live.runner;  // it never will
+  stop([failed = options_.on_failure, error] {
+    if (failed) failed(error);
+  });
 }
 
 void Service::Impl::stop(std::function<void()> on_stopped) {

@@ -33,7 +33,8 @@ struct ServiceOptions {
   std::string node;     // this machine's name
   std::string device_type = "cpu";
   std::string policy = "ductile";
-  std::map<std::string, int64_t> quotas;  // devices that a team's jobs hold at most
+  std::map<std::string, int64_t> quotas;      // devices that a team's jobs hold at most
+  std::map<std::string, int64_t> gpu_quotas;  // GPUs, likewise; of some of these teams
   // The store cannot be written any more, for a reason that does not pass: all jobs were saved and
   // stopped, and the store still has them as they were. May destroy the service.
   std::function<void(const Error&)> on_failure;

@@ -68,7 +68,8 @@ void Service::Impl::order_batch(Live& live) {
       {"batch", best}, {"before", live.batch}, {"devices", sched::device_count(live.asked)}};
   live.ordered = best;
   const auto failed = std::make_shared<bool>(false);
-  writer_.write(
+  writer_.write_newest(
+      fmt::format("batch {}", id),
       [id, best, folder = live.run, failed, body = dump_json(body)](Change& change) {
         try {  // the run directory may be gone, or damaged
           write_file_atomic(run::RunFolder::open(folder).batch_file(),

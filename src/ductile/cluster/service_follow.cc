@@ -33,6 +33,7 @@ void Service::Impl::look() {
     look_at_events();
   } catch (const Error& error) {
     log_line(fmt::format("store: {}", error.what()));
+    if (error.code() == ErrorCode::data_loss && !stopping_) return give_up(error);
     look_again_ = loop_.after(kAgain, [this] { look(); });
   }
 }
@@ -54,7 +55,7 @@ void Service::Impl::look_at_drains() {
       next = std::min(next, drain.starts);
     }
   }
-  if (over) writer_.write([now](Change& change) { change.end_drains(now); });
+  if (over) writer_.write_newest("drains", [now](Change& change) { change.end_drains(now); });
   for (int32_t n = 0; n < nodes_.count(); ++n) {
     const auto found = leave.find(nodes_.name(n));
     scheduler_.leaves(n, found == leave.end() ? INFINITY : found->second);
@@ -91,6 +92,7 @@ bool Service::Impl::finds_gpus(Live& live) {
     scheduler_.withdrawn(live.record.id);
     return false;
   }
+  left += hardware->lost_gpus;  // which are among those that others hold
   for (const auto& [id, other] : live_)
     if ((other.runner || other.starting) && held(other)[static_cast<size_t>(node)] > 0)
       left -= gpus_of(other.work);
@@ -101,7 +103,11 @@ void Service::Impl::look_at_hardware() {
   std::map<std::string, server::NodeHardware> known;
   for (int32_t n = 0; n < nodes_.count(); ++n) {
     const auto& hardware = nodes_.hardware(n);
-    scheduler_.has_gpus(n, hardware ? static_cast<int32_t>(hardware->usable_gpus) : 0);
+    if (hardware)
+      scheduler_.has_gpus(n, static_cast<int32_t>(hardware->usable_gpus),
+                          static_cast<int32_t>(hardware->lost_gpus));
+    else
+      scheduler_.has_gpus(n, 0);
     if (hardware) known.emplace(nodes_.name(n), *hardware);
   }
   view_.set_hardware(std::move(known));
@@ -193,15 +199,30 @@ void Service::Impl::follow_wish(Live& live) {
 // Jobs that rest or are paused need nothing. Those that run use up to what they asked for.
 void Service::Impl::follow_demand() {
   if (!engine_->borrows_nodes()) return;  // this looks at all jobs
-  int64_t devices = 0;
-  std::vector<bool> held(static_cast<size_t>(nodes_.count()));
-  for (const auto& [id, live] : live_) {
-    if (scheduler_.knows(id) && live.record.wish == Wish::run)
-      devices += live.record.submission.max_devices;
-    const Counts has = this->held(live);
-    for (size_t n = 0; n < held.size(); ++n) held[n] = held[n] || has[n] > 0;
+  Demand demand;
+  for (int32_t n = 0; n < nodes_.count(); ++n) {
+    Demand::Node& node = demand.nodes.emplace_back();
+    if (const auto& hardware = nodes_.hardware(n))
+      node.gpus = hardware->usable_gpus + hardware->lost_gpus;
   }
-  engine_->follow(devices, held);
+  for (const auto& [id, live] : live_) {
+    const Submission& asked = live.record.submission;
+    const int64_t gpus = gpus_of(live.work);
+    const Counts has = held(live);
+    bool holds = false;
+    for (size_t n = 0; n < has.size(); ++n) {
+      if (has[n] == 0) continue;
+      holds = true;
+      demand.nodes[n].devices += has[n];
+      if (gpus == 0) continue;
+      demand.nodes[n].of_gpu_jobs.devices += has[n];
+      demand.nodes[n].of_gpu_jobs.gpus += gpus;
+    }
+    if (!scheduler_.knows(id) || live.record.wish != Wish::run) continue;
+    if (gpus == 0) demand.devices += asked.max_devices;
+    if (gpus > 0 && !holds) demand.on_gpus.push_back({asked.min_devices, gpus});
+  }
+  engine_->follow(demand);
 }
 
 // What an earlier service believed last; of a store that has no such time yet, when something
@@ -279,6 +300,7 @@ LiveState Service::Impl::state_of(const Live& live) const {
     return {Moment::saving, "others get what it holds", Cause::room};
   }
   const JobProgress progress = live.runner ? live.runner->progress() : JobProgress{};
+  if (live.starting && writer_.refusal()) return {Moment::starting, writer_.refusal()->text};
   if (live.starting || (live.runner && progress.generation < 0)) return {Moment::starting, ""};
   if (live.runner)
     return {Moment::running,

@@ -119,6 +119,7 @@ class Service::Impl {
   void decide_soon();
   void end_if_idle();
   bool store_takes_nothing();
+  void give_up(const Error& error);
   void follow_demand();
   Counts held(const Live& live) const;
   Counts free_devices() const;
@@ -146,9 +147,10 @@ class Service::Impl {
   int64_t hardware_seen_ = 0;  // of the changes of nodes_
   const double began_ = wall_seconds();
   const net::Deadline began_steady_ = loop_.now();
-  bool stopping_ = false;
+  bool stopping_ = false, gave_up_ = false;
   std::function<void()> on_stopped_;
-  std::string prune_trouble_;                                 // that was said
+  std::optional<net::Deadline> unwritten_since_;  // by a service that ends, and has no job left
+  std::string prune_trouble_;                     // that was said
   std::vector<std::unique_ptr<server::Launcher>> leftovers_;  // processes that are about to end
   net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_,
       say_soon_, drains_, leftovers_timer_, stop_soon_;

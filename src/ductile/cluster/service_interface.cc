@@ -50,6 +50,7 @@ void Service::Impl::open_interface() {
       spec["run"] =
           require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who).string();
     check_spec(s, spec, devices, of_a_node);
+    check_gpus(s, spec, *engine_);
     check_region(s, cluster_, options_.policy);
     if (who.role < Role::admin && runs_own_code(s, spec))
       throw Refused(

@@ -36,9 +36,11 @@ void Service::Impl::end_replicas(const Live& live) {
     launcher->finish();
     leftovers_.push_back(std::move(launcher));
     if (live.front) live.front->memory().replicas.clear();
-    writer_.write([id, text = dump_json(memory.to_json())](Change& change) {
-      if (!has_ended(change.job(id).phase)) change.set_memory(front_memory_name(id), text);
-    });
+    writer_.write_newest(front_memory_name(id),
+                         [id, text = dump_json(memory.to_json())](Change& change) {
+                           if (!has_ended(change.job(id).phase))
+                             change.set_memory(front_memory_name(id), text);
+                         });
     look_at_leftovers();
   } catch (const Error& error) {
     log_line(
@@ -59,7 +61,8 @@ void Service::Impl::open_front(Live& live, const ServeSpec& spec) {
   FrontMemory memory = kept_front(id);
   Front::Callbacks callbacks;
   callbacks.save = [this, id](const FrontMemory& kept, std::function<void()> then) {
-    writer_.write(
+    writer_.write_newest(
+        front_memory_name(id),
         [id, text = dump_json(kept.to_json())](Change& change) {
           if (!has_ended(change.job(id).phase)) change.set_memory(front_memory_name(id), text);
         },
@@ -70,9 +73,11 @@ void Service::Impl::open_front(Live& live, const ServeSpec& spec) {
     if (found != live_.end() && found->second.front) follow_load(found->second);
   };
   callbacks.tell = [this, id](const std::string& line) {
-    writer_.write([id, body = dump_json(nlohmann::json{{"text", line}})](Change& change) {
-      if (!has_ended(change.job(id).phase)) change.record(id, "serving", body, wall_seconds());
-    });
+    writer_.write_newest(fmt::format("serving {}", id),
+                         [id, body = dump_json(nlohmann::json{{"text", line}})](Change& change) {
+                           if (!has_ended(change.job(id).phase))
+                             change.record(id, "serving", body, wall_seconds());
+                         });
   };
   live.front = std::make_unique<Front>(loop_, spec, std::move(memory), options_.interval,
                                        std::move(callbacks));
@@ -110,7 +115,8 @@ void Service::Impl::note_load(Live& live) {
                                {"requests_per_second", load.load},
                                {"most_requests_per_second", load.peak},
                                {"replica_requests_per_second", load.rate}};
-  writer_.write([id = live.record.id, body = dump_json(body)](Change& change) {
+  const JobId id = live.record.id;
+  writer_.write_newest(fmt::format("load {}", id), [id, body = dump_json(body)](Change& change) {
     change.record(id, "load", body, wall_seconds());
   });
 }

@@ -52,6 +52,27 @@ int64_t gpus_of(const Work& work) {
   return command == nullptr ? 0 : command->gpus;
 }
 
+std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options) {
+  std::map<int32_t, int64_t> out;
+  int32_t number = 0;
+  for (const auto& [team, devices] : options.quotas) {
+    ++number;
+    const auto gpus = options.gpu_quotas.find(team);
+    if (gpus != options.gpu_quotas.end()) out[number] = gpus->second;
+  }
+  return out;
+}
+
+void check_gpus(const Submission& submission, const nlohmann::json& spec, const Engine& engine) {
+  const int64_t gpus = gpus_of(work_of(submission.kind, spec));
+  if (!engine.may_have({submission.min_devices, gpus}))
+    fail(ErrorCode::invalid_argument,
+         "spec: gpus = {}: no [[pool]] of this service has pilots with so many GPUs and {} "
+         "device{}; "
+         "`gpus` and `devices` of a pool in the cluster file say how many a pilot has",
+         gpus, submission.min_devices, submission.min_devices == 1 ? "" : "s");
+}
+
 int64_t batch_of(const Work& work) {
   const auto* job = std::get_if<spec::JobOptions>(&work);
   return job == nullptr ? 1 : job->train.batch_size;

@@ -29,6 +29,10 @@ Work work_of(const std::string& kind, const nlohmann::json& spec);
 
 // GPUs of one node that it has for itself.
 int64_t gpus_of(const Work& work);
+// Of teams by their numbers in demand_of().
+std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options);
+// Throws invalid_argument for a job that asks for more GPUs than any node will ever have.
+void check_gpus(const Submission& submission, const nlohmann::json& spec, const Engine& engine);
 
 // Samples of one step; 1 where there is no such thing.
 int64_t batch_of(const Work& work);

@@ -143,6 +143,7 @@ class SlurmErrands {
                                       fmt::format("--signal=TERM@{}", pool.notice),
                                       "--output=" + output,
                                       "--chdir=" + ticket.path().string()};
+    if (pool.gpus > 0) words.push_back(fmt::format("--gres=gpu:{}", pool.gpus));
     if (!pool.partition.empty()) words.push_back("--partition=" + pool.partition);
     if (!pool.account.empty()) words.push_back("--account=" + pool.account);
     words.insert(words.end(), pool.options.begin(), pool.options.end());
@@ -248,9 +249,8 @@ class SlurmEngine final : public Engine {
   }
   bool borrows_nodes() const override { return true; }
   int64_t checkpoint_every() const override { return checkpoint_every_; }
-  void follow(int64_t devices, const std::vector<bool>& held) override {
-    pool_.follow(devices, held);
-  }
+  void follow(const Demand& demand) override { pool_.follow(demand); }
+  bool may_have(const Demand::Whole& job) const override { return pool_.may_have(job); }
   void call_on_change(std::function<void()> on_change) override {
     on_change_ = std::move(on_change);
   }

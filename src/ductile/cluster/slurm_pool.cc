@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -36,17 +37,101 @@ void SlurmPool::take_over(size_t node, uint64_t generation, double now) {
   n.taken_over = generation != 0;
 }
 
-void SlurmPool::follow(int64_t devices, const std::vector<bool>& held) {
-  demand_ = devices;
-  for (size_t n = 0; n < nodes_.size() && n < held.size(); ++n) nodes_[n].held = held[n];
+void SlurmPool::follow(Demand demand) {
+  demand_ = std::move(demand);
+  demand_.nodes.resize(nodes_.size());
+  std::ranges::stable_sort(demand_.on_gpus, std::ranges::greater(), &Demand::Whole::gpus);
+  for (size_t n = 0; n < nodes_.size(); ++n) nodes_[n].held = demand_.nodes[n].devices > 0;
 }
 
-// Takes what this pool can give off the demand.
-int64_t SlurmPool::wanted(size_t pool, int64_t& devices) const {
-  const spec::Pool& p = pools_[pool];
-  const int64_t pilots = std::clamp<int64_t>((devices + p.devices - 1) / p.devices, p.min, p.max);
-  devices = std::max<int64_t>(0, devices - pilots * p.devices);
-  return pilots;
+// Whether any pool says that its pilots have GPUs. Else partitions give them, or there are none.
+bool SlurmPool::tells_gpus() const {
+  return std::ranges::any_of(pools_, [](const spec::Pool& pool) {
+    return pool.gpus > 0 || spec::options_name_gpus(pool);
+  });
+}
+
+bool SlurmPool::may_have(const Demand::Whole& job) const {
+  return job.gpus == 0 || !tells_gpus() || std::ranges::any_of(pools_, [&](const spec::Pool& pool) {
+           return pool.devices >= job.devices &&
+                  (pool.gpus >= job.gpus || spec::options_name_gpus(pool));
+         });
+}
+
+// Of one whose number is an option of sbatch: as many as one has said that it has; before that, as
+// many as anybody asks for.
+int64_t SlurmPool::gpus_of_a_pilot(size_t pool) const {
+  if (!spec::options_name_gpus(pools_[pool])) return pools_[pool].gpus;
+  std::optional<int64_t> most;
+  for (size_t n = 0; n < nodes_.size() && n < demand_.nodes.size(); ++n)
+    if (const auto& gpus = demand_.nodes[n].gpus; nodes_[n].pool == pool && gpus)
+      most = std::max(most.value_or(0), *gpus);
+  return most.value_or(INT32_MAX);
+}
+
+// Pilots of each pool. A job with GPUs that holds nothing yet goes to the first pilot that has room
+// for it, or that a pool could still have. What is left of these pilots, and of those that jobs
+// hold, serves the jobs without GPUs, and then the pools in turn.
+std::vector<int64_t> SlurmPool::wanted() const {
+  struct Pilot {
+    size_t pool = 0;
+    Demand::Whole room;   // beside all that is held
+    int64_t devices = 0;  // for jobs without GPUs, those that hold some of it among them
+    bool is_needed = false;
+  };
+  std::vector<Pilot> pilots;
+  std::vector<int64_t> there(pools_.size());
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    const Node& node = nodes_[n];
+    if (node.state == State::none || !node.leaving.empty()) continue;
+    const Demand::Node held = n < demand_.nodes.size() ? demand_.nodes[n] : Demand::Node();
+    const spec::Pool& pool = pools_[node.pool];
+    const int64_t gpus = held.gpus && node.claim ? *held.gpus : gpus_of_a_pilot(node.pool);
+    pilots.push_back(Pilot{node.pool,
+                           {pool.devices - held.devices, gpus - held.of_gpu_jobs.gpus},
+                           pool.devices - held.of_gpu_jobs.devices,
+                           node.held});
+    ++there[node.pool];
+  }
+  int64_t devices = demand_.devices;
+  const auto place = [&](const Demand::Whole& job) {
+    auto pilot = std::ranges::find_if(pilots, [&](const Pilot& p) {
+      return p.room.gpus >= job.gpus && p.room.devices >= job.devices;
+    });
+    for (size_t p = 0; p < pools_.size() && pilot == pilots.end(); ++p) {
+      const int64_t gpus = gpus_of_a_pilot(p);
+      if (gpus < job.gpus || pools_[p].devices < job.devices || there[p] >= pools_[p].max) continue;
+      ++there[p];
+      pilot =
+          pilots.insert(pilots.end(), Pilot{p, {pools_[p].devices, gpus}, pools_[p].devices, true});
+    }
+    if (pilot == pilots.end()) return;
+    pilot->is_needed = true;
+    pilot->devices -= job.devices;
+    pilot->room = {pilot->room.devices - job.devices, pilot->room.gpus - job.gpus};
+  };
+  for (const Demand::Whole& job : demand_.on_gpus) {
+    if (tells_gpus())
+      place(job);
+    else
+      devices += job.devices;
+  }
+  std::vector<int64_t> taken(pools_.size());
+  for (const Pilot& pilot : pilots) {
+    if (!pilot.is_needed) continue;
+    ++taken[pilot.pool];
+    devices -= pilot.devices;
+  }
+  std::vector<int64_t> out;
+  for (size_t p = 0; p < pools_.size(); ++p) {
+    const spec::Pool& pool = pools_[p];
+    const int64_t missing = std::max<int64_t>(0, devices);
+    const int64_t pilots_of = std::clamp<int64_t>(
+        taken[p] + (missing + pool.devices - 1) / pool.devices, pool.min, pool.max);
+    devices -= (pilots_of - taken[p]) * pool.devices;
+    out.push_back(pilots_of);
+  }
+  return out;
 }
 
 void SlurmPool::end(Node& node, std::string why) {
@@ -85,13 +170,13 @@ void SlurmPool::shrink(size_t pool, int64_t surplus, double now) {
 
 SlurmErrand SlurmPool::plan(double now, double wall) {
   SlurmErrand out;
-  int64_t devices = demand_;
   for (Node& node : nodes_) {
     if (node.held) node.idle_since = now;
     leave_in_time(node, wall);
   }
+  const std::vector<int64_t> wanted = this->wanted();
   for (size_t p = 0; p < pools_.size(); ++p) {
-    const int64_t pilots = wanted(p, devices);
+    const int64_t pilots = wanted[p];
     int64_t there = std::ranges::count_if(nodes_, [&](const Node& n) {
       return n.pool == p && n.state != State::none && n.leaving.empty();
     });

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ductile/cluster/engine_impl.h"
 #include "ductile/cluster/slurm_impl.h"
 #include "ductile/server/pilot.h"
 #include "ductile/spec/pool.h"
@@ -56,7 +57,10 @@ class SlurmPool {
   // What an earlier service left: the pilot may live.
   void take_over(size_t node, uint64_t generation, double now);
 
-  void follow(int64_t devices, const std::vector<bool>& held);
+  void follow(Demand demand);
+  // Whether a pilot of any pool has so much; true where an option of sbatch, or the partition
+  // alone, decides about GPUs. Of any thread.
+  bool may_have(const Demand::Whole& job) const;
   SlurmErrand plan(double now, double wall);
   void learn(const SlurmNews& news, double now);
 
@@ -84,7 +88,9 @@ class SlurmPool {
     bool held = false, noticed = false, taken_over = false, written_down = false;
   };
 
-  int64_t wanted(size_t pool, int64_t& devices) const;
+  bool tells_gpus() const;
+  int64_t gpus_of_a_pilot(size_t pool) const;
+  std::vector<int64_t> wanted() const;
   void shrink(size_t pool, int64_t surplus, double now);
   void leave_in_time(Node& node, double wall);
   void end(Node& node, std::string why);
@@ -93,7 +99,7 @@ class SlurmPool {
 
   std::vector<spec::Pool> pools_;
   std::vector<Node> nodes_;
-  int64_t demand_ = 0;
+  Demand demand_;
   std::string trouble_;  // why squeue does not answer
   std::optional<double> listed_at_;
 };

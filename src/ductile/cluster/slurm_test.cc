@@ -59,6 +59,12 @@ class Pool {
   explicit Pool(const std::string& options = "min = 0\nmax = 3\nidle = 10\n")
       : pool(spec::parse_pools("[[pool]]\nname = \"p\"\ndevices = 2\n" + options, "test.toml")) {}
 
+  // Jobs could use so many devices, and hold all of these nodes.
+  void follow(int64_t devices, const std::vector<bool>& held) {
+    Demand demand{devices, {}, {}};
+    for (const bool all : held) demand.nodes.push_back({all ? 2 : 0, {}, {}});
+    pool.follow(demand);
+  }
   SlurmErrand turn(double wait = 3) {
     now += wait;
     SlurmErrand errand = pool.plan(now, now + ahead);
@@ -94,16 +100,16 @@ class Pool {
 TEST(SlurmPool, GrowsWithDemandAndShrinksWhenNothingNeedsIt) {
   Pool slurm;
   EXPECT_TRUE(slurm.turn().submit.empty());
-  slurm.pool.follow(3, {false, false, false});  // two pilots of two devices
+  slurm.follow(3, {false, false, false});  // two pilots of two devices
   EXPECT_EQ(slurm.turn().submit.size(), 2u);
   EXPECT_EQ(slurm.pool.trouble(0), "pilot 1 is pending in partition main: Resources");
   slurm.start_all();
   EXPECT_TRUE(slurm.pool.claim(0));
   EXPECT_TRUE(slurm.turn().submit.empty());
-  slurm.pool.follow(100, {true, true, false});
+  slurm.follow(100, {true, true, false});
   EXPECT_EQ(slurm.turn().submit.size(), 1u);  // max = 3
   slurm.start_all();
-  slurm.pool.follow(2, {true, false, false});
+  slurm.follow(2, {true, false, false});
   EXPECT_TRUE(slurm.turn().cancel.empty());  // idle = 10
   const SlurmErrand errand = slurm.turn(10);
   ASSERT_EQ(errand.cancel.size(), 2u);
@@ -114,12 +120,83 @@ TEST(SlurmPool, GrowsWithDemandAndShrinksWhenNothingNeedsIt) {
   EXPECT_EQ(slurm.pool.all().size(), 1u);
 }
 
+using Names = std::vector<std::string>;
+
+// Of the pilots that it asks for now.
+Names asked_for(SlurmPool pool, Demand demand) {
+  pool.follow(std::move(demand));
+  Names out;
+  for (const PilotKey& key : pool.plan(0, 0).submit) out.push_back(pool.name(key.node));
+  return out;
+}
+
+// First those with GPUs, where they fit; what they leave, and then the pools in turn, for the rest.
+TEST(SlurmPool, JobsThatAskForGpusGetPilotsThatHaveThem) {
+  const SlurmPool pool(
+      spec::parse_pools("[[pool]]\nname = \"c\"\ndevices = 8\nmax = 2\n"
+                        "[[pool]]\nname = \"g\"\ndevices = 4\ngpus = 4\nmax = 3\n",
+                        "test.toml"));
+  EXPECT_EQ(asked_for(pool, {2, {}, {}}), Names{"c-1"});
+  EXPECT_EQ(asked_for(pool, {0, {{1, 1}}, {}}), Names{"g-1"}) << "a pool without GPUs comes first";
+  EXPECT_EQ(asked_for(pool, {0, {{1, 1}, {1, 3}}, {}}), Names{"g-1"}) << "both are on one";
+  EXPECT_EQ(asked_for(pool, {0, {{1, 2}, {1, 3}}, {}}), (Names{"g-1", "g-2"}));
+  EXPECT_EQ(asked_for(pool, {0, {{3, 1}, {3, 1}}, {}}), (Names{"g-1", "g-2"})) << "their devices";
+  EXPECT_EQ(asked_for(pool, {3, {{1, 4}}, {}}), Names{"g-1"}) << "the rest is on it, too";
+  EXPECT_EQ(asked_for(pool, {5, {{1, 4}}, {}}), (Names{"c-1", "g-1"}));
+  EXPECT_EQ(asked_for(pool, {0, {{1, 4}, {1, 4}, {1, 4}, {1, 4}}, {}}),
+            (Names{"g-1", "g-2", "g-3"}));
+  EXPECT_TRUE(pool.may_have({8, 0}));
+  EXPECT_TRUE(pool.may_have({4, 4}));
+  EXPECT_FALSE(pool.may_have({1, 5}));
+  EXPECT_FALSE(pool.may_have({5, 1})) << "it is the other pool that has so many devices";
+}
+
+TEST(SlurmPool, WhoHoldsAPilotIsNotInTheWayOfTheNextJobWithGpus) {
+  Pool slurm("gpus = 2\nmax = 3\n");
+  slurm.pool.follow({0, {{1, 1}}, {}});
+  EXPECT_EQ(slurm.turn().submit.size(), 1u);
+  slurm.start_all();
+  Demand demand{1, {{2, 2}}, {}};  // a job without GPUs has a device of it
+  demand.nodes = {{1, {}, 2}};
+  slurm.pool.follow(demand);
+  EXPECT_EQ(slurm.turn().submit.size(), 1u);
+  EXPECT_TRUE(slurm.turn().submit.empty()) << "one is enough";
+  demand.on_gpus = {{1, 2}};
+  slurm.pool.follow(demand);
+  EXPECT_EQ(slurm.turn().cancel.size(), 1u) << "the first has room for it";
+}
+
+TEST(SlurmPool, AnOptionOfSbatchMayAskForGpusInstead) {
+  const std::string one =
+      "[[pool]]\nname = \"g\"\nmax = 4\noptions = [\"--gres=gpu:a100:2\"]\ndevices = 4\n";
+  SlurmPool pool(spec::parse_pools(one, "test.toml"));
+  EXPECT_TRUE(pool.may_have({1, 8})) << "nobody here knows how many";
+  EXPECT_EQ(asked_for(pool, {0, {{1, 8}, {1, 8}}, {}}), Names{"g-1"});
+  const Demand::Node told{0, {}, 2};
+  EXPECT_EQ(asked_for(pool, {0, {{1, 8}}, {told}}), Names{}) << "one has said that it has two";
+  EXPECT_EQ(asked_for(pool, {0, {{1, 2}, {1, 2}}, {told}}), (Names{"g-1", "g-2"}));
+  EXPECT_EQ(code_of([&] { spec::parse_pools(one + "gpus = 2\n", "test.toml"); }),
+            ErrorCode::invalid_argument);
+  for (const char* option : {"--gres=lustre:1", "--gres-flags=enforce-binding", "--exclusive"})
+    spec::parse_pools(
+        std::string("[[pool]]\nname = \"g\"\ngpus = 2\noptions = [\"") + option + "\"]\n",
+        "test.toml");
+}
+
+// Where a partition gives GPUs without being asked, devices alone count.
+TEST(SlurmPool, PoolsThatSayNothingOfGpusMayHaveThem) {
+  const SlurmPool pool(
+      spec::parse_pools("[[pool]]\nname = \"p\"\ndevices = 2\nmax = 3\n", "test.toml"));
+  EXPECT_TRUE(pool.may_have({1, 8}));
+  EXPECT_EQ(asked_for(pool, {0, {{2, 8}, {2, 8}}, {}}), (Names{"p-1", "p-2"}));
+}
+
 TEST(SlurmPool, WhatSlurmDoesNotAnswerIsUnknown) {
   Pool slurm;
-  slurm.pool.follow(2, {false, false, false});
+  slurm.follow(2, {false, false, false});
   slurm.turn();
   slurm.start_all();
-  slurm.pool.follow(2, {true, false, false});
+  slurm.follow(2, {true, false, false});
   slurm.answers = false;
   for (int i = 0; i < 100; ++i) EXPECT_TRUE(slurm.turn().submit.empty());
   EXPECT_TRUE(slurm.pool.claim(0));
@@ -137,7 +214,7 @@ TEST(SlurmPool, WhatSlurmDoesNotAnswerIsUnknown) {
 // A slurmctld that is killed forgets a start that it had not saved, and the pilot with it.
 TEST(SlurmPool, SlurmWritesDownEachPilotThatHasBegunAndIsAskedUntilItDoes) {
   Pool slurm;
-  slurm.pool.follow(4, {false, false, false});
+  slurm.follow(4, {false, false, false});
   EXPECT_TRUE(slurm.turn().write_down.empty());
   EXPECT_TRUE(slurm.turn().write_down.empty());  // pending: sbatch saved it
   slurm.takes_changes = false;
@@ -158,17 +235,17 @@ TEST(SlurmPool, SlurmWritesDownEachPilotThatHasBegunAndIsAskedUntilItDoes) {
 
 TEST(SlurmPool, JobsLeaveBeforeTheLimitAndThePilotIsReplaced) {
   Pool slurm("max = 1\nnotice = 60\n");
-  slurm.pool.follow(2, {false});
+  slurm.follow(2, {false});
   slurm.turn();
   slurm.ends = slurm.now + slurm.ahead + 100;
   slurm.start_all();
-  slurm.pool.follow(2, {true});
+  slurm.follow(2, {true});
   slurm.turn();
   EXPECT_EQ(slurm.pool.leaving(0), "");
   slurm.turn(60);
   EXPECT_NE(slurm.pool.leaving(0), "");
   EXPECT_TRUE(slurm.turn().cancel.empty());  // the job is being moved
-  slurm.pool.follow(2, {false});
+  slurm.follow(2, {false});
   EXPECT_EQ(slurm.turn().cancel.size(), 1u);
   slurm.turn();
   slurm.ends = 0;
@@ -178,10 +255,10 @@ TEST(SlurmPool, JobsLeaveBeforeTheLimitAndThePilotIsReplaced) {
 
 TEST(SlurmPool, AClockThatIsSetBackStopsNothing) {
   Pool slurm("max = 1\nnotice = 60\n");
-  slurm.pool.follow(2, {false});
+  slurm.follow(2, {false});
   slurm.turn();
   slurm.start_all();
-  slurm.pool.follow(2, {true});
+  slurm.follow(2, {true});
   EXPECT_FALSE(slurm.turn().list.empty());
   slurm.ahead -= 86400;
   EXPECT_FALSE(slurm.turn().list.empty());
@@ -189,7 +266,7 @@ TEST(SlurmPool, AClockThatIsSetBackStopsNothing) {
   slurm.turn();
   slurm.turn();
   EXPECT_NE(slurm.pool.leaving(0), "");
-  slurm.pool.follow(2, {false});
+  slurm.follow(2, {false});
   EXPECT_EQ(slurm.turn().cancel.size(), 1u);
   slurm.jobs[{0, 1}] = "RUNNING";  // Slurm did not hear of that
   slurm.ahead -= 86400;
@@ -205,7 +282,7 @@ TEST(SlurmPool, AClockThatIsSetBackStopsNothing) {
 
 TEST(SlurmPool, PilotsThatNeverComeAreNotAskedForAgainAndAgain) {
   Pool slurm("max = 1\n");
-  slurm.pool.follow(2, {false});
+  slurm.follow(2, {false});
   int submitted = 0;
   for (int i = 0; i < 200; ++i) {
     submitted += static_cast<int>(slurm.turn().submit.size());
@@ -221,7 +298,7 @@ TEST(SlurmPool, WhatAnEarlierServiceLeftIsTakenOver) {
   Pool slurm("max = 2\n");
   slurm.pool.take_over(1, 7, slurm.now);
   slurm.jobs[{1, 7}] = "RUNNING";
-  slurm.pool.follow(2, {false, false});
+  slurm.follow(2, {false, false});
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(slurm.turn().submit.empty());
   EXPECT_TRUE(slurm.pool.claim(1));
   EXPECT_EQ(slurm.pool.generation(1), 7u);

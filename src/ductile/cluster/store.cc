@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstring>
 
+#include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -519,8 +522,26 @@ void Change::forget_answers(double time) {
   database_.run("DELETE FROM requests WHERE time < ?", time);
 }
 
+namespace {
+
+// SQLite would open it for reading alone, and a service of it would only ever wait.
+const fs::path& require_writable(const fs::path& file) {
+  const bool is_there = ::faccessat(AT_FDCWD, file.c_str(), F_OK, AT_EACCESS) == 0;
+  const fs::path what = is_there || file.parent_path().empty() ? file : file.parent_path();
+  const bool may = ::faccessat(AT_FDCWD, what.c_str(), W_OK, AT_EACCESS) == 0;
+  if (may || (errno != EACCES && errno != EPERM && errno != EROFS)) return file;
+  throw StoreError(
+      Error(ErrorCode::unavailable,
+            fmt::format("{}: {}, and a service writes to its store: give this user the right to "
+                        "(chmod, chown), mount its disk for writing, or choose another folder",
+                        what.string(), std::strerror(errno))),
+      StoreFault::read_only);
+}
+
+}  // namespace
+
 Store::Store(const fs::path& file, const char* vfs)
-    : lock_(lock_of(file)), database_(file, Database::Access::write, vfs) {
+    : lock_(lock_of(require_writable(file))), database_(file, Database::Access::write, vfs) {
   migrate(database_);
   database_.use_wal();
   if (::stat(database_.file().c_str(), &made_) != 0) fail_errno(database_.file().string(), errno);
@@ -532,11 +553,13 @@ void Store::require_file() const {
   if (::stat(database_.file().c_str(), &is) == 0 && is.st_dev == made_.st_dev &&
       is.st_ino == made_.st_ino)
     return;
-  fail(
-      ErrorCode::unavailable,
-      "{}: was removed or replaced while it was in use, and what is written now would be lost: put "
-      "it back, or restart the server to go on with what is there",
-      database_.file().string());
+  throw StoreError(
+      Error(ErrorCode::unavailable,
+            fmt::format("{}: was removed or replaced while it was in use, and what is written now "
+                        "would be lost: put it back, or restart the server to go on with what is "
+                        "there",
+                        database_.file().string())),
+      StoreFault::missing);
 }
 
 }  // namespace ductile::cluster

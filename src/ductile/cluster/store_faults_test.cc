@@ -8,6 +8,7 @@
 #include "ductile/base/testing.h"
 #include "ductile/cluster/commit_queue.h"
 #include "ductile/cluster/testing/failing_vfs.h"
+#include "ductile/server/testing/small_disk.h"
 
 // A store on a disk that fails at every single write, sync and truncation, and under a process that
 // ends there. What holds: an acknowledged change is there, a change is there as a whole or not at
@@ -120,6 +121,78 @@ TEST(StoreFaults, AFailureAtAnyChangeOfTheFileLosesNothing) {
       expect_nothing_lost(file, acknowledged);
     }
   }
+}
+
+// What passes is waited for, so that none may be taken for another one.
+TEST(StoreFaults, EachRefusalIsNamedWithItsRemedyAndPasses) {
+  using How = FailingVfs::How;
+  struct Case {
+    How how;
+    StoreFault fault;
+    const char* remedy;
+  };
+  for (const Case& c : {Case{How::full, StoreFault::full, "free space"},
+                        Case{How::quota, StoreFault::full, "free space"},
+                        Case{How::read_only, StoreFault::read_only, "mount its disk for writing"},
+                        Case{How::broken, StoreFault::failing, "dmesg"}}) {
+    SCOPED_TRACE(to_string(c.fault));
+    const TempFolder folder;
+    FailingVfs::heal();
+    Store store(folder.path() / "store.db", FailingVfs::name());
+    CommitQueue queue(store);
+    const auto submit = [&] {
+      queue.commit([](Change& change) { change.submit(named(0), kSpec, 1); });
+    };
+    FailingVfs::fail_at(1, c.how);
+    try {
+      submit();
+      ADD_FAILURE() << "it was written";
+    } catch (const StoreError& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unavailable);
+      EXPECT_EQ(to_string(error.fault()), to_string(c.fault)) << error.what();
+      EXPECT_NE(std::string(error.what()).find(c.remedy), std::string::npos) << error.what();
+    }
+    FailingVfs::heal();
+    submit();
+    EXPECT_EQ(Reader(folder.path() / "store.db").live_jobs().size(), 1u);
+  }
+}
+
+TEST(StoreFaults, AStoreThatAnotherProcessHasLockedIsNotFull) {
+  const TempFolder folder;
+  Store store(folder.path() / "store.db");
+  store.database().execute("PRAGMA busy_timeout = 1");
+  CommitQueue queue(store);
+  Database other(folder.path() / "store.db", Database::Access::write);
+  const Transaction transaction(other);
+  try {
+    queue.commit([](Change& change) { change.submit(named(0), kSpec, 1); });
+    ADD_FAILURE() << "it was written";
+  } catch (const StoreError& error) {
+    EXPECT_EQ(to_string(error.fault()), "busy") << error.what();
+    EXPECT_NE(std::string(error.what()).find("another process"), std::string::npos);
+  }
+}
+
+// A service of it would only ever wait.
+TEST(StoreFaults, AStoreThatMayNotBeWrittenIsNotOpened) {
+  const TempFolder folder;
+  const server::testing::SmallDisk disk(folder.path(), "4m");
+  if (!disk.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const fs::path file = folder.path() / "store.db";
+  { const Store store(file); }
+  ASSERT_TRUE(disk.let_be_written(false));
+  try {
+    const Store store(file);
+    ADD_FAILURE() << "it was opened";
+  } catch (const StoreError& error) {
+    EXPECT_EQ(to_string(error.fault()), "read only");
+    const std::string text = error.what();
+    EXPECT_NE(text.find(file.string() + ": Read-only file system"), std::string::npos) << text;
+    EXPECT_NE(text.find("mount its disk for writing"), std::string::npos) << text;
+  }
+  ASSERT_TRUE(disk.let_be_written(true));
+  const Store store(file);
 }
 
 TEST(StoreFaults, AnEndOfTheProcessAtAnyChangeOfTheFileLosesNothingAcknowledged) {

@@ -152,6 +152,31 @@ int64_t asked_gpus(const WhyFacts& facts) {
   return found == facts.gpus.end() ? 0 : found->second;
 }
 
+// The same of its team's quota of GPUs.
+std::string gpu_quota_reason(const WhyFacts& facts) {
+  const int64_t asked = asked_gpus(facts);
+  if (!facts.gpu_quota || asked == 0) return "";
+  const std::string& team = facts.job.submission.team;
+  std::vector<Share> holders =
+      shares(facts, [&](const Holder& h) { return h.team == team && facts.gpus.contains(h.job); });
+  for (Share& holder : holders) holder.devices = facts.gpus.at(holder.job);
+  const int64_t held = sum_of(holders), quota = *facts.gpu_quota;
+  const auto counted_gpus = [](int64_t count) {
+    return fmt::format("{} GPU{}", count, count == 1 ? "" : "s");
+  };
+  if (held + asked <= quota) return "";
+  if (asked > quota)
+    return fmt::format(
+        "It asks for {}, and the quota of team {} is {}: it runs when the service is started with "
+        "a larger one.",
+        counted_gpus(asked), team, counted_gpus(quota));
+  return fmt::format(
+      "It asks for {}, and team {} holds {} of its quota of {}: {}; it starts when the team gives "
+      "up {}.",
+      counted_gpus(asked), team, held, quota, named(facts, holders),
+      counted_gpus(held + asked - quota));
+}
+
 int64_t gpus_of(const WhyFacts& facts, const NodeRecord& node) {
   const auto found = facts.hardware.find(node.node);
   return found == facts.hardware.end() ? 0 : found->second.usable_gpus;
@@ -159,8 +184,9 @@ int64_t gpus_of(const WhyFacts& facts, const NodeRecord& node) {
 
 int64_t free_gpus(const WhyFacts& facts, const NodeRecord& node) {
   if (!is_usable(facts, node)) return 0;
-  return std::max<int64_t>(0,
-                           gpus_of(facts, node) - held_gpus(facts.holders, facts.gpus, node.node));
+  const auto found = facts.hardware.find(node.node);
+  if (found == facts.hardware.end()) return 0;
+  return found->second.free_gpus(held_gpus(facts.holders, facts.gpus, node.node));
 }
 
 // Too few GPUs are free on any node; empty: one has enough.
@@ -221,6 +247,7 @@ std::string why_it_waits_among(const WhyFacts& facts) {
   const int64_t asked = facts.job.submission.min_devices;
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
+  if (std::string text = gpu_quota_reason(facts); !text.empty()) return text;
   if (std::string text = lack_of_gpus(facts); !text.empty()) return text;
   int64_t usable = 0;
   for (const NodeRecord& node : facts.nodes)
@@ -373,6 +400,16 @@ std::string_view to_string(LiveState::Cause cause) {
   return kNames[static_cast<size_t>(cause)];
 }
 
+void LiveView::set_refusal(StoreFault fault, std::string text) {
+  const std::lock_guard lock(mutex_);
+  refusal_ = {fault, std::move(text)};
+}
+
+std::pair<StoreFault, std::string> LiveView::refusal() const {
+  const std::lock_guard lock(mutex_);
+  return refusal_;
+}
+
 void LiveView::forget(JobId job) {
   const std::lock_guard lock(mutex_);
   states_.erase(job);
@@ -413,7 +450,11 @@ std::string why(const WhyFacts& facts) {
   if (facts.live && facts.live->moment == Moment::resting)
     return fmt::format("It is tried again within a few seconds, since this went wrong: {}.",
                        without_stop(facts.live->text));
-  if (facts.live && facts.live->moment == Moment::starting) return "It is just starting.";
+  if (facts.live && facts.live->moment == Moment::starting)
+    return facts.live->text.empty()
+               ? "It is just starting."
+               : fmt::format("It has its devices, and begins once the store can be written: {}.",
+                             without_stop(facts.live->text));
   return why_it_waits(facts);
 }
 

@@ -7,8 +7,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "ductile/cluster/database.h"
 #include "ductile/cluster/records.h"
 #include "ductile/server/node_devices.h"
 
@@ -54,7 +56,9 @@ struct RoundFigures {
 // What the service tells those who ask, on other threads. Thread-safe.
 class LiveView {
  public:
-  explicit LiveView(std::map<std::string, int64_t> quotas) : quotas_(std::move(quotas)) {}
+  explicit LiveView(std::map<std::string, int64_t> quotas,
+                    std::map<std::string, int64_t> gpu_quotas = {})
+      : quotas_(std::move(quotas)), gpu_quotas_(std::move(gpu_quotas)) {}
 
   void set(JobId job, LiveState state);
   void forget(JobId job);
@@ -65,6 +69,10 @@ class LiveView {
   void set_gpus(JobId job, int64_t gpus);
   std::map<JobId, int64_t> gpus() const;  // of those that ask for any
 
+  // Why the store takes nothing now; none: it does.
+  void set_refusal(StoreFault fault, std::string text);
+  std::pair<StoreFault, std::string> refusal() const;
+
   void note_round(double seconds, double turn);
   void set_serving(JobId job, ServingFigures figures);
   std::optional<ServingFigures> serving(JobId job) const;
@@ -74,15 +82,17 @@ class LiveView {
   std::map<LiveKind, int64_t> counts() const;
   RoundFigures rounds() const;
   const std::map<std::string, int64_t>& quotas() const { return quotas_; }  // devices, by team
+  const std::map<std::string, int64_t>& gpu_quotas() const { return gpu_quotas_; }
 
  private:
-  const std::map<std::string, int64_t> quotas_;
+  const std::map<std::string, int64_t> quotas_, gpu_quotas_;
   mutable std::mutex mutex_;
   std::map<JobId, LiveState> states_;
   RoundFigures rounds_;
   std::map<JobId, ServingFigures> serving_;
   std::map<std::string, server::NodeHardware> hardware_;
   std::map<JobId, int64_t> gpus_;
+  std::pair<StoreFault, std::string> refusal_;
 };
 
 // GPUs of a node that jobs hold.
@@ -96,7 +106,7 @@ struct WhyFacts {
   double now = 0;                                        // seconds since 1970
   std::vector<Drain> drains;                             // that hold now
   std::vector<Holder> holders;                           // all that is held, by any job
-  std::optional<int64_t> quota;                          // of its team
+  std::optional<int64_t> quota, gpu_quota;               // of its team
   std::map<std::string, server::NodeHardware> hardware;  // by node
   std::map<JobId, int64_t> gpus;                         // that jobs ask for
 };

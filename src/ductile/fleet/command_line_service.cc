@@ -71,8 +71,9 @@ void add_page(CLI::App& sub, ServiceCommand& c) {
 
 void add_quota(CLI::App& sub, ServiceCommand& c) {
   sub.add_option("--quota", c.quotas,
-                 "devices that the jobs of a team hold at most: --quota vision=4 (repeatable)")
-      ->option_text("TEAM=N")
+                 "devices that the jobs of a team hold at most, and GPUs: --quota vision=4, or "
+                 "vision=4+2 (repeatable)")
+      ->option_text("TEAM=N[+N]")
       ->allow_extra_args(false);
 }
 

@@ -148,22 +148,29 @@ std::string host_name() {
   return gethostname(name, sizeof name - 1) == 0 && name[0] != '\0' ? name : "localhost";
 }
 
-std::map<std::string, int64_t> quotas_of(const ServiceCommand& command) {
-  std::map<std::string, int64_t> out;
+// "vision=4", or with GPUs "vision=4+2".
+void read_quotas(const ServiceCommand& command, cluster::ServiceOptions& options) {
   for (const std::string& entry : command.quotas) {
     const size_t equals = entry.rfind('=');
     const std::string team = entry.substr(0, equals);
-    int64_t devices = 0;
-    const char* end = entry.data() + entry.size();
-    if (equals == std::string::npos || team.empty() ||
-        std::from_chars(entry.data() + equals + 1, end, devices).ptr != end || devices < 1)
+    int64_t devices = 0, gpus = 0;
+    const char* const end = entry.data() + entry.size();
+    const char* next = equals == std::string::npos
+                           ? nullptr
+                           : std::from_chars(entry.data() + equals + 1, end, devices).ptr;
+    const bool with_gpus = next != nullptr && next != end && *next == '+';
+    if (with_gpus) {
+      const auto read = std::from_chars(next + 1, end, gpus);
+      if (read.ec == std::errc()) next = read.ptr;
+    }
+    if (team.empty() || next != end || devices < 1 || gpus < 0)
       fail(ErrorCode::invalid_argument,
            "--quota {}: a team and a number of devices from 1 on are wanted, such as vision=4",
            entry);
-    if (!out.emplace(team, devices).second)
+    if (!options.quotas.emplace(team, devices).second)
       fail(ErrorCode::invalid_argument, "--quota {}: the team {} has a quota already", entry, team);
+    if (with_gpus) options.gpu_quotas.emplace(team, gpus);
   }
-  return out;
 }
 
 fs::path find_keeper() {
@@ -259,7 +266,7 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
                                                   : cluster::usual_folder(context.environment));
   options.worker = process::find_worker();
   options.keeper = find_keeper();
-  options.quotas = quotas_of(command);
+  read_quotas(command, options);
   options.policy = command.policy;
   options.retention = {command.keep_days * 86400, command.keep_jobs};
   if (!command.no_page) options.port = command.port.value_or(kPagePort);

@@ -76,6 +76,7 @@ void AgentLink::dial(const net::Secret& secret) {
     talk_ = std::move(talk.read_end);
     for (Descriptor* fd : {&to_, &from_, &talk_}) fcntl(fd->get(), F_SETFL, O_NONBLOCK);
     const auto on_ready = [this](net::Ready) { on_words_(); };
+    to_watch_ = loop_.watch(to_.get(), net::Interest::none, [this](net::Ready) { flush(); });
     from_watch_ = loop_.watch(from_.get(), net::Interest::read, on_ready);
     talk_watch_ = loop_.watch(talk_.get(), net::Interest::read, on_ready);
   } catch (const Error& e) {
@@ -95,7 +96,15 @@ bool AgentLink::may_dial() const { return state_ == State::down && Clock::now() 
 
 void AgentLink::say(const json& value) {
   wire_.say(dump_json(value));
-  if (to_) wire_.flush(to_.get());  // where it is broken, the other pipe tells
+  flush();
+}
+
+// What is longer than the pipe goes on when the agent has read some of it, and not only when it
+// says something. Where it is broken, the other pipe tells.
+void AgentLink::flush() {
+  if (!to_) return;
+  const bool takes_more = wire_.flush(to_.get()) && wire_.has_unsent();
+  to_watch_.set(takes_more ? net::Interest::write : net::Interest::none);
 }
 
 std::vector<json> AgentLink::take() {
@@ -109,7 +118,7 @@ std::vector<json> AgentLink::take() {
   }
   std::string trouble;
   const bool open = hear(trouble, said);
-  if (to_) wire_.flush(to_.get());
+  flush();
   const auto now = Clock::now();
   if (!trouble.empty()) {
     fall(trouble);
@@ -187,6 +196,7 @@ std::string AgentLink::hear_message(json value, std::vector<json>& said) {
 }
 
 void AgentLink::hang_up() {
+  to_watch_.end();
   from_watch_.end();
   talk_watch_.end();
   to_.close();

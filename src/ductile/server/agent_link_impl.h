@@ -51,6 +51,7 @@ class AgentLink {
   using milliseconds = std::chrono::milliseconds;
 
   std::string command() const;
+  void flush();
   void fall(const std::string& why);
   bool hear(std::string& trouble, std::vector<nlohmann::json>& said);
   // Keeps the last words of a host that does not speak as an agent does.
@@ -67,7 +68,7 @@ class AgentLink {
   int64_t cores_ = 0;
   pid_t pid_ = -1;
   Descriptor to_, from_, talk_;
-  net::Loop::Watch from_watch_, talk_watch_;
+  net::Loop::Watch to_watch_, from_watch_, talk_watch_;  // the first while words wait for it
   AgentWire wire_;
   process::LineReader talk_lines_;
   std::vector<std::string> last_words_;  // of the launcher command

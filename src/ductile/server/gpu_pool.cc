@@ -49,6 +49,15 @@ int64_t GpuPool::usable() const {
       gpus_, [&](const Gpu& gpu) { return gpu.vendor == vendor && gpu.trouble.empty(); });
 }
 
+int64_t GpuPool::lost() const {
+  const std::set<std::string> taken = this->taken();
+  const GpuVendor vendor = this->vendor();
+  const int64_t good = std::ranges::count_if(gpus_, [&](const Gpu& gpu) {
+    return gpu.vendor == vendor && gpu.trouble.empty() && taken.contains(gpu.id);
+  });
+  return static_cast<int64_t>(taken.size()) - good;
+}
+
 GpuPool::Share GpuPool::take(int64_t count) {
   std::vector<Gpu> free = free_ones();
   if (count <= 0 || count > static_cast<int64_t>(free.size())) return nullptr;

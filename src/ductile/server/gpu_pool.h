@@ -30,6 +30,8 @@ class GpuPool {
 
   const std::vector<Gpu>& all() const { return gpus_; }
   int64_t usable() const;  // that can be given, or are
+  // That are given, and are not usable any more: they have failed since.
+  int64_t lost() const;
   int64_t free() const;
 
  private:

@@ -73,6 +73,20 @@ TEST(GpuPool, OneThatIsGoneIsSaidAndGivenToNobodyUntilItIsBack) {
   EXPECT_EQ(pool.free(), 2) << "the one that came back is still held";
 }
 
+TEST(GpuPool, OneThatFailsInSomebodysHandsIsCountedUntilItIsGivenBack) {
+  GpuPool pool({gpu("a"), gpu("b"), gpu("c")});
+  EXPECT_EQ(pool.lost(), 0);
+  GpuPool::Share held = pool.take(2);
+  EXPECT_EQ(pool.lost(), 0);
+  pool.found({gpu("b"), gpu("c")});
+  EXPECT_EQ(pool.usable(), 2);
+  EXPECT_EQ(pool.lost(), 1);
+  EXPECT_EQ(pool.free(), 1);
+  held.reset();
+  EXPECT_EQ(pool.lost(), 0);
+  EXPECT_EQ(pool.free(), 2);
+}
+
 TEST(GpuPool, KnowsThoseOfAProcessThatIsFoundAgain) {
   GpuPool pool({gpu("a"), gpu("b")});
   const GpuPool::Share found = pool.take_again({"b", "gone"});

@@ -17,7 +17,8 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostCores = 1 << 20, kMostNodes = 1 << 16;
-constexpr size_t kMostGpusSaid = 1024, kMostWords = 500;
+constexpr int64_t kMostGpusSaid = 1024;
+constexpr size_t kMostWords = 500;
 
 std::string words_in(const JsonFields& fields, const char* key) {
   std::string text = fields.text(key);
@@ -60,6 +61,7 @@ Json to_json(const NodeHardware& hardware) {
           {"numa_nodes", hardware.numa_nodes},
           {"trouble", hardware.trouble},
           {"usable_gpus", hardware.usable_gpus},
+          {"lost_gpus", hardware.lost_gpus},
           {"gpus", std::move(gpus)}};
 }
 
@@ -71,11 +73,12 @@ NodeHardware hardware_from(const nlohmann::json& said) {
   out.numa_nodes = fields.integer("numa_nodes", 0, kMostNodes);
   out.trouble = words_in(fields, "trouble");
   const nlohmann::json& gpus = fields.array("gpus");
-  if (gpus.size() > kMostGpusSaid)
+  if (static_cast<int64_t>(gpus.size()) > kMostGpusSaid)
     fail(ErrorCode::invalid_argument, "hardware: {} GPUs, and a node has {} at most", gpus.size(),
          kMostGpusSaid);
   for (const nlohmann::json& gpu : gpus) out.gpus.push_back(gpu_from(gpu));
   out.usable_gpus = fields.integer("usable_gpus", 0, static_cast<int64_t>(out.gpus.size()));
+  out.lost_gpus = fields.integer_or("lost_gpus", 0, 0, kMostGpusSaid);
   return out;
 }
 
@@ -113,14 +116,16 @@ fs::path NodeDevices::usual_root() {
 NodeDevices::NodeDevices(int64_t devices, fs::path root)
     : root_(std::move(root)),
       cores_(std::make_shared<CorePool>(devices)),
-      gpus_(std::make_shared<GpuPool>(find_gpus(root_, own_limits()))) {}
+      gpus_(std::make_shared<GpuPool>(find_gpus(root_, own_limits()))),
+      told_(hardware()) {}
 
 bool NodeDevices::look() {
-  const NodeHardware before = hardware();
   // A kernel that says nothing now has said it before.
   if (const std::vector<int> usable = usable_cores(); !usable.empty()) cores_->allow(usable);
   gpus_->found(look_again(gpus_->all(), root_, own_limits()));
-  return hardware() != before;
+  // Jobs have come and gone since the last look, too.
+  NodeHardware now = hardware();
+  return std::exchange(told_, std::move(now)) != told_;
 }
 
 NodeHardware NodeDevices::hardware() const {
@@ -135,6 +140,7 @@ NodeHardware NodeDevices::hardware() const {
                                out.trouble.empty() ? "" : "; ", missing);
   out.gpus = gpus_->all();
   out.usable_gpus = gpus_->usable();
+  out.lost_gpus = gpus_->lost();
   return out;
 }
 

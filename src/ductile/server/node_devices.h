@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -20,6 +21,11 @@ struct NodeHardware {
   std::string trouble;  // what is not as it should be; empty: nothing
   std::vector<Gpu> gpus;
   int64_t usable_gpus = 0;  // that jobs may have
+  int64_t lost_gpus = 0;    // that have failed since a job got them, and which it still has
+  // Where jobs hold so many, one that has failed since among them or not.
+  int64_t free_gpus(int64_t held) const {
+    return std::clamp<int64_t>(usable_gpus + lost_gpus - held, 0, usable_gpus);
+  }
   bool operator==(const NodeHardware&) const = default;
 };
 
@@ -52,6 +58,7 @@ class NodeDevices {
   const fs::path root_;
   const std::shared_ptr<CorePool> cores_;
   const std::shared_ptr<GpuPool> gpus_;
+  NodeHardware told_;  // by the last look
 };
 
 }  // namespace ductile::server

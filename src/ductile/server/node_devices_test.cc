@@ -58,6 +58,20 @@ TEST_F(Machine, SeesWhatGoesAndComesBack) {
   EXPECT_EQ(devices.hardware().usable_gpus, 3);
 }
 
+TEST_F(Machine, TellsThatAJobHasGivenBackOneThatFailed) {
+  NodeDevices devices(1, root());
+  GpuPool::Share held = devices.gpus()->take(3);
+  fs::remove(root() / "dev/nvidia0");
+  EXPECT_TRUE(devices.look());
+  EXPECT_EQ(devices.hardware().lost_gpus, 1);
+  EXPECT_EQ(devices.hardware().free_gpus(3), 1);
+  held.reset();
+  EXPECT_TRUE(devices.look()) << "jobs come and go between two looks";
+  EXPECT_FALSE(devices.look());
+  EXPECT_EQ(devices.hardware().lost_gpus, 0);
+  EXPECT_EQ(devices.hardware().free_gpus(0), 3);
+}
+
 TEST_F(Machine, GivesNoMoreThanItsOwnEnvironmentSays) {
   ::setenv("CUDA_VISIBLE_DEVICES", "1", 1);
   EXPECT_EQ(NodeDevices(1, root()).hardware().usable_gpus, 1);

@@ -1,5 +1,6 @@
 #include "ductile/spec/pool.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -24,6 +25,9 @@ void describe(Describer& d, Pool& p) {
   d.field("name", p.name, "name of the pool; its nodes are NAME-1, NAME-2 ...; empty: the engine");
   d.field("type", p.type, "type of the devices");
   d.field("devices", p.devices, "devices of each pilot").range(1, kMostDevicesOfNode);
+  d.field("gpus", p.gpus,
+          "GPUs of each pilot (sbatch --gres=gpu:N), for commands that ask for GPUs")
+      .range(0, 1024);
   d.field("min", p.min, "pilots that are there without any demand").range(0, 10000);
   d.field("max", p.max, "most pilots").range(1, 10000);
   d.field("partition", p.partition, "partition of the pilots; empty: the default one");
@@ -35,7 +39,7 @@ void describe(Describer& d, Pool& p) {
   d.field("checkpoint", p.checkpoint,
           "most seconds between two checkpoints of a job; 0: as the job says")
       .range(0, 1e6);
-  d.field("options", p.options, "further options of sbatch, one a text: \"--gres=gpu:2\"");
+  d.field("options", p.options, "further options of sbatch, one a text: \"--exclusive\"");
 }
 
 std::string error_of(const Pool& pool) {
@@ -57,7 +61,19 @@ std::string error_of(const Pool& pool) {
     if (!option.starts_with("--") || option.find('\n') != std::string::npos)
       return fmt::format("options: \"{}\" is no option of sbatch; write \"--name=value\"",
                          JsonFields::shorten(option));
+  if (pool.gpus > 0 && options_name_gpus(pool))
+    return fmt::format(
+        "gpus = {} and options both ask for GPUs; leave the one out of options, or gpus where it "
+        "has to be another option of sbatch",
+        pool.gpus);
   return "";
+}
+
+bool options_name_gpus(const Pool& pool) {
+  return std::ranges::any_of(pool.options, [](const std::string& option) {
+    const bool lists = option.starts_with("--gres=") || option.starts_with("--tres-per-");
+    return option.starts_with("--gpus") || (lists && option.find("gpu") != std::string::npos);
+  });
 }
 
 NodeGroup group_of(const Pool& pool) {

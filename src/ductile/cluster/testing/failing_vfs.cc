@@ -1,5 +1,6 @@
 #include "ductile/cluster/testing/failing_vfs.h"
 
+#include <cerrno>
 #include <cstring>
 
 #include <sqlite3.h>
@@ -20,7 +21,17 @@ int next(int error) {
   switch (how.load()) {
     case FailingVfs::How::full:
       return SQLITE_FULL;
+    case FailingVfs::How::quota:
+      errno = EDQUOT;
+      return error;
+    case FailingVfs::How::read_only:
+      errno = EROFS;
+      return error;
+    case FailingVfs::How::broken:
+      errno = EIO;
+      return error;
     case FailingVfs::How::error:
+      errno = EIO;
       return n == when ? error : SQLITE_OK;
     case FailingVfs::How::kill:
       _exit(77);

@@ -10,9 +10,12 @@ namespace ductile::cluster::testing {
 
 struct FailingVfs {
   enum class How : uint8_t {
-    full,   // the disk is full: this change and all later ones, until heal()
-    error,  // this change alone fails
-    kill,   // the process ends
+    full,       // the disk is full: this change and all later ones, until heal()
+    quota,      // the same of the user's share, which the system alone knows
+    read_only,  // the same of a disk that may not be written any more
+    broken,     // the same of a disk that fails
+    error,      // this change alone fails
+    kill,       // the process ends
   };
 
   // Registers it; its name for Database and Store.

@@ -29,6 +29,9 @@ _MOST_ASKED = 64  # of a data process at a time: more questions, or answers, wou
 
 _KEEPER_GONE = "the keeper of this worker's data processes is gone; what it wrote is in worker.log, if it was not killed"
 
+_NO_DESCRIPTOR = ("the memory of a data process could not be received, since this process has as many files open as it may; "
+                  "close some, or raise the limit (ulimit -n)")
+
 _MOST_CHOSEN = 4096  # samples that data processes are asked for by their numbers, in one step: all questions fit into a socket
 
 Place = collections.namedtuple("Place", "test epoch first count stream")  # first: a number, or a tuple of samples
@@ -217,6 +220,8 @@ class Pool:
             self.regions[process].unused(region)
         elif error:
             self.ready[place] = Error(*error)
+        elif not self.regions[process].has(region):
+            raise Error("unavailable", _NO_DESCRIPTOR)
         else:
             self.ready[place] = (process, region, index)
 

@@ -102,6 +102,10 @@ class Regions:
             self.mapped[region] = mmap.mmap(fd, 0)
             os.close(fd)
 
+    def has(self, region):
+        """Whether it came: the kernel drops what there is no descriptor for."""
+        return region in self.mapped
+
     def batch(self, region, index):
         # What is made of the memory holds this array, and it is gone when all of that is.
         memory = self.mapped[region]

@@ -49,6 +49,11 @@ class SmallDisk {
     std::error_code ignored;
     if (made()) fs::remove(filler(), ignored);
   }
+  // Or not. False where it was not made, or a file is open for writing.
+  bool let_be_written(bool may) const {
+    const unsigned long flags = MS_REMOUNT | (may ? 0 : MS_RDONLY);
+    return made() && ::mount("none", folder_.c_str(), nullptr, flags, nullptr) == 0;
+  }
   // What lay in the folder before is there again.
   void give_back() {
     if (made()) ::umount2(folder_.c_str(), MNT_DETACH);
