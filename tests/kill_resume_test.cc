@@ -136,9 +136,11 @@ TEST(KillAndResume, TrialsThatAreKilledInTheMiddleLeaveTheFinalWeightsBitEqual) 
   job.tune.budget = 2;
   job.tune.momentum = {0, 0.99};
   job.tune.batch_size = {16, 32};
+  job.train.staleness = 2;
+  job.tune.staleness = {0, 2};
   const fs::path whole = make_run(root.path(), job), killed = make_run(root.path(), job);
   ASSERT_EQ(wait_for(start_worker(whole)), 0);
-  int in_trials = 0;
+  int in_trials = 0, with_old_weights = 0;
   for (int kill = 0; kill < 6; ++kill) {
     const fs::path before = newest_manifest(killed);
     const pid_t worker = start_worker(killed);
@@ -147,10 +149,12 @@ TEST(KillAndResume, TrialsThatAreKilledInTheMiddleLeaveTheFinalWeightsBitEqual) 
     sleep_for(0.01 * kill);
     ASSERT_EQ(::kill(worker, SIGKILL), 0);
     ASSERT_TRUE(WIFSIGNALED(wait_for(worker))) << "the run was over after " << kill << " kills";
-    in_trials +=
-        read_file(newest_manifest(killed)).find("branch/root/weights") != std::string::npos;
+    const std::string manifest = read_file(newest_manifest(killed));
+    in_trials += manifest.find("branch/root/weights") != std::string::npos;
+    with_old_weights += manifest.find("extra/staleness/") != std::string::npos;
   }
   EXPECT_GT(in_trials, 3);
+  EXPECT_GT(with_old_weights, 0);
   ASSERT_EQ(wait_for(start_worker(killed)), 0);
   EXPECT_EQ(read_file(whole / "model.safetensors"), read_file(killed / "model.safetensors"));
   const auto chosen = [](const fs::path& run) {

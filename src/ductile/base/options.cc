@@ -15,6 +15,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr size_t kFewOptions = 10;  // that an error may name one by one
+
 template <class... F>
 struct Overloaded : F... {
   using F::operator()...;
@@ -296,7 +298,12 @@ OptionField& OptionSet::require(std::string_view path, const std::string& where)
   std::vector<std::string> paths;
   for (const OptionField& f : fields_) paths.push_back(f.path);
   for (const auto& section : sections_) paths.push_back(section.first);
-  if (auto near = nearest_name(path, paths)) text += "; did you mean " + *near + "?";
+  if (auto near = nearest_name(path, paths)) {
+    text += "; did you mean " + *near + "?";
+  } else if (fields_.size() <= kFewOptions) {
+    paths.resize(fields_.size());
+    text += fmt::format("; the keys are {}", fmt::join(paths, ", "));
+  }
   bad(text);
 }
 

@@ -103,6 +103,15 @@ TEST(Options, UnknownKeyNamesFileLineAndNearestKey) {
             "job.toml:1: unknown key zzzzzzzzzzzz");
 }
 
+TEST(Options, UnknownKeyThatIsNearNoneNamesAllWhereTheyAreFew) {
+  Inner few;
+  EXPECT_EQ(text_of([&] { OptionSet(few).set("zzzzzzzzzzzz=1"); }),
+            "--set zzzzzzzzzzzz=1: unknown key zzzzzzzzzzzz; the keys are count, rate, sizes, "
+            "deep.power, deep.colour, twin.power, twin.colour");
+  EXPECT_EQ(text_of([&] { OptionSet(few).set("cuont=1"); }),
+            "--set cuont=1: unknown key cuont; did you mean count?");
+}
+
 TEST(Options, WrongTypesAndValuesOutOfRangeAreRefused) {
   Outer o;
   OptionSet set(o);

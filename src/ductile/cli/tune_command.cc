@@ -42,8 +42,8 @@ trials::Session begin(const TuneCommand& command, Context& context) {
   trials::Tuning tuning = command.space ? trials::read_tuning(read_text(*command.space),
                                                               command.space->string(), config.job)
                                         : trials::default_tuning(config.job);
-  OptionSet options(tuning.setup);
-  for (const std::string& assignment : command.assignments) options.set(assignment, "--tune");
+  for (const std::string& assignment : command.assignments)
+    trials::set_option(tuning.setup, assignment);
   trials::check_metric(tuning.setup, config.job);
   trials::check_budget(tuning.setup, config.job);
   const fs::path folder =

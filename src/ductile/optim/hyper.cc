@@ -39,6 +39,7 @@ Hyper Hyper::of(const spec::OptimizerOptions& options) {
 Hyper Hyper::of(const spec::JobOptions& job) {
   Hyper hyper = of(job.optimizer);
   hyper.batch_size = job.train.batch_size;
+  hyper.staleness = job.train.staleness;
   return hyper;
 }
 
@@ -46,6 +47,7 @@ nlohmann::json to_json(const Hyper& hyper) {
   nlohmann::json out = nlohmann::json::object();
   for (const HyperField& f : kFields) out[std::string(f.name)] = hyper.*f.field;
   out["batch_size"] = hyper.batch_size;
+  out["staleness"] = hyper.staleness;
   return out;
 }
 
@@ -53,6 +55,7 @@ Hyper hyper_from_json(const nlohmann::json& value) {
   Hyper hyper;
   for (const HyperField& f : kFields) hyper.*f.field = number_at(value, f.name).get<double>();
   hyper.batch_size = number_at(value, "batch_size").get<int64_t>();
+  hyper.staleness = number_at(value, "staleness").get<int64_t>();
   return hyper;
 }
 

@@ -20,11 +20,12 @@ struct Hyper {
   double beta2 = 0;
   double clip_norm = 0;    // 0: the gradient is not clipped
   int64_t batch_size = 1;  // samples per step, over all virtual ranks
+  int64_t staleness = 0;   // updates by which a virtual rank's weights may be behind
 
   bool operator==(const Hyper&) const = default;
 
   // The values in the job file; `lr` is the peak. Given only the optimiser's options, the batch
-  // size is 1.
+  // size is 1 and the staleness 0.
   static Hyper of(const spec::OptimizerOptions& options);
   static Hyper of(const spec::JobOptions& job);
 };
@@ -36,8 +37,8 @@ struct HyperField {
 };
 std::span<const HyperField> hyper_fields();
 
-// {"lr": 0.1, ..., "batch_size": 128}; the same bits come back. Reading throws invalid_argument
-// that names the field which is missing or of the wrong type.
+// {"lr": 0.1, ..., "batch_size": 128, "staleness": 0}; the same bits come back. Reading throws
+// invalid_argument that names the field which is missing or of the wrong type.
 nlohmann::json to_json(const Hyper& hyper);
 Hyper hyper_from_json(const nlohmann::json& value);
 

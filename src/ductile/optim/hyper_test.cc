@@ -23,6 +23,7 @@ TEST(Hyper, SurvivesJsonToTheBit) {
     Hyper hyper;
     for (const HyperField& f : hyper_fields()) hyper.*f.field = rng.normal() * 1e-3;
     hyper.batch_size = static_cast<int64_t>(rng.below(1 << 30));
+    hyper.staleness = rng.below(65);
     const std::string text = to_json(hyper).dump();
     EXPECT_EQ(hyper_from_json(nlohmann::json::parse(text)), hyper) << text;
   }
@@ -52,6 +53,7 @@ TEST(RateControl, TheScheduleIsThePureFunctionAndLeavesTheRestAlone) {
   spec::JobOptions job;
   job.optimizer.momentum = 0.8;
   job.train.batch_size = 96;
+  job.train.staleness = 2;
   job.schedule.warmup_epochs = 1;
   const auto control = make_rate_control(job);
   nlohmann::json memory = nlohmann::json::object();
@@ -61,6 +63,7 @@ TEST(RateControl, TheScheduleIsThePureFunctionAndLeavesTheRestAlone) {
     EXPECT_EQ(hyper.lr, learning_rate(job.schedule, job.optimizer.lr, step, 50, 10));
     EXPECT_EQ(hyper.momentum, 0.8);
     EXPECT_EQ(hyper.batch_size, 96);
+    EXPECT_EQ(hyper.staleness, 2);
   }
   EXPECT_TRUE(memory.empty());
 }

@@ -15,6 +15,7 @@ namespace {
 // computes with fits a float.
 constexpr double kMostCount = 1e15;
 constexpr double kMostEpochs = 1e6;
+constexpr double kMostStaleness = 64;  // the state holds so many copies of the weights
 // Samples that are drawn: some methods hold a number for each.
 constexpr double kMostDrawn = 1e9;
 
@@ -440,7 +441,7 @@ void describe(Describer& d, TrainOptions& o) {
        "staleness", o.staleness,
        "updates by which the weights that a virtual rank differentiates may be behind; drawn for "
        "each rank and update; 0 = they never are")
-      .range(0, 64);
+      .range(0, kMostStaleness);
   d.field(
        "reduction", o.reduction,
        "how workers sum gradients: canonical (the same bits for every number of workers) or fast "
@@ -543,6 +544,8 @@ void describe(Describer& d, TuneOptions& o) {
       .range(0, 1e6);
   d.field("batch_size", o.batch_size, "batch sizes to choose from; empty = as it is")
       .range(1, kMostCount);
+  d.field("staleness", o.staleness, "values of train.staleness to choose from; empty = as it is")
+      .range(0, kMostStaleness);
   d.field(
        "clock_epochs", o.clock_epochs,
        "epochs per clock, at least a batch: a trial is judged by its mean loss in each clock, and "

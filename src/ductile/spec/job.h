@@ -290,6 +290,7 @@ struct TuneOptions {
   std::vector<double> momentum;
   std::vector<double> weight_decay;
   std::vector<int64_t> batch_size;
+  std::vector<int64_t> staleness;
   double clock_epochs = 0.01;
   double budget = 0.25;
   int64_t patience = 4;

@@ -304,7 +304,8 @@ void check_tune(const JobOptions& job, const Bad& bad) {
                       job.train.virtual_ranks));
     }
   }
-  if (o.lr.empty() && o.momentum.empty() && o.weight_decay.empty() && o.batch_size.empty()) {
+  if (o.lr.empty() && o.momentum.empty() && o.weight_decay.empty() && o.batch_size.empty() &&
+      o.staleness.empty()) {
     bad("tune.online = true, but there is nothing to tune; set tune.lr = [1e-5, 1]");
   }
 }
@@ -317,6 +318,13 @@ bool batch_is_ordered(const JobOptions& job) { return job.train.rate_control == 
 
 int64_t most_batch(const JobOptions& job) {
   return job.train.noise.max_batch > 0 ? job.train.noise.max_batch : 8 * job.train.batch_size;
+}
+
+int64_t most_staleness(const JobOptions& job) {
+  int64_t most = job.train.staleness;
+  if (job.tune.online)
+    for (const int64_t staleness : job.tune.staleness) most = std::max(most, staleness);
+  return most;
 }
 
 int64_t batch_parts(const JobOptions& job) {

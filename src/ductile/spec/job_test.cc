@@ -10,6 +10,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
+#include "ductile/spec/methods.h"
 #include "ductile/spec/models.h"
 #include "ductile/spec/optimizers.h"
 #include "ductile/spec/schedules.h"
@@ -222,6 +223,20 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_untunable("tune.weight_decay = [0, 1]\n", "tune.weight_decay is the least");
   expect_untunable("tune.batch_size = [8, 12]\ntrain.virtual_ranks = 8\n", "tune.batch_size: 12");
   expect_untunable("tune.lr = []\n", "nothing to tune");
+}
+
+TEST(Job, TheLargestStalenessIsTheJobsOrOneThatATunerMayChoose) {
+  JobOptions job;
+  EXPECT_EQ(most_staleness(job), 0);
+  OptionSet(job).read_toml_text("tune = {online = true, lr = [], staleness = [0, 3, 1]}\n", "t");
+  EXPECT_NO_THROW(check(job)) << "there is something to tune";
+  EXPECT_EQ(most_staleness(job), 3);
+  job.train.staleness = 5;
+  EXPECT_EQ(most_staleness(job), 5);
+  job.train.staleness = 1;
+  job.tune.online = false;
+  EXPECT_EQ(most_staleness(job), 1);
+  EXPECT_THROW(OptionSet(job).set("tune.staleness=[0, 65]"), Error);
 }
 
 // The job would end in its middle, when the batch changes for the first time.

@@ -39,5 +39,7 @@ struct JobOptions;
 // largest one: train.noise.max_batch, or eight times train.batch_size.
 bool batch_is_ordered(const JobOptions& job);
 int64_t most_batch(const JobOptions& job);
+// The largest staleness of any step: train.staleness, or what a tuner may choose while training.
+int64_t most_staleness(const JobOptions& job);
 
 }  // namespace ductile::spec

@@ -1,5 +1,7 @@
+#include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
@@ -9,7 +11,8 @@ namespace ductile::train {
 
 using Json = nlohmann::json;
 
-// What another branch has, too, is shared with it: of an earlier image of this branch, or of any.
+// What another branch has, too, is shared with it. Most often that is an earlier image of this
+// branch, or the first one, so that little is copied.
 void JobState::save_branch(const std::string& name, const std::string& apart) {
   DUCTILE_CHECK(optimizer->holds_all(), "a branch is a whole state");
   const auto earlier = branches_.contains(name) ? branches_.find(name) : branches_.begin();
@@ -19,6 +22,29 @@ void JobState::save_branch(const std::string& name, const std::string& apart) {
   std::erase_if(image.arrays_,
                 [&](const auto& array) { return array.first.starts_with("extra/" + apart + "/"); });
   branches_[name] = std::move(image);
+  share_branches();
+}
+
+// Makes one of the pieces that are equal: of one array in several branches, or of an array and the
+// weights. They are so already unless a branch is new, or all have come from elsewhere.
+void JobState::share_branches() {
+  std::vector<const StateImage*> before;
+  for (auto& [name, image] : branches_) {
+    StateImage& own = image;
+    const auto share = [&](const std::string& array, std::vector<StateImage::Piece>& pieces) {
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        StateImage::Piece equal;
+        for (const StateImage* other : before)
+          if (equal == nullptr) equal = other->find(array, i, *pieces[i]);
+        if (equal == nullptr) equal = own.find(StateImage::kWeights, i, *pieces[i]);
+        if (equal != nullptr) pieces[i] = std::move(equal);
+      }
+    };
+    const auto weights = own.arrays_.find(StateImage::kWeights);
+    if (weights != own.arrays_.end()) share(weights->first, weights->second);  // before the others
+    for (auto& [array, pieces] : own.arrays_) share(array, pieces);
+    before.push_back(&own);
+  }
 }
 
 void JobState::take_branch(const std::string& name, const std::string& apart) {

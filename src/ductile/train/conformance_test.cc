@@ -230,6 +230,11 @@ void Rows::add_online_tuner() {
   job.tune.lr = {1e-3, 1e3};  // some diverge
   job.tune.patience = 1;
   add("online_tuner", job);
+  job.train.staleness = 1;
+  job.tune.momentum = {};
+  job.tune.batch_size = {};
+  job.tune.staleness = {0, 1, 3};
+  add("online_tuner_staleness", job);
 }
 
 void Rows::add_samples_of_what_is_to_come() {
@@ -238,9 +243,12 @@ void Rows::add_samples_of_what_is_to_come() {
       [](Ingredients& given) { given.method = testing::make_selecting_method(); });
   add("probing", small_job(),
       [](Ingredients& given) { given.method = testing::make_probing_method(); });
-  add("restless", small_job(), [job = small_job()](Ingredients& given) {
-    given.rate_control = testing::make_restless_control(job);
-  });
+  spec::JobOptions stale = small_job();
+  stale.train.staleness = 3;
+  for (const spec::JobOptions& job : {small_job(), stale}) {
+    add(job.train.staleness > 0 ? "restless_staleness" : "restless", job,
+        [job](Ingredients& given) { given.rate_control = testing::make_restless_control(job); });
+  }
   spec::JobOptions spread = small_job();
   spread.train.shard_optimizer = true;
   for (spec::JobOptions job : {small_job(), spread}) {
@@ -495,10 +503,14 @@ TEST(HyperEvents, HaveEachChangeOnce) {
     cluster.preempt();
   }
   const std::vector<Json> first = hyper_events(parts);
-  std::string kept;  // the diary without its last change
+  // The diary without its last change, and as a version wrote it that knew of no staleness.
+  std::string kept;
   size_t seen = 0;
-  for (const Json& line : run::read_json_lines(parts.events_file())) {
-    if (line.at("kind") == "hyper" && ++seen == first.size()) continue;
+  for (Json line : run::read_json_lines(parts.events_file())) {
+    if (line.at("kind") == "hyper") {
+      if (++seen == first.size()) continue;
+      EXPECT_EQ(line["hyper"].erase("staleness"), 1U);
+    }
     kept += line.dump() + "\n";
   }
   write_file_atomic(parts.events_file(), kept);
@@ -508,7 +520,10 @@ TEST(HyperEvents, HaveEachChangeOnce) {
     EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
   }
   const auto without_steps = [](std::vector<Json> events) {
-    for (Json& event : events) event.erase("step");
+    for (Json& event : events) {
+      event.erase("step");
+      event["hyper"].erase("staleness");
+    }
     return events;
   };
   EXPECT_EQ(without_steps(hyper_events(parts)), without_steps(alone));

@@ -36,12 +36,26 @@ tune::Space space_of(const spec::JobOptions& job) {
   range("lr", job.tune.lr, Scale::log);
   range("momentum", job.tune.momentum, Scale::log_to_one);
   range("weight_decay", job.tune.weight_decay, Scale::log);
-  if (!job.tune.batch_size.empty()) {
-    std::vector<std::string> sizes;
-    for (const int64_t size : job.tune.batch_size) sizes.push_back(std::to_string(size));
-    out.push_back({"batch_size", Kind::choice, Scale::linear, 0, 1, sizes});
-  }
+  const auto choice = [&](const char* name, const std::vector<int64_t>& values) {
+    std::vector<std::string> texts;
+    for (const int64_t value : values) texts.push_back(std::to_string(value));
+    if (!texts.empty()) out.push_back({name, Kind::choice, Scale::linear, 0, 1, std::move(texts)});
+  };
+  choice("batch_size", job.tune.batch_size);
+  choice("staleness", job.tune.staleness);
   return tune::Space(std::move(out));
+}
+
+// A trial is to say something of the staleness that it is chosen for.
+void check_staleness(const spec::JobOptions& job, double updates) {
+  for (const int64_t staleness : job.tune.staleness) {
+    if (staleness == 0 || 2 * static_cast<double>(staleness + 1) <= updates + 1e-9) continue;
+    fail(ErrorCode::invalid_argument,
+         "tune.staleness: weights can be {0} updates behind from update {1} on, and the shortest "
+         "trial has {2:.0f}, of which that may be the half; set a larger tune.clock_epochs, or "
+         "leave {0} out",
+         staleness, staleness + 2, updates);
+  }
 }
 
 std::string branch_of(int64_t trial) { return std::to_string(trial); }
@@ -92,6 +106,7 @@ OnlineTuner::OnlineTuner(const spec::JobOptions& job, int64_t train_size,
     }
   }
   clock_ = std::max(clock_, static_cast<double>(largest) / train_size_);
+  check_staleness(job, kClocksOfAFirstRun * clock_ * train_size_ / static_cast<double>(largest));
   if (kClocksOfAFirstRun * clock_ > static_cast<double>(job.train.epochs)) {
     fail(ErrorCode::invalid_argument,
          "tune.online = true: the shortest trial has {} clocks of {:g} epochs, and the run has {} "
@@ -140,17 +155,13 @@ void OnlineTuner::begin(JobState& state) const {
 // The present setting, moved into the space, and others that differ in the learning rate: a user's
 // is more often wrong by a factor of ten or a hundred than by one of ten thousand.
 Json OnlineTuner::first_settings(const Json& memory) const {
-  optim::Hyper hyper = optim::Hyper::of(job_);
+  const Json of_job = to_json(optim::Hyper::of(job_));
   const Json& present = memory.at("setting");
   const tune::Space space = space_now(memory);
   tune::Setting setting;
   const tune::Dimension* lr = nullptr;
   for (const tune::Dimension& d : space.dimensions()) {
-    Json value = d.name == "lr"             ? Json(hyper.lr)
-                 : d.name == "momentum"     ? Json(hyper.momentum)
-                 : d.name == "weight_decay" ? Json(hyper.weight_decay)
-                                            : Json(hyper.batch_size);
-    if (!present.is_null()) value = present.at(d.name);
+    const Json value = present.is_null() ? of_job.at(d.name) : present.at(d.name);
     if (d.name == "lr") lr = &d;
     if (d.kind == tune::Kind::choice) {
       const auto at = std::ranges::find(d.choices, dump_json(value));
@@ -212,6 +223,7 @@ optim::Hyper OnlineTuner::adjusted(const JobState& state, optim::Hyper hyper, do
     if (name == "momentum") hyper.momentum = hyper.beta1 = value.get<double>();
     if (name == "weight_decay") hyper.weight_decay = value.get<double>();
     if (name == "batch_size") hyper.batch_size = value.get<int64_t>();
+    if (name == "staleness") hyper.staleness = value.get<int64_t>();
   }
   return hyper;
 }

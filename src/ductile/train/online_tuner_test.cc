@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -133,6 +134,37 @@ TEST(OnlineTuner, SearchesAgainFromAPlateauAndKeepsTheWork) {
   EXPECT_EQ(memory_of(once).at("searches"), 1);
 }
 
+// Each trial keeps the earlier weights that its own bound needs, and the winner goes on with its.
+TEST(OnlineTuner, TriesEveryStalenessAndKeepsOne) {
+  spec::JobOptions job = small_job();
+  job.optimizer.lr = 0.05;
+  job.train.staleness = 1;
+  job.tune.online = true;
+  job.tune.lr = {};
+  job.tune.staleness = {0, 1, 3};
+  job.tune.budget = 1;
+  job.tune.retunings = 0;
+  Replica replica(job);
+  replica.host_all();
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  std::set<int64_t> tried, reached;
+  while (replica.updates() < replica.total_updates()) {
+    tried.insert(replica.state().hyper.staleness);
+    replica.compute(replica.num_ranks(), sum);
+    replica.apply(sum);
+    const auto part = replica.state().extras().find("staleness");
+    const int64_t kept =
+        part == replica.state().extras().end() ? 0 : std::ssize(part->second.arrays);
+    const int64_t bound = replica.state().last_hyper.staleness;
+    ASSERT_LE(kept, bound == 0 ? 0 : bound + 1) << "step " << replica.step();
+    if (kept == bound + 1) reached.insert(bound);
+  }
+  EXPECT_EQ(tried, (std::set<int64_t>{0, 1, 3}));
+  EXPECT_EQ(reached, (std::set<int64_t>{1, 3}));
+  EXPECT_EQ(replica.hyper().staleness, memory_of(replica).at("setting").at("staleness"));
+  EXPECT_TRUE(memory_of(replica).at("policy").is_null());
+}
+
 // At the milestone the rate becomes a million times as large.
 TEST(OnlineTuner, GoesBackAndSearchesBelowTheRateThatDiverged) {
   spec::JobOptions job = small_job();
@@ -207,6 +239,19 @@ TEST(OnlineTuner, ARunThatIsShorterThanATrialIsRefused) {
     EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
     EXPECT_NE(std::string(e.what()).find("train.epochs"), std::string::npos) << e.what();
   }
+}
+
+// The shortest trial has ten batches.
+TEST(OnlineTuner, AStalenessThatATrialHardlyReachesIsRefused) {
+  spec::JobOptions job = small_job();
+  job.tune.online = true;
+  job.tune.staleness = {0, 4};
+  Replica reached(job);
+  job.tune.staleness = {0, 5};
+  EXPECT_NE(testing::refusal_of([&] { Replica replica(job); }).find("leave 5 out"),
+            std::string::npos);
+  job.tune.clock_epochs = 0.04;
+  Replica longer(job);
 }
 
 TEST(OnlineTuner, KnowsEverySearcher) {

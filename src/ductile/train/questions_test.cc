@@ -15,9 +15,11 @@
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/safetensors.h"
+#include "ductile/ckpt/writer.h"
 #include "ductile/data/dataset.h"
 #include "ductile/data/testing/images.h"
 #include "ductile/run/diary.h"
+#include "ductile/train/replica.h"
 #include "ductile/train/workers.h"
 
 namespace ductile::train {
@@ -183,6 +185,22 @@ TEST(Eval, OfACheckpointGivesWhatTheRunMeasuredThen) {
     }
     run.refusal({.what = "eval", .checkpoint = 7}, ErrorCode::not_found);
   }
+}
+
+// Before a tuner could choose the staleness, no state held it.
+TEST(Eval, OfACheckpointOfAnOlderVersion) {
+  const Trainee run(asked_job());
+  Replica again(run.job);
+  again.restore(ckpt::Checkpoint::open(run.folder.checkpoints(), 30));
+  Json values = again.values();
+  for (const char* name : {"hyper", "last_hyper"}) EXPECT_EQ(values[name].erase("staleness"), 1U);
+  {
+    ckpt::CheckpointWriter writer(run.folder.checkpoints(), {.keep = 5});
+    writer.save(31, values, again.state().tensors());
+    writer.wait();
+  }
+  EXPECT_EQ(run.ask({.what = "eval", .checkpoint = 31}).at("weights_digest"),
+            run.ask({.what = "eval", .checkpoint = 30}).at("weights_digest"));
 }
 
 TEST(Eval, CountsAddUp) {

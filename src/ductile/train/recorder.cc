@@ -15,6 +15,7 @@
 #include "ductile/train/environment.h"
 #include "ductile/train/online_tuner.h"
 #include "ductile/train/probing.h"
+#include "ductile/train/staleness.h"
 #include "ductile/train/task_method.h"
 
 namespace ductile::train {
@@ -222,8 +223,10 @@ void Recorder::make_up(const std::optional<Window>& window) {
       has_evaluation |= line.contains(run::kEvalLoss);
     });
     run::for_each_diary_line(folder_.events_file(), [&](const Json& line) {
-      if (line.value("kind", Json()) == "hyper")
-        noted_hyper_ = optim::hyper_from_json(line.value("hyper", Json()));
+      if (line.value("kind", Json()) != "hyper") return;
+      Json hyper = line.value("hyper", Json());
+      add_staleness(hyper, replica_.job());
+      noted_hyper_ = optim::hyper_from_json(hyper);
     });
   } catch (const Error& e) {  // a line too many is better than one too few
     run::offer_line(progress_fd_, run::Message{"warning", e.what()});

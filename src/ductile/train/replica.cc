@@ -17,6 +17,7 @@
 #include "ductile/train/noise.h"
 #include "ductile/train/probing.h"
 #include "ductile/train/same_job.h"
+#include "ductile/train/staleness.h"
 #include "ductile/train/statistics.h"
 #include "ductile/train/task_method.h"
 
@@ -122,6 +123,12 @@ void Replica::choose_hyper() {
          "train.rate_control = \"{}\" chose a batch of {} samples; a batch is a multiple of its {} "
          "parts and at most the {} samples of the training set",
          job_.train.rate_control, chosen.batch_size, spec::batch_parts(job_), train_info().size);
+  }
+  if (chosen.staleness < 0 || chosen.staleness > spec::most_staleness(job_)) {
+    fail(ErrorCode::invalid_argument,
+         "train.rate_control = \"{}\" chose a staleness of {}; it is from 0 to {}, the largest of "
+         "train.staleness and, with tune.online, tune.staleness",
+         job_.train.rate_control, chosen.staleness, spec::most_staleness(job_));
   }
   state_.hyper = chosen;
 }
@@ -453,12 +460,14 @@ void Replica::check_same_job(const Json& saved) const {
                         nn::thread_invariant(job.model));
 }
 
-// The values of earlier versions: their evaluations were counted in updates, and before that their
-// state held no counters, since every step was an update with the job's hyperparameters.
+// The values of earlier versions: their hyperparameters had no staleness. Before that their
+// evaluations were counted in updates, and before that their state held no counters, since every
+// step was an update with the job's hyperparameters.
 Json Replica::upgraded(const ckpt::Checkpoint& checkpoint) const {
   Json values = checkpoint.state();
   const int64_t steps = checkpoint.step(), batch_size = job_.train.batch_size;
   const int64_t samples = steps * batch_size, size = train_info().size;
+  add_staleness_to_state(values, job_);
   if (!values.contains("evaluation")) {
     const auto evaluated_at =
         values.at(values.contains("counters") ? "evaluated_at" : "evaluated_step").get<int64_t>();

@@ -62,12 +62,24 @@ Window Window::from_json(const Json& value) {
 }
 
 size_t StateImage::own_bytes() const {
+  std::map<Piece, long> uses;  // in this image; the map's own is one more
+  for (const auto& [name, pieces] : arrays_)
+    for (const Piece& piece : pieces) ++uses[piece];
   size_t bytes = 0;
-  for (const auto& [name, pieces] : arrays_) {
-    for (const Piece& piece : pieces)
-      bytes += piece.use_count() == 1 ? piece->size() * sizeof(float) : 0;
-  }
+  for (const auto& [piece, here] : uses)
+    if (piece.use_count() == here + 1) bytes += piece->size() * sizeof(float);
   return bytes;
+}
+
+StateImage::Piece StateImage::find(const std::string& array, size_t number,
+                                   std::span<const float> values) const {
+  const auto found = arrays_.find(array);
+  if (found == arrays_.end() || number >= found->second.size()) return nullptr;
+  const Piece& piece = found->second[number];
+  const bool is_equal = piece->size() == values.size() &&
+                        (piece->data() == values.data() ||
+                         std::memcmp(piece->data(), values.data(), values.size_bytes()) == 0);
+  return is_equal ? piece : nullptr;
 }
 
 JobState::JobState(nn::Model& model, const spec::JobOptions& job,
@@ -264,6 +276,7 @@ void JobState::restore(const ckpt::Checkpoint& checkpoint, const Json& values) {
          known.begin()->first);
   }
   for (const NamedTensor& t : wanted) checkpoint.read(t.name, bytes_of(t.values));
+  share_branches();
   set_values(values, checkpoint.step());
   flat.refresh_half_weights();
 }
@@ -297,12 +310,13 @@ void JobState::receive(parallel::Exchange& exchange, int from, int64_t step,
   set_values(sent.at("state"), step);
   make_branches(sent.at("state"));
   for (const std::span<std::byte> bytes : fed()) exchange.receive(from, bytes);
+  share_branches();
 }
 
 // ---- Images.
 
 std::vector<JobState::Array> JobState::arrays() {
-  std::vector<Array> out = {{"weights", flat.weights()},
+  std::vector<Array> out = {{StateImage::kWeights, flat.weights()},
                             {"buffers", flat.buffer_values()},
                             {"average", average.span()},
                             {"buffer_average", buffer_average.span()}};
@@ -327,23 +341,19 @@ StateImage JobState::fork(const StateImage* like) {
   image.held_ = optimizer->held();
   image.branches_ = branches_;
   for (const Array& array : arrays()) {
-    std::vector<StateImage::Piece>& pieces = image.arrays_[array.name];
-    const std::vector<StateImage::Piece>* other = nullptr;
-    if (like != nullptr) {
-      const auto found = like->arrays_.find(array.name);
-      if (found != like->arrays_.end()) other = &found->second;
-    }
+    std::vector<StateImage::Piece> pieces;
     for (size_t begin = 0; begin < array.values.size(); begin += kPieceSize) {
-      const auto piece =
+      const auto values =
           array.values.subspan(begin, std::min(kPieceSize, array.values.size() - begin));
-      const size_t index = begin / kPieceSize;
-      if (other != nullptr && index < other->size() && (*other)[index]->size() == piece.size() &&
-          std::memcmp((*other)[index]->data(), piece.data(), piece.size_bytes()) == 0) {
-        pieces.push_back((*other)[index]);
-      } else {
-        pieces.push_back(std::make_shared<std::vector<float>>(piece.begin(), piece.end()));
-      }
+      StateImage::Piece piece;
+      if (like != nullptr) piece = like->find(array.name, pieces.size(), values);
+      // The newest of the earlier weights that a part keeps are the present ones.
+      if (piece == nullptr) piece = image.find(StateImage::kWeights, pieces.size(), values);
+      if (piece == nullptr)
+        piece = std::make_shared<std::vector<float>>(values.begin(), values.end());
+      pieces.push_back(std::move(piece));
     }
+    image.arrays_[array.name] = std::move(pieces);
   }
   return image;
 }

@@ -73,6 +73,10 @@ class StateImage {
   friend class JobState;
   using Piece = std::shared_ptr<std::vector<float>>;  // not changed once the image is made
 
+  static constexpr const char* kWeights = "weights";  // the array of the weights
+  // A piece of an array, by its number, if it equals these values to the bit; else nullptr.
+  Piece find(const std::string& array, size_t number, std::span<const float> values) const;
+
   nlohmann::json values_;
   std::vector<optim::Optimizer::BlockRange> held_;
   std::map<std::string, std::vector<Piece>> arrays_;
@@ -142,7 +146,7 @@ class JobState {
                const std::function<void(const nlohmann::json& job)>& check);
 
   // A copy of the state that this worker holds. Pieces that equal those of `like` are shared with
-  // it.
+  // it, and pieces that equal those of the weights with these.
   StateImage fork(const StateImage* like = nullptr);
   // Takes the state of the image, to the bit.
   void take(const StateImage& image);
@@ -188,6 +192,7 @@ class JobState {
   std::vector<Array> arrays();  // flat, all that is held
   nlohmann::json branch_values() const;
   void make_branches(const nlohmann::json& values);
+  void share_branches();
   struct NamedTensor {
     std::string name;
     Shape shape;

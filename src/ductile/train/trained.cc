@@ -18,6 +18,7 @@
 #include "ductile/data/augment.h"
 #include "ductile/optim/optimizer.h"
 #include "ductile/train/ingredients.h"
+#include "ductile/train/staleness.h"
 #include "ductile/train/statistics.h"
 
 namespace ductile::train {
@@ -146,7 +147,9 @@ void Trained::read_checkpoint(const run::RunFolder& folder, int64_t step) {
          "the checkpoint of step {0} is of an earlier version; `ductile train --resume {1}` writes "
          "one of this version",
          step, folder.path().string());
-  state_->restore(checkpoint, checkpoint.state());
+  nlohmann::json values = checkpoint.state();
+  add_staleness_to_state(values, job_);
+  state_->restore(checkpoint, values);
   JobState::EvaluationWeights other = state_->evaluation_weights();
   add_statistics(*state_, other, *model_, job_, form_.augment,
                  [&] { return data::open_dataset(job_.data, data::Split::train); });

@@ -137,6 +137,23 @@ void describe(Describer& d, Setup& o) {
   d.field("finish", o.finish, "run the best trial to its last epoch");
 }
 
+void set_option(Setup& setup, const std::string& assignment) {
+  OptionSet options(setup);
+  const std::string key = assignment.substr(0, assignment.find('='));
+  const std::string last = key.substr(key.rfind('.') + 1);
+  spec::JobOptions job;
+  if (options.find(last) == nullptr && OptionSet(job).find(key) != nullptr) {
+    const std::string tuned = fmt::format(
+        "to have it chosen, add a table [space.\"{}\"] to a tuning file (--space FILE); ", key);
+    fail(
+        ErrorCode::invalid_argument,
+        "--tune {}: {} is an option of the job, and --tune sets those of the tuner; {}to set it in "
+        "all trials, write --set {}",
+        to_utf8(assignment), key, is_fixed(key) ? "" : tuned, to_utf8(assignment));
+  }
+  options.set(assignment, "--tune");
+}
+
 Tuning read_tuning(std::string_view toml, std::string_view source, const spec::JobOptions& job) {
   std::ostringstream text;
   text << toml::json_formatter(parse_toml(toml, source));
@@ -148,6 +165,12 @@ Tuning read_tuning(std::string_view toml, std::string_view source, const spec::J
   }
   if (!space.is_object())
     fail(ErrorCode::invalid_argument, "{}: space is a table with one table per option", source);
+  for (const auto& [key, item] : value.items()) {
+    if (!item.is_object()) continue;
+    fail(ErrorCode::invalid_argument,
+         "{}: unknown table [{}]; what is tuned stands in tables such as [space.\"optimizer.lr\"]",
+         source, to_utf8(key));
+  }
   Setup setup;
   OptionSet(setup).read_json(value, source);
   Tuning tuning{setup, tune::Space::from_json(space, fmt::format("{}: space", source))};

@@ -50,6 +50,10 @@ Tuning read_tuning(std::string_view toml, std::string_view source, const spec::J
 // Without a file: the learning rate, and what else the optimiser of the job is most sensitive to.
 Tuning default_tuning(const spec::JobOptions& job);
 
+// Sets an option of the tuner, as --tune takes it: "budget=40". Throws invalid_argument, which for
+// an option of a job says how such an option is tuned.
+void set_option(Setup& setup, const std::string& assignment);
+
 // Throws invalid_argument if the job's evaluations do not have what trials are to be judged by.
 void check_metric(const Setup& setup, const spec::JobOptions& job);
 // Throws invalid_argument for a budget that ends before the first evaluation.

@@ -46,6 +46,17 @@ choices = [32, 64]
   EXPECT_EQ(options[1], "train.batch_size=64");
 }
 
+TEST(Setup, TunesTheStalenessOfWeights) {
+  const auto assigned = [](const std::string& dimension, double at) {
+    const Tuning tuning = read_tuning("[space.\"train.staleness\"]\n" + dimension, "tune.toml", {});
+    return assignments(tuning.space, tuning.space.at({at})).at(0);
+  };
+  EXPECT_EQ(assigned("choices = [0, 1, 3, 7]\n", 0.6), "train.staleness=3");
+  EXPECT_EQ(assigned("kind = \"integer\"\nlow = 0\nhigh = 3\n", 0.9), "train.staleness=3");
+  EXPECT_NE(refusal("[space.\"train.staleness\"]\nchoices = [0, 65]\n").find("from 0 to 64"),
+            std::string::npos);
+}
+
 TEST(Setup, NamesWhatCannotBeTuned) {
   const std::string range = "\nlow = 0.1\nhigh = 0.2\n";
   EXPECT_NE(refusal("[space.\"optimizer.lrr\"]" + range).find("did you mean \"optimizer.lr\"?"),
@@ -72,6 +83,34 @@ TEST(Setup, NamesWhatCannotBeTuned) {
   job = {};
   job.train.max_steps = 5;
   EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("max_steps"), std::string::npos);
+}
+
+TEST(Setup, AnOptionThatTheTunerHasNotIsAnsweredWithThoseThatItHas) {
+  const auto answer = [](const std::string& assignment) -> std::string {
+    Setup setup;
+    try {
+      set_option(setup, assignment);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      return e.what();
+    }
+    return fmt::format("{} epochs", setup.budget);
+  };
+  EXPECT_EQ(answer("budget=40"), "40 epochs");
+  EXPECT_NE(answer("bugdet=40").find("did you mean budget?"), std::string::npos);
+  EXPECT_NE(answer("number_of_runs=40")
+                .find("the keys are metric, policy, searcher, budget, at_once, seed, finish"),
+            std::string::npos)
+      << answer("number_of_runs=40");
+  EXPECT_NE(answer("train.staleness=3").find("[space.\"train.staleness\"]"), std::string::npos);
+  // It could not be tuned.
+  EXPECT_NE(answer("train.epochs=3").find("write --set train.epochs=3"), std::string::npos);
+  EXPECT_EQ(answer("train.epochs=3").find("[space"), std::string::npos);
+  EXPECT_NE(answer("tune.budget=40").find("did you mean budget?"), std::string::npos);
+  EXPECT_NE(refusal("number_of_runs = 3").find("the keys are metric"), std::string::npos);
+  EXPECT_NE(
+      refusal("[params.\"optimizer.lr\"]\nlow = 0.1\nhigh = 1\n").find("[space.\"optimizer.lr"),
+      std::string::npos);
 }
 
 TEST(Setup, TunesTheLearningRateAndTheMomentumWhereTheyHaveAnEffect) {

@@ -15,7 +15,7 @@ std::unique_ptr<StepMethod> make_selecting_method();
 std::unique_ptr<StepMethod> make_probing_method();
 
 // Changes learning rate, momentum, weight decay and batch size as the run goes, by what it sees and
-// remembers of the loss.
+// remembers of the loss; in a job with staleness also that, between 0 and the job's.
 std::unique_ptr<optim::RateControl> make_restless_control(const spec::JobOptions& job);
 
 }  // namespace ductile::train::testing
