@@ -32,9 +32,9 @@ def lines(path):
 
 
 class Job:
-    def __init__(self, binary, folder, workers, sets):
+    def __init__(self, binary, folder, workers, sets, words=()):
         self.binary, self.run = binary, folder / "run"
-        command = ["train", "--out", self.run, "--workers", workers]
+        command = ["train", "--out", self.run, "--workers", workers, *words]
         for key in sets:
             command += ["--set", key]
         self.process = self.start(*command)
@@ -73,6 +73,13 @@ class Job:
             time.sleep(0.1)
         return False
 
+    def end(self):
+        if self.process.poll() is None:
+            for number in (signal.SIGINT, signal.SIGINT):
+                self.process.send_signal(number)
+                time.sleep(0.2)
+            self.process.wait()
+
     def after(self, moment, generations=1):
         """(when the peers' loss was noted, when the next generation was formed, when a step of it was
         committed); None where nothing came."""
@@ -95,6 +102,17 @@ class Job:
                 return None
             time.sleep(0.02)
         return None
+
+
+def machine():
+    with open("/proc/cpuinfo") as cpu:
+        model = next(line.split(":")[1].strip() for line in cpu if line.startswith("model name"))
+    return f"{model}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}."
+
+
+def table(rows):
+    text = "| milliseconds | median | least | most | times |\n|---|---|---|---|---|\n"
+    return text + "".join(f"| {name} | {summary(values)} |\n" for name, values in rows.items())
 
 
 def summary(values):
@@ -183,19 +201,10 @@ def main():
             add("resume: until the first committed step (it loads the program)",
                 steps[0]["time"] - begin)
         finally:
-            if job.process.poll() is None:
-                for number in (signal.SIGINT, signal.SIGINT):
-                    job.process.send_signal(number)
-                    time.sleep(0.2)
-                job.process.wait()
-    with open("/proc/cpuinfo") as cpu:
-        model = next(line.split(":")[1].strip() for line in cpu if line.startswith("model name"))
+            job.end()
     text = (f"# Losing, adding and taking away workers\n\n`bench/elastic_recovery.py "
             f"{' '.join(sys.argv[1:])}`: {arguments.workers} workers, {' '.join(sets)}.\n"
-            f"{model}, {os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f}.\n\n"
-            "| milliseconds | median | least | most | times |\n|---|---|---|---|---|\n")
-    for name, values in rows.items():
-        text += f"| {name} | {summary(values)} |\n"
+            f"{machine()}\n\n{table(rows)}")
     if arguments.output:
         arguments.output.write_text(text)
     print(text)

@@ -9,6 +9,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
+#include "ductile/page/numbers.h"
 
 namespace ductile::cli {
 namespace {
@@ -61,12 +62,38 @@ void check_stage(const JsonFields& stage) {
   }
 }
 
+// The planner says what each stage needs and what its devices have. A plan of somebody's own does
+// not.
+void check_memory(const nlohmann::json& report, const fs::path& file) {
+  constexpr double kMostBytes = 1e18;
+  const auto evaluation = report.find("evaluation");
+  if (evaluation == report.end() || !evaluation->is_object() || !evaluation->contains("stages")) {
+    return;
+  }
+  int number = 0;
+  for (const nlohmann::json& item : evaluation->at("stages")) {
+    const JsonFields stage(item, fmt::format("{}: stage {}", file.string(), number++));
+    const double needed = stage.number("peak_memory", 0, kMostBytes);
+    const double limit = stage.number("memory_limit", 0, kMostBytes);
+    if (needed <= limit) continue;
+    fail(ErrorCode::invalid_argument,
+         "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
+         "that "
+         "it was planned for (16 GB where that says nothing); plan with more devices, smaller "
+         "micro-batches or recomputation, or for devices with more memory (ductile plan --devices)",
+         stage.where(), page::as_bytes(needed), page::as_bytes(limit));
+  }
+}
+
 }  // namespace
 
 std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   std::string text = read_text(file);
   nlohmann::json plan = parse_json(text, file.string(), ErrorCode::invalid_argument);
-  if (plan.is_object() && plan.contains("plan")) plan = nlohmann::json(plan["plan"]);
+  if (plan.is_object() && plan.contains("plan")) {
+    check_memory(plan, file);
+    plan = nlohmann::json(plan["plan"]);
+  }
   check_format(plan, file);
   const int64_t batch =
       JsonFields(plan, file.string()).integer_or("batch", job.train.batch_size, 1, kMost);

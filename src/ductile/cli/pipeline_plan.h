@@ -10,8 +10,9 @@ namespace ductile::cli {
 // Makes the job one that runs by the plan in `file`, as `ductile plan --json` writes it: the plan
 // becomes the group train.pipelined, so the job needs the file no more. Returns the text of the
 // file, which is read once. Throws not_found where there is no such file, and invalid_argument,
-// naming file and stage, for what is no plan, does not fit the job, or cannot be run yet (numbers
-// of replicas that differ, tensor splits, sharded optimisers, unequal micro-batches).
+// naming file and stage, for what is no plan, does not fit the job, needs more memory than its
+// devices have, or cannot be run yet (numbers of replicas that differ, tensor splits, sharded
+// optimisers, unequal micro-batches).
 std::string set_plan(spec::JobOptions& job, const fs::path& file);
 
 // The same for the job of a run that goes on. Throws conflict too, where the plan would change the

@@ -20,8 +20,8 @@ class KeptBuffers {
   void put_back() const {
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < buffers_.size(); ++i) {
-      at::Tensor buffer = buffers_[i].tensor;
-      buffer.copy_(before_[i]);
+      // What an operator has saved of the buffer for its backward pass stays good.
+      buffers_[i].tensor.variable_data().copy_(before_[i]);
     }
   }
 

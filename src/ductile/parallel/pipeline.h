@@ -17,6 +17,8 @@
 
 namespace ductile::parallel {
 
+class AllocationCount;
+
 // A plan as the runtime sees it: stages of the model's operators, and each stage's order of tasks,
 // which is obeyed and never decided here.
 struct Pipeline {
@@ -26,6 +28,7 @@ struct Pipeline {
   };
   int64_t num_micro_batches = 1;
   bool split = false;  // W tasks sum the weights' gradients
+  bool exact = false;  // micro-batches count as virtual ranks (stage_executor.h, exact.h)
   std::vector<Stage> stages;
 };
 
@@ -85,7 +88,12 @@ class PipelineHost {
     std::vector<nn::Tensors> inputs;
     uint64_t seed = 0;      // of operators that draw random numbers
     double loss_scale = 1;  // gradients are those of this times a micro-batch's mean loss, summed
-    // What each hosted stage does is added to it; nullptr: nobody looks at a clock.
+    // Of an exact pipeline: which virtual rank the first micro-batch is; and what all operators
+    // draw, if any does (draws_of), which outlives the call.
+    int64_t first_rank = 0;
+    const Draws* draws = nullptr;
+    // What each hosted stage does, and the memory that it takes, is added to it; nullptr: nobody
+    // looks at a clock.
     Trace* trace = nullptr;
   };
   // Runs one iteration. Returns the model's results for each micro-batch if the stage that makes
@@ -95,6 +103,9 @@ class PipelineHost {
   // Of the last run, by name: the parameters of hosted stages, tied ones summed over all stages, in
   // falling order of operators. Parameters that got no gradient are not there.
   const std::map<std::string, at::Tensor>& gradients() const { return gradients_; }
+  // Of the last run of an exact pipeline, by name: the buffers of hosted stages, summed over the
+  // micro-batches. The model has those of before the run.
+  const std::map<std::string, at::Tensor>& buffers() const { return buffers_; }
   // Lets go what the last run has left.
   void forget();
 
@@ -115,6 +126,7 @@ class PipelineHost {
   std::vector<Message> awaited(const HostedStage& stage) const;
   bool ready(const HostedStage& stage) const;
   void wait() const;
+  void works(const HostedStage& stage);
   int64_t now() const;
   int64_t note(TraceInterval::Kind kind, const HostedStage& stage, int64_t begin);
   void note_wait(int64_t begin);
@@ -123,8 +135,9 @@ class PipelineHost {
                std::vector<nn::Tensors>& results);
   void backward(HostedStage& stage, int64_t micro_batch, const Step& step);
   void sum_gradients();
-  void exchange_tied(std::map<std::string, std::map<int, at::Tensor>>& parts,
-                     const std::map<std::string, std::set<int>>& holders,
+  void sum_buffers();
+  using Parts = std::map<std::string, std::map<int, nn::Tensors>>;  // of parameters, by operator
+  void exchange_tied(Parts& parts, const std::map<std::string, std::set<int>>& holders,
                      const std::map<std::string, const at::Tensor*>& tensors);
 
   const nn::OperatorGraph& operators_;
@@ -135,8 +148,9 @@ class PipelineHost {
   std::vector<bool> wants_;    // StageExecutor::wants_gradient()
   std::vector<std::unique_ptr<HostedStage>> stages_;
   std::unique_ptr<Mail> mail_;
-  std::map<std::string, at::Tensor> gradients_;
-  Trace* trace_ = nullptr;    // of the run under way
+  std::map<std::string, at::Tensor> gradients_, buffers_;
+  Trace* trace_ = nullptr;  // of the run under way, as count_
+  AllocationCount* count_ = nullptr;
   int64_t clock_offset_ = 0;  // from the steady clock to nanoseconds since 1970
 };
 

@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -9,12 +11,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/accumulate.h>
 
 #include "ductile/base/error.h"
+#include "ductile/parallel/allocation_count.h"
 #include "ductile/parallel/pipeline.h"
+#include "ductile/parallel/tensor_tree.h"
 
 namespace ductile::parallel {
 namespace {
@@ -54,6 +57,17 @@ at::Tensor as_sent(const at::Tensor& t, const TensorForm& form) {
   }
   const at::NoGradGuard no_grad;
   return at::empty_strided(form.sizes, form.strides, t.options().dtype(form.type)).copy_(t);
+}
+
+// What operators have of a parameter, by row: of an exact pipeline a row for each micro-batch,
+// where several hold the parameter, else one. They are added from the last operator on.
+at::Tensor sum_of_row(const std::map<int, Tensors>& of_op, size_t row) {
+  at::Tensor sum;
+  for (auto part = of_op.rbegin(); part != of_op.rend(); ++part) {
+    if (part->second.size() <= row || !part->second[row].defined()) continue;
+    sum = sum.defined() ? sum.add(part->second[row]) : part->second[row];
+  }
+  return sum;
 }
 
 }  // namespace
@@ -153,16 +167,19 @@ struct PipelineHost::Mail {
 };
 
 struct PipelineHost::HostedStage {
-  HostedStage(const OperatorGraph& operators, const Pipeline::Stage& stage, bool split)
-      : order(stage.order), executor(operators, stage.ops, {split, stage.recompute}) {}
+  HostedStage(const OperatorGraph& operators, const Pipeline& pipeline,
+              const Pipeline::Stage& stage)
+      : order(stage.order),
+        executor(operators, stage.ops, {pipeline.split, pipeline.exact, stage.recompute}) {}
 
   const std::vector<Task>& order;
   StageExecutor executor;
   int number = 0;
   // Of the executor's inputs and outputs: the transfers that bring or take each.
   std::vector<std::vector<size_t>> arrivals, departures;
-  size_t next = 0;       // task
-  int64_t done[3] = {};  // of each kind
+  std::map<int64_t, int64_t> samples;  // bytes of the model's inputs, by micro-batch
+  size_t next = 0;                     // task
+  int64_t done[3] = {};                // of each kind
   bool finished() const { return next == order.size(); }
   Task task() const { return order[next]; }
   int64_t micro_batch() const { return done[static_cast<size_t>(task())]; }
@@ -188,8 +205,7 @@ PipelineHost::PipelineHost(const OperatorGraph& operators, Pipeline pipeline, Pl
            s, host);
     }
     if (!hosted(static_cast<int>(s))) continue;
-    stages_.push_back(
-        std::make_unique<HostedStage>(operators_, pipeline_.stages[s], pipeline_.split));
+    stages_.push_back(std::make_unique<HostedStage>(operators_, pipeline_, pipeline_.stages[s]));
     HostedStage& stage = *stages_.back();
     stage.number = static_cast<int>(s);
     stage.arrivals.resize(stage.executor.inputs().size());
@@ -222,12 +238,19 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
          step.inputs.size(), pipeline_.num_micro_batches);
   }
   gradients_.clear();
+  buffers_.clear();
   mail_ = std::make_unique<Mail>(transfers_, placement_);
+  std::optional<AllocationCount::Watch> watch;
+  const auto count = step.trace != nullptr ? std::make_shared<AllocationCount>() : nullptr;
+  count_ = count.get();
+  if (count) watch.emplace(count);
   for (auto& stage : stages_) {
+    works(*stage);
     stage->next = 0;
+    stage->samples.clear();
     std::ranges::fill(stage->done, 0);
     stage->executor.clear();
-    stage->executor.set_seed(step.seed);
+    stage->executor.set_seed(step.seed, step.first_rank, step.draws);
     for (const auto& of_input : stage->arrivals) {
       for (const size_t t : of_input) mail_->post({t, kForward}, 0);
     }
@@ -254,9 +277,20 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
       do_task(**next, step, results);
     }
   }
+  for (const auto& stage : stages_) {
+    if (count) step.trace->memory[stage->number] = count->most_of(stage->number);
+  }
+  watch.reset();
+  count_ = nullptr;
   sum_gradients();
+  if (pipeline_.exact) sum_buffers();
   mail_->finish();
   return results;
+}
+
+// What is allocated from now on belongs to the stage.
+void PipelineHost::works(const HostedStage& stage) {
+  if (count_ != nullptr) count_->begin(stage.number);
 }
 
 // Nanoseconds since 1970; 0 where nobody wants to know.
@@ -269,7 +303,7 @@ int64_t PipelineHost::now() const {
 int64_t PipelineHost::note(TraceInterval::Kind kind, const HostedStage& stage, int64_t begin) {
   if (trace_ == nullptr) return 0;
   const int64_t end = now();
-  trace_->push_back({kind, stage.number, stage.micro_batch(), begin, end});
+  trace_->intervals.push_back({kind, stage.number, stage.micro_batch(), begin, end});
   return end;
 }
 
@@ -279,17 +313,17 @@ void PipelineHost::note_wait(int64_t begin) {
   if (trace_ == nullptr) return;
   const int64_t end = now();
   constexpr auto kWait = TraceInterval::Kind::wait;
-  if (!trace_->empty() && trace_->back().kind == kWait) {
-    const int64_t since = trace_->back().begin;
-    for (auto i = trace_->rbegin(); i != trace_->rend() && i->kind == kWait && i->begin == since;
-         ++i) {
+  std::vector<TraceInterval>& all = trace_->intervals;
+  if (!all.empty() && all.back().kind == kWait) {
+    const int64_t since = all.back().begin;
+    for (auto i = all.rbegin(); i != all.rend() && i->kind == kWait && i->begin == since; ++i) {
       i->end = end;
     }
     return;
   }
   for (const auto& stage : stages_) {
     if (!stage->finished()) {
-      trace_->push_back({kWait, stage->number, stage->micro_batch(), begin, end});
+      all.push_back({kWait, stage->number, stage->micro_batch(), begin, end});
     }
   }
 }
@@ -342,6 +376,7 @@ void PipelineHost::wait() const {
 void PipelineHost::do_task(HostedStage& stage, const Step& step, std::vector<Tensors>& results) {
   const int64_t micro_batch = stage.micro_batch();
   const Task task = stage.task();
+  works(stage);
   if (task == Task::forward) {
     forward(stage, micro_batch, step, results);
   } else if (task == Task::backward) {
@@ -350,6 +385,9 @@ void PipelineHost::do_task(HostedStage& stage, const Step& step, std::vector<Ten
     const int64_t begin = now();
     stage.executor.backward_weights(micro_batch);
     note(TraceInterval::Kind::weights, stage, begin);
+  }
+  if (count_ != nullptr && task == (pipeline_.split ? Task::backward_weight : Task::backward)) {
+    count_->add(stage.number, -std::exchange(stage.samples[micro_batch], 0));
   }
   ++stage.done[static_cast<size_t>(task)];
   ++stage.next;
@@ -371,12 +409,16 @@ void PipelineHost::forward(HostedStage& stage, int64_t micro_batch, const Step& 
              number, stage.number);
       }
       inputs.push_back(given[number]);
+      if (count_ != nullptr) {
+        stage.samples[micro_batch] += static_cast<int64_t>(given[number].nbytes());
+      }
     } else {
       const Message message{stage.arrivals[i].front(), kForward};
       travels = travels || mail_->travels(message);
       inputs.push_back(mail_->take(message, micro_batch, pipeline_.num_micro_batches));
     }
   }
+  if (count_ != nullptr) count_->add(stage.number, stage.samples[micro_batch]);
   if (travels) begin = note(TraceInterval::Kind::transfer, stage, begin);
   const Tensors outputs = stage.executor.forward(micro_batch, std::move(inputs));
   begin = note(TraceInterval::Kind::forward, stage, begin);
@@ -437,74 +479,113 @@ void PipelineHost::backward(HostedStage& stage, int64_t micro_batch, const Step&
 // each other what their operators have, so that all add the same in the same order.
 void PipelineHost::sum_gradients() {
   const auto& ops = operators_.operators();
-  std::map<std::string, std::map<int, at::Tensor>> parts;  // by operator
-  std::map<std::string, std::set<int>> holders;            // ranks
+  Parts parts;
+  std::map<std::string, std::set<int>> holders;  // ranks
   std::map<std::string, const at::Tensor*> tensors;
   for (size_t op = 0; op < ops.size(); ++op) {
     if (!wants_[op]) continue;
     for (const nn::NamedTensor& p : ops[op].parameters) {
       if (!p.tensor.requires_grad()) continue;
       holders[p.name].insert(placement_.hosts[static_cast<size_t>(stage_of_[op])]);
-      parts[p.name][static_cast<int>(op)] = at::Tensor();
+      parts[p.name][static_cast<int>(op)] = {};
       tensors[p.name] = &p.tensor;
     }
   }
   for (const auto& stage : stages_) {
     for (const int op : stage->executor.ops()) {
-      const Tensors& sums = stage->executor.weight_gradients(op);
+      const Tensors sums = stage->executor.weight_gradients(op);
       for (size_t i = 0; i < sums.size(); ++i) {
-        if (sums[i].defined()) {
-          parts[ops[static_cast<size_t>(op)].parameters[i].name][op] = sums[i];
+        auto& of_op = parts[ops[static_cast<size_t>(op)].parameters[i].name];
+        if (pipeline_.exact && of_op.size() > 1) {
+          of_op[op] = stage->executor.weight_parts(op, i);
+        } else if (sums[i].defined()) {
+          of_op[op] = {sums[i]};
         }
       }
     }
   }
   exchange_tied(parts, holders, tensors);
   const at::NoGradGuard no_grad;
-  for (auto& [name, of_op] : parts) {
+  for (const auto& [name, of_op] : parts) {
     if (!holders[name].contains(placement_.rank)) continue;
     at::Tensor sum;
-    for (auto part = of_op.rbegin(); part != of_op.rend(); ++part) {
-      if (!part->second.defined()) continue;
-      sum = sum.defined() ? sum.add(part->second) : part->second;
+    if (pipeline_.exact && of_op.size() > 1) {
+      TensorTree tree;
+      for (size_t m = 0; m < static_cast<size_t>(pipeline_.num_micro_batches); ++m) {
+        const at::Tensor row = sum_of_row(of_op, m);
+        if (!row.defined()) continue;
+        tree.push(row.to(sum_type(row.scalar_type()), /*non_blocking=*/false, /*copy=*/true));
+      }
+      sum = tree.sum();
+    } else {
+      sum = sum_of_row(of_op, 0);
     }
     if (sum.defined()) gradients_[name] = sum;
   }
 }
 
+void PipelineHost::sum_buffers() {
+  for (const auto& stage : stages_) {
+    for (const int op : stage->executor.ops()) {
+      const Tensors sums = stage->executor.buffer_sums(op);
+      const Operator& o = operators_.operators()[static_cast<size_t>(op)];
+      for (size_t i = 0; i < sums.size(); ++i) buffers_[o.buffers[i].name] = sums[i];
+    }
+  }
+}
+
 void PipelineHost::forget() {
   gradients_.clear();
+  buffers_.clear();
   for (const auto& stage : stages_) stage->executor.clear();
 }
 
-void PipelineHost::exchange_tied(std::map<std::string, std::map<int, at::Tensor>>& parts,
-                                 const std::map<std::string, std::set<int>>& holders,
+void PipelineHost::exchange_tied(Parts& parts, const std::map<std::string, std::set<int>>& holders,
                                  const std::map<std::string, const at::Tensor*>& tensors) {
+  struct Awaited {
+    int host;
+    uint32_t tag;
+    Tensors* rows;
+  };
+  std::vector<Awaited> awaited;
+  const auto num_rows = static_cast<size_t>(pipeline_.exact ? pipeline_.num_micro_batches : 1);
   auto tag = placement_.first_tag + static_cast<uint32_t>(transfers_.size()) * 2;
-  std::vector<comm::Engine::Work> received;
   for (auto& [name, of_op] : parts) {
     const std::set<int>& ranks = holders.at(name);
-    for (auto& [op, part] : of_op) {
+    for (auto& [op, rows] : of_op) {
       const uint32_t own_tag = tag++;  // the same on all ranks
       if (ranks.size() < 2 || !ranks.contains(placement_.rank)) continue;
       const int host = placement_.hosts[static_cast<size_t>(stage_of_[static_cast<size_t>(op)])];
       const at::Tensor& like = *tensors.at(name);
-      const at::TensorOptions type(sum_type(like.scalar_type()));
+      const at::TensorOptions type(pipeline_.exact ? like.scalar_type()
+                                                   : sum_type(like.scalar_type()));
+      rows.resize(num_rows);
       if (host != placement_.rank) {
-        part = at::empty(like.sizes(), type);
-        received.push_back(placement_.communicator->start_receive(host, own_tag, bytes_of(part)));
+        for (at::Tensor& row : rows) row = at::empty(like.sizes(), type);
+        awaited.push_back({host, own_tag, &rows});
         continue;
       }
       const at::NoGradGuard no_grad;
-      part = part.defined() ? part.contiguous() : at::zeros(like.sizes(), type);
-      for (const int rank : ranks) {
-        if (rank == host) continue;
-        mail_->sent.emplace_back(placement_.communicator->start_send(rank, own_tag, bytes_of(part)),
-                                 part);
+      for (at::Tensor& row : rows) {
+        // Where nothing came, an exact sum gets what changes nothing, not even the sign of a zero.
+        row = row.defined() ? row.contiguous()
+                            : at::full(like.sizes(), pipeline_.exact ? -0.0 : 0.0, type);
+        for (const int rank : ranks) {
+          if (rank == host) continue;
+          mail_->sent.emplace_back(
+              placement_.communicator->start_send(rank, own_tag, bytes_of(row)), row);
+        }
       }
     }
   }
-  for (const comm::Engine::Work& work : received) work.wait();
+  for (size_t m = 0; m < num_rows; ++m) {
+    std::vector<comm::Engine::Work> received;
+    for (const Awaited& a : awaited) {
+      received.push_back(
+          placement_.communicator->start_receive(a.host, a.tag, bytes_of((*a.rows)[m])));
+    }
+    for (const comm::Engine::Work& work : received) work.wait();
+  }
 }
 
 }  // namespace ductile::parallel

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,9 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/parallel/draws.h"
+#include "ductile/parallel/exact.h"
+#include "ductile/parallel/tensor_tree.h"
 #include "ductile/parallel/testing/random_pipelines.h"
 
 namespace ductile::parallel {
@@ -83,6 +87,73 @@ TEST(Pipeline, RandomModelsAndPlansEqualTheSerialExecutorAndPlainAutograd) {
   EXPECT_GT(cut_to_the_bit, models / 3);
   EXPECT_GT(plain_to_the_bit, models / 5);
   EXPECT_GT(several_stages, models / 2);
+}
+
+// Autograd over the whole model on each micro-batch, as virtual ranks do it.
+Outcome run_as_ranks(nn::Model& model, const PipelineHost::Step& step) {
+  Outcome out;
+  std::map<std::string, TensorTree> sums;
+  model.train(true);
+  for (size_t m = 0; m < step.inputs.size(); ++m) {
+    nn::seed_step(mix(step.seed, static_cast<uint64_t>(step.first_rank) + m));
+    PipelineHost::Step one;
+    one.inputs = {step.inputs[m]};
+    Outcome of_one = run_plain(model, one);
+    out.results.push_back(of_one.results.front());
+    for (const auto& [name, value] : of_one.gradients) sums[name].push(value.clone());
+  }
+  for (const auto& [name, sum] : sums) out.gradients[name] = sum.sum();
+  return out;
+}
+
+// DUCTILE_PIPELINE_MODELS: how many.
+TEST(Pipeline, ExactPlansHaveTheBitsOfVirtualRanksOrAreRefused) {
+  const char* const wanted = std::getenv("DUCTILE_PIPELINE_MODELS");
+  const uint64_t models = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 300;
+  uint64_t refused = 0, several_stages = 0;
+  for (uint64_t seed = 0; seed < models; ++seed) {
+    Rng rng(seed, 5);
+    RandomModel model(seed, seed % 3 == 0);
+    const nn::OperatorGraph operators = nn::training_operators(model, 0);
+    const graph::Graph graph = graph_of(operators, rng);
+    const int64_t micro_batches = 1 + rng.below(9), share = 8;
+    const plan::Plan plan = random_plan(graph, micro_batches, share, rng);
+    Pipeline pipeline = pipeline_of(plan, random_orders(graph, plan, rng), graph, operators);
+    pipeline.exact = true;
+    PipelineHost::Step step;
+    step.inputs = inputs_of(seed, micro_batches, share);
+    step.seed = seed;
+    step.first_rank = rng.below(5);
+    try {
+      check_exact(pipeline, operators, step.inputs[0]);
+    } catch (const Error& e) {
+      ++refused;
+      EXPECT_FALSE(one_order(operators, true)) << "seed " << seed << ": " << e.what();
+      EXPECT_NE(std::string(e.what()).find("train.pipeline_exact: operators "), std::string::npos);
+      continue;
+    }
+    const Draws draws = draws_of(operators, step.inputs[0]);
+    step.draws = &draws;
+    several_stages += pipeline.stages.size() > 1;
+    std::vector<int> hosts;
+    const auto num_stages = static_cast<int>(pipeline.stages.size());
+    const int num_ranks = 1 + static_cast<int>(rng.below(static_cast<uint32_t>(num_stages)));
+    for (int s = 0; s < num_stages; ++s) {
+      hosts.push_back(s < num_ranks ? s : static_cast<int>(rng.below(num_ranks)));
+    }
+    const Outcome plain = run_as_ranks(model, step);
+    const Outcome exact =
+        run_ranks(operators, pipeline, step, hosts, inproc_communicators(num_ranks));
+    expect_equal(plain, exact, fmt::format("seed {}", seed));
+    for (const auto& [name, value] : plain.gradients) {  // 0 and -0 are two
+      EXPECT_TRUE(at::equal(at::signbit(value), at::signbit(exact.gradients.at(name)))) << name;
+    }
+  }
+  fmt::print("{} models: {} refused; {} of several stages were held to autograd to the bit\n",
+             models, refused, several_stages);
+  if (wanted != nullptr) return;
+  EXPECT_GT(several_stages, models / 4);
+  EXPECT_GT(refused, models / 20);
 }
 
 std::vector<spec::SampleInput> several_inputs_of(std::string_view model) {
@@ -238,7 +309,7 @@ TEST(Pipeline, AMicroBatchIsHeldUntilItsLastTask) {
   const nn::OperatorGraph operators = nn::training_operators(model, 0);
   std::vector<int> all;
   for (size_t i = 0; i < operators.operators().size(); ++i) all.push_back(static_cast<int>(i));
-  StageExecutor executor(operators, all, {true, {}});
+  StageExecutor executor(operators, all, {.split = true, .recompute = {}});
   const auto inputs = inputs_of(1, 1, 8)[0];
   const Tensors out = executor.forward(0, inputs);
   EXPECT_EQ(executor.num_held(), 1);
@@ -251,6 +322,45 @@ TEST(Pipeline, AMicroBatchIsHeldUntilItsLastTask) {
   EXPECT_EQ(executor.num_held(), 1);
   executor.backward_weights(0);
   EXPECT_EQ(executor.num_held(), 0);
+}
+
+// y = x w in a stage of its own, of which each micro-batch has 8 x 8 floats of x and as many of y
+// until its backward task.
+TEST(Pipeline, MemoryIsCountedByStage) {
+  const at::Tensor w = at::ones({8}).requires_grad_();
+  nn::OperatorGraph operators;
+  nn::Operator scale, loss;
+  scale.name = "scale";
+  scale.inputs = {{nn::kModelInput, 0}};
+  scale.parameters.push_back({.name = "w", .tensor = w});
+  scale.run = [w](std::span<const at::Tensor> in) { return Tensors{in[0] * w}; };
+  loss.name = "loss";
+  loss.inputs = {{operators.add(scale), 0}};
+  loss.run = [](std::span<const at::Tensor> in) { return Tensors{in[0].sum(1)}; };
+  operators.set_results({{operators.add(loss), 0}});
+  PipelineHost::Placement all;
+  all.hosts = {0, 0};
+  const Tensors inputs = {at::ones({8, 8})};
+  all.forms = tensor_forms(operators, inputs);
+  std::map<std::string, int64_t> bytes;
+  constexpr int64_t kMatrix = 8 * 8 * 4;
+  for (const std::string order : {"F3B3", "FBFBFB"}) {
+    Pipeline pipeline = two_stages(operators, 1, 3);
+    pipeline.stages[0].order = spec::order_from_letters(order, 0, 100);
+    pipeline.stages[1].order = spec::order_from_letters("FBFBFB", 1, 100);
+    PipelineHost host(operators, pipeline, all);
+    PipelineHost::Step step;
+    step.inputs.assign(3, inputs);
+    Trace trace;
+    step.trace = &trace;
+    host.run(step);
+    EXPECT_EQ(trace.memory.size(), 2U);
+    bytes[order] = trace.memory[0];
+    EXPECT_GT(trace.memory[1], 0);
+    EXPECT_LE(trace.memory[1], 2 * kMatrix);  // of losses, and one gradient of y
+  }
+  EXPECT_GE(bytes["FBFBFB"], 2 * kMatrix);
+  EXPECT_EQ(bytes["F3B3"] - bytes["FBFBFB"], 2 * 2 * kMatrix);
 }
 
 TEST(Pipeline, RefusesPlansThatItCannotCarryOut) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -11,6 +12,9 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/parallel/allocation_count.h"
+#include "ductile/parallel/draws.h"
+#include "ductile/parallel/exact_sums_impl.h"
 #include "ductile/parallel/kept_buffers_impl.h"
 
 namespace ductile::parallel {
@@ -21,12 +25,6 @@ using nn::NamedTensor;
 using nn::Operator;
 using nn::Source;
 using nn::Tensors;
-
-// libtorch's generator is one for all threads.
-std::mutex& generator_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
 
 bool has_gradient_type(const at::Tensor& t) { return t.is_floating_point(); }
 bool cheap(const NamedTensor& p) { return p.tensor.dim() <= 1; }
@@ -70,6 +68,7 @@ struct StageExecutor::Run {
 };
 
 struct StageExecutor::MicroBatch {
+  std::optional<DrawState> draws;
   std::map<int, Run> runs;
   std::map<Source, Gradient> input_gradients;
   bool backward_done = false;
@@ -81,7 +80,8 @@ StageExecutor::StageExecutor(const nn::OperatorGraph& graph, std::vector<int> op
       ops_(sorted(std::move(ops), "a stage", graph.operators().size())),
       options_(std::move(options)),
       wants_(wants_gradient(graph)),
-      recompute_(graph.operators().size(), false) {
+      recompute_(graph.operators().size(), false),
+      exact_(options_.exact ? std::make_unique<ExactSums>(graph, wants_) : nullptr) {
   const std::set<int> own(ops_.begin(), ops_.end());
   for (const int op : sorted(options_.recompute, "recompute", graph.operators().size())) {
     if (!own.contains(op)) {
@@ -140,8 +140,26 @@ Tensors StageExecutor::call(int op, int64_t micro_batch, const Tensors& inputs) 
   const Operator& o = graph_.operators()[static_cast<size_t>(op)];
   if (!o.random) return o.run(inputs);
   const std::lock_guard lock(generator_mutex());
+  if (exact_) return draw_as_rank(op, micro_batch, inputs);
   nn::seed_step(mix(mix(seed_, static_cast<uint64_t>(micro_batch)), static_cast<uint64_t>(op)));
   return o.run(inputs);
+}
+
+Tensors StageExecutor::draw_as_rank(int op, int64_t micro_batch, const Tensors& inputs) {
+  DUCTILE_CHECK(draws_ != nullptr, "an exact stage draws, and what others draw is not known");
+  const Operator& o = graph_.operators()[static_cast<size_t>(op)];
+  std::optional<DrawState>& state = held_.at(micro_batch).draws;
+  if (!state) state.emplace(mix(seed_, static_cast<uint64_t>(first_rank_ + micro_batch)));
+  state->set(draws_->before[static_cast<size_t>(op)]);
+  Tensors out = o.run(inputs);
+  if (!state->drew(draws_->own[static_cast<size_t>(op)]) && !draws_->ends_with(op)) {
+    fail(ErrorCode::conflict,
+         "train.pipeline_exact: operator {} draws another number of random numbers for some "
+         "samples than for others, so other stages do not know where it leaves the generator; set "
+         "train.pipeline_exact = false",
+         o.name);
+  }
+  return out;
 }
 
 StageExecutor::Tensors StageExecutor::forward(int64_t micro_batch, Tensors inputs) {
@@ -160,9 +178,15 @@ StageExecutor::Tensors StageExecutor::forward(int64_t micro_batch, Tensors input
       leaf.set_requires_grad(wants_gradient(s) && has_gradient_type(leaf));
       run.inputs.push_back(std::move(leaf));
     }
+    std::optional<KeptBuffers> before;
+    if (exact_) before.emplace(o);
     {
       const at::AutoGradMode mode(differentiated && !again);
       run.outputs = call(op, micro_batch, run.inputs);
+    }
+    if (before) {
+      exact_->add_buffers(op);
+      before->put_back();
     }
     for (size_t k = 0; k < run.outputs.size(); ++k) {
       made[{op, static_cast<int>(k)}] = run.outputs[k].detach();
@@ -299,10 +323,13 @@ void StageExecutor::backward_weights(int64_t micro_batch) {
                                       /*create_graph=*/false, /*allow_unused=*/true));
   }
   held_.erase(place);
+  ++num_done_;
 }
 
 void StageExecutor::add_weights(int op, const std::vector<size_t>& which, Tensors found) {
   if (which.empty()) return;
+  const AllocationCount::OfSums sums_alone;
+  if (exact_) return exact_->add(op, which, found);
   const at::NoGradGuard no_grad;
   Tensors& sums = weights_[op];
   sums.resize(graph_.operators()[static_cast<size_t>(op)].parameters.size());
@@ -316,15 +343,25 @@ void StageExecutor::add_weights(int op, const std::vector<size_t>& which, Tensor
   }
 }
 
-const StageExecutor::Tensors& StageExecutor::weight_gradients(int op) const {
-  static const Tensors kNone;
+StageExecutor::Tensors StageExecutor::weight_gradients(int op) const {
+  if (exact_) return exact_->weights(op, num_done_);
   const auto found = weights_.find(op);
-  return found == weights_.end() ? kNone : found->second;
+  return found == weights_.end() ? Tensors() : found->second;
+}
+
+StageExecutor::Tensors StageExecutor::weight_parts(int op, size_t parameter) const {
+  return exact_ ? exact_->parts(op, parameter) : Tensors();
+}
+
+StageExecutor::Tensors StageExecutor::buffer_sums(int op) const {
+  return exact_ ? exact_->buffers(op) : Tensors();
 }
 
 void StageExecutor::clear() {
   held_.clear();
   weights_.clear();
+  if (exact_) exact_->clear();
+  num_done_ = 0;
 }
 
 int64_t StageExecutor::num_held() const { return static_cast<int64_t>(held_.size()); }

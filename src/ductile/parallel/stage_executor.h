@@ -12,11 +12,16 @@
 
 namespace ductile::parallel {
 
+class ExactSums;  // exact_sums_impl.h
+struct Draws;     // draws.h
+
 struct StageExecutorOptions {
   // Whether backward() leaves matrices to backward_weights(). Weights that are cheap to sum (norms,
   // biases) belong to backward() in any case, and all weights of an operator none of whose inputs
   // wants a gradient to backward_weights().
   bool split = false;
+  // Each micro-batch counts as a virtual rank of data-parallel training, see StageExecutor.
+  bool exact = false;
   std::vector<int> recompute;  // operators that keep their inputs alone and run once more
 };
 
@@ -35,6 +40,12 @@ at::ScalarType sum_type(at::ScalarType type);
 // falling order of operators; what comes from other stages stands where its last reader stands. Two
 // addends commute, so a cut can change bits only where it parts three or more readers.
 // An operator that draws random numbers is seeded by (seed, micro-batch, operator).
+//
+// An exact executor sums what the micro-batches come to, gradients and buffers, in the order of the
+// canonical tree over virtual ranks (gradient_tree.h), which takes memory for log2 of their number,
+// plus one, gradients. Each micro-batch runs with the buffers as they are before the first one, and
+// the model keeps those; operators draw what they would draw one after the other in a virtual rank,
+// which is seeded by (seed, rank). Micro-batches go backward in rising order.
 //
 // One thread uses an executor at a time; executors of one model may run in several threads, if each
 // operator is in one of them.
@@ -58,8 +69,13 @@ class StageExecutor {
   static std::vector<bool> wants_gradient(const nn::OperatorGraph& graph);
   bool wants_gradient(const Source& source) const;
 
-  // The seed of the step for operators that draw random numbers.
-  void set_seed(uint64_t seed) { seed_ = seed; }
+  // The seed of the step for operators that draw random numbers; and, of an exact executor that has
+  // such operators, which virtual rank the first micro-batch is, and what all operators draw.
+  void set_seed(uint64_t seed, int64_t first_rank = 0, const Draws* draws = nullptr) {
+    seed_ = seed;
+    first_rank_ = first_rank;
+    draws_ = draws;
+  }
 
   // inputs() in order -> outputs() in order. Conflict if the micro-batch is under way already.
   Tensors forward(int64_t micro_batch, Tensors inputs);
@@ -78,8 +94,14 @@ class StageExecutor {
   void backward_weights(int64_t micro_batch);
 
   // The sums of the gradients of the operator's parameters, in order, over the micro-batches since
-  // the last clear(); undefined where none came.
-  const Tensors& weight_gradients(int op) const;
+  // the last clear(); undefined where none came. Of an exact executor they are also undefined for
+  // parameters that several operators hold, of which weight_parts() has the gradients by
+  // micro-batch, since the operators' parts are added first; empty where none came. Throws conflict
+  // where an exact executor did not get the gradients of each micro-batch.
+  Tensors weight_gradients(int op) const;
+  Tensors weight_parts(int op, size_t parameter) const;
+  // Of an exact executor: the sums of the operator's buffers, in order, after each micro-batch.
+  Tensors buffer_sums(int op) const;
   void clear();
   // Micro-batches of which something is held.
   int64_t num_held() const;
@@ -88,6 +110,7 @@ class StageExecutor {
   struct Run;         // of one operator on one micro-batch
   struct MicroBatch;  // the runs under way
   Tensors call(int op, int64_t micro_batch, const Tensors& inputs);
+  Tensors draw_as_rank(int op, int64_t micro_batch, const Tensors& inputs);
   void run_again(int op, int64_t micro_batch, Run& run);
   void differentiate(int op, int64_t micro_batch, Run& run, MicroBatch& held);
   void add_weights(int op, const std::vector<size_t>& which, Tensors found);
@@ -99,8 +122,12 @@ class StageExecutor {
   std::vector<bool> recompute_;
   std::vector<Source> inputs_, outputs_;
   uint64_t seed_ = 0;
+  int64_t first_rank_ = 0;
+  const Draws* draws_ = nullptr;
   std::map<int64_t, MicroBatch> held_;
-  std::map<int, Tensors> weights_;
+  int64_t num_done_ = 0;              // micro-batches since clear()
+  std::map<int, Tensors> weights_;    // unless exact
+  std::unique_ptr<ExactSums> exact_;  // nullptr unless exact
 };
 
 }  // namespace ductile::parallel

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 namespace ductile::parallel {
@@ -20,6 +21,15 @@ struct TraceInterval {
   int64_t micro_batch = 0;     // of a wait: that of the task which cannot begin yet
   int64_t begin = 0, end = 0;  // nanoseconds since 1970, by this machine's clock
 };
-using Trace = std::vector<TraceInterval>;
+
+struct Trace {
+  std::vector<TraceInterval> intervals;
+  // By stage: the most bytes that libtorch's allocator has given out for it and not got back, at
+  // one time between its first task and its last, with the samples that it has read and without the
+  // sums of the gradients of its weights.
+  std::map<int, int64_t> memory;
+
+  void clear() { *this = {}; }
+};
 
 }  // namespace ductile::parallel

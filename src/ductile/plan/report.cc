@@ -4,7 +4,9 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/graph/graph.h"
 #include "ductile/page/numbers.h"
+#include "ductile/plan/cost.h"
 
 namespace ductile::plan {
 namespace {
@@ -34,6 +36,14 @@ Json timeline_json(const Timeline& t, const Plan& plan) {
                              {"peak_in_flight", t.peak_in_flight[s]}});
   }
   return out;
+}
+
+// Weights, gradients and the optimiser's state, on each device of the stage.
+double state_bytes(const graph::Graph& graph, const Stage& stage) {
+  const StageSums sums =
+      stage_sums(graph, stage.ops, stage.tensor, stage.recompute, graph::input_bytes(graph));
+  const double optimizer = graph.optimizer_factor / (stage.shard_optimizer ? stage.replicas : 1);
+  return sums.parameter_bytes * (graph.state_factor + optimizer);
 }
 
 const char* kind_text(Box::Kind kind) {
@@ -176,6 +186,11 @@ nlohmann::json to_json(const Report& report) {
   if (p.feasible) {
     out["plan"] = to_json(p.plan, report.graph);
     out["evaluation"] = timeline_json(report.timeline, p.plan);
+    for (size_t s = 0; s < p.plan.stages.size(); ++s) {
+      // Of devices that take turns at several stages, the peak is that of all of them.
+      if (std::ranges::count(report.costs.unit, report.costs.unit[s]) > 1) continue;
+      out["evaluation"]["stages"][s]["state_memory"] = state_bytes(report.graph, p.plan.stages[s]);
+    }
     out["timeline"] = boxes_json(report.timeline);
   } else {
     out["advice"] = advice(report);

@@ -32,6 +32,10 @@ TEST(Report, JsonHoldsThePlanThatWasJudged) {
   const auto json = to_json(r);
   EXPECT_EQ(json["evaluation"]["seconds"], r.timeline.seconds);
   EXPECT_EQ(json["evaluation"]["stages"].size(), r.planned.plan.stages.size());
+  for (const auto& stage : json["evaluation"]["stages"]) {
+    EXPECT_GT(stage["state_memory"], 0);
+    EXPECT_LE(stage["state_memory"], stage["peak_memory"]);
+  }
   EXPECT_EQ(json["baselines"].size(), 2u);
   // Read back, its own orders give the same time and memory.
   const Plan again = plan_from_json(json["plan"], r.graph, "plan");
@@ -39,6 +43,27 @@ TEST(Report, JsonHoldsThePlanThatWasJudged) {
   const Report given = make_report(r.graph, r.devices, again);
   EXPECT_EQ(given.timeline.seconds, r.timeline.seconds);
   EXPECT_EQ(given.timeline.peak_memory, r.timeline.peak_memory);
+}
+
+TEST(Report, TheMemoryOfDevicesThatTakeTurnsBelongsToNoStage) {
+  const Report r = small_report();
+  nlohmann::json plan = {{"format", "ductile.plan"}, {"version", 1}, {"batch", 64}};
+  const size_t half = r.graph.ops.size() / 2;
+  for (const bool second : {false, true}) {
+    nlohmann::json names = nlohmann::json::array();
+    for (size_t i = second ? half : 0; i < (second ? r.graph.ops.size() : half); ++i) {
+      names.push_back(r.graph.ops[i].name);
+    }
+    plan["stages"].push_back({{"ops", names},
+                              {"micro_batch", 16},
+                              {"in_flight", 64},
+                              {"devices", nlohmann::json::array({0})}});
+  }
+  const auto json = to_json(make_report(r.graph, r.devices, plan_from_json(plan, r.graph, "plan")));
+  for (const auto& stage : json["evaluation"]["stages"]) {
+    EXPECT_GT(stage["peak_memory"], 0);
+    EXPECT_FALSE(stage.contains("state_memory"));
+  }
 }
 
 // The bound beside the timeline holds for the timeline, not for the formula.

@@ -78,12 +78,20 @@ std::vector<std::array<double, kKinds.size()>> sums_of(const StageTimeline& time
   return out;
 }
 
+std::string memory_of(const StageTimeline& timeline, int stage) {
+  const auto found = timeline.memory.find(stage);
+  return found == timeline.memory.end() ? std::string() : page::as_bytes(found->second);
+}
+
 std::string sums_table(const StageTimeline& recorded, const StageTimeline& predicted, int stages) {
   std::vector<page::HtmlTable::Column> columns = {{"Stage", true}, {"Worker", true}};
   for (const Kind& kind : kKinds) columns.push_back({kind.words, true});
   const bool compares = !predicted.intervals.empty();
   columns.push_back({"computing", true});
   if (compares) columns.push_back({"computing, predicted", true});
+  const bool has_memory = !recorded.memory.empty(), compares_memory = !predicted.memory.empty();
+  if (has_memory) columns.push_back({"memory", true});
+  if (has_memory && compares_memory) columns.push_back({"memory, predicted", true});
   page::HtmlTable table(columns, "stages");
   const auto own = sums_of(recorded, stages), plan = sums_of(predicted, stages);
   const auto computing = [](const auto& of) { return of[0] + of[1] + of[2]; };
@@ -95,6 +103,8 @@ std::string sums_table(const StageTimeline& recorded, const StageTimeline& predi
     for (const double sum : own[at]) cells.emplace_back(as_short_duration(sum));
     cells.emplace_back(as_short_duration(computing(own[at])));
     if (compares) cells.emplace_back(as_short_duration(computing(plan[at])));
+    if (has_memory) cells.emplace_back(memory_of(recorded, s));
+    if (has_memory && compares_memory) cells.emplace_back(memory_of(predicted, s));
     table.row(cells);
   }
   return table.html();
@@ -133,7 +143,14 @@ std::string trace_html(const RunFolder& folder, int64_t pipelines) {
     out += "<p class=\"label\">Predicted</p>\n";
     out += picture(predicted, stages, seconds, "predicted timeline");
   }
-  return out + sums_table(shown, predicted, stages);
+  out += sums_table(shown, predicted, stages);
+  if (!shown.memory.empty()) {
+    out +=
+        "<p>Memory is the most at one time that a stage has beside its weights, their gradients "
+        "and "
+        "the optimiser's state, as libtorch's allocator counts it.</p>\n";
+  }
+  return out;
 }
 
 }  // namespace ductile::run::report

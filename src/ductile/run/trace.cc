@@ -25,12 +25,19 @@ json interval_json(const StageInterval& i) {
 // What a job can have; the files may be anybody's.
 constexpr int64_t kMostStages = 65'536;
 constexpr double kMostSeconds = 1e9;
+constexpr double kMostMemory = 1e18;
 constexpr uintmax_t kMostBytes = 256 << 20;
 
 int stage_from(const json& value) {
   const auto stage = value.get<int64_t>();
   if (stage < 0 || stage >= kMostStages) fail(ErrorCode::data_loss, "a stage {}", stage);
   return static_cast<int>(stage);
+}
+
+double bytes_from(const json& value) {
+  const auto bytes = value.get<double>();
+  if (!(bytes >= 0 && bytes <= kMostMemory)) fail(ErrorCode::data_loss, "{} bytes", bytes);
+  return bytes;
 }
 
 // Throws what is no interval.
@@ -108,8 +115,11 @@ int StageTimeline::num_stages() const {
 void append_trace(const RunFolder& folder, const StageTimeline& step) {
   json intervals = json::array();
   for (const StageInterval& i : step.intervals) intervals.push_back(interval_json(i));
-  JsonLines(trace_file(folder))
-      .append({{"step", step.step}, {"time", step.time}, {"intervals", std::move(intervals)}});
+  json line = {{"step", step.step}, {"time", step.time}, {"intervals", std::move(intervals)}};
+  for (const auto& [stage, bytes] : step.memory) {
+    line["memory"].push_back({{"stage", stage}, {"bytes", bytes}});
+  }
+  JsonLines(trace_file(folder)).append(line);
 }
 
 std::vector<StageTimeline> read_trace(const RunFolder& folder) {
@@ -124,6 +134,9 @@ std::vector<StageTimeline> read_trace(const RunFolder& folder) {
       line.at("step").get_to(step.step);
       line.at("time").get_to(step.time);
       for (const json& i : line.at("intervals")) step.intervals.push_back(interval_from(i));
+      for (const json& m : line.value("memory", json::array())) {
+        step.memory[stage_from(m.at("stage"))] = bytes_from(m.at("bytes"));
+      }
       steps[step.step] = std::move(step);
     } catch (const std::exception&) {  // as a torn line
     }
@@ -137,12 +150,25 @@ std::vector<StageTimeline> read_trace(const RunFolder& folder) {
 
 StageTimeline predicted_timeline(const RunFolder& folder) {
   StageTimeline out;
+  json plan;
   try {
-    const json plan =
+    plan =
         parse_json(read_text(plan_file(folder)), plan_file(folder).string(), ErrorCode::data_loss);
     for (const json& i : plan.at("timeline")) out.intervals.push_back(interval_from(i));
   } catch (const std::exception&) {  // there is none
     out.intervals.clear();
+  }
+  try {
+    int stage = 0;
+    for (const json& of_stage : plan.at("evaluation").at("stages")) {
+      if (of_stage.contains("state_memory")) {
+        out.memory[stage] = std::max(
+            0.0, bytes_from(of_stage.at("peak_memory")) - bytes_from(of_stage.at("state_memory")));
+      }
+      ++stage;
+    }
+  } catch (const std::exception&) {
+    out.memory.clear();
   }
   return out;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,10 @@ struct StageTimeline {
   int64_t step = 0;
   double time = 0;  // seconds since 1970, when the first interval begins
   std::vector<StageInterval> intervals;
+  // By stage: the most bytes that it takes at one time beside weights, their gradients and the
+  // optimiser's state, as libtorch's allocator counts them or as the plan does; what is not known
+  // is not there.
+  std::map<int, double> memory;
 
   double seconds() const;  // until the last one ends
   int num_stages() const;

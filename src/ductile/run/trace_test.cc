@@ -22,6 +22,7 @@ StageTimeline step_of(int64_t number, double scale) {
                     {"wait", 1, 1, 0, 0, scale},
                     {"transfer", 1, 1, 0, scale, 1.5 * scale},
                     {"forward", 1, 1, 0, 1.5 * scale, 2 * scale}};
+  step.memory = {{0, 1536 * scale}, {1, 2048}};
   return step;
 }
 
@@ -31,7 +32,8 @@ struct OneRun {
 };
 
 constexpr const char* kPlan =
-    R"({"plan":{},"timeline":[{"kind":"forward","stage":0,"micro_batch":0,"begin":0,"end":0.5},)"
+    R"({"plan":{},"evaluation":{"stages":[{"peak_memory":8192,"state_memory":1024},{}]},)"
+    R"("timeline":[{"kind":"forward","stage":0,"micro_batch":0,"begin":0,"end":0.5},)"
     R"({"kind":"transfer","stage":0,"to":1,"micro_batch":0,"begin":0.5,"end":0.75}]})";
 
 TEST(Trace, StepsAreReadInOrderAndTheLastOfEachCounts) {
@@ -46,6 +48,7 @@ TEST(Trace, StepsAreReadInOrderAndTheLastOfEachCounts) {
   ASSERT_EQ(steps.size(), 2U);
   EXPECT_EQ(steps[0].step, 3);
   EXPECT_EQ(steps[1].intervals, step_of(4, 2).intervals);
+  EXPECT_EQ(steps[1].memory, step_of(4, 2).memory);
   EXPECT_EQ(steps[1].seconds(), 4);
   EXPECT_EQ(steps[1].num_stages(), 2);
 }
@@ -87,6 +90,7 @@ TEST(Trace, WhatNoRunCanHaveIsLeftOut) {
     write_file_atomic(plan_file(run.folder), R"({"timeline":[)" + interval + "]}");
     EXPECT_EQ(read_trace(run.folder).size(), 1U) << stage;
     EXPECT_TRUE(predicted_timeline(run.folder).intervals.empty()) << stage;
+    EXPECT_TRUE(predicted_timeline(run.folder).memory.empty()) << stage;
     write_report(run.folder);
     EXPECT_EQ(page::page_fault(read_file(run.folder.report_file())), "") << stage;
   }
@@ -125,9 +129,14 @@ TEST(Trace, TheReportShowsTheMedianStepBesideThePrediction) {
   EXPECT_NE(alone.find("Step 3, the median of 3 recorded"), std::string::npos);
   EXPECT_EQ(alone.find("the plan predicted"), std::string::npos);
   EXPECT_TRUE(fs::exists(chrome_trace_file(run.folder)));
+  EXPECT_NE(alone.find("4.5 KiB"), std::string::npos);
+  EXPECT_EQ(alone.find("memory, predicted"), std::string::npos);
   write_file_atomic(plan_file(run.folder), kPlan);
   write_report(run.folder);
-  EXPECT_NE(read_file(run.folder.report_file()).find("the plan predicted"), std::string::npos);
+  const std::string beside = read_file(run.folder.report_file());
+  EXPECT_NE(beside.find("the plan predicted"), std::string::npos);
+  EXPECT_NE(beside.find("memory, predicted"), std::string::npos);
+  EXPECT_NE(beside.find("7 KiB"), std::string::npos);
   write_file_atomic(plan_file(run.folder), "{");  // damaged: nothing is predicted
   write_report(run.folder);
 }

@@ -19,6 +19,30 @@ constexpr double kMostStaleness = 64;  // the state holds so many copies of the 
 // Samples that are drawn: some methods hold a number for each.
 constexpr double kMostDrawn = 1e9;
 
+// How what workers compute is put together.
+void describe_sums(Describer& d, TrainOptions& o) {
+  d.field(
+       "reduction", o.reduction,
+       "how workers sum gradients: canonical (the same bits for every number of workers) or fast "
+       "(the quickest all-reduce; results depend on the number of workers)")
+      .one_of({"canonical", "fast"});
+  d.field("wire", o.wire,
+          "number format in which gradients travel between hosts (reduction = fast)")
+      .one_of({"fp32", "bf16", "fp16"});
+  d.field("shard_optimizer", o.shard_optimizer,
+          "spread the optimiser's state and update over the workers; the result does not change by "
+          "one bit");
+  d.field("shard_copies", o.shard_copies,
+          "workers that keep each part of a sharded optimiser; with 1, a lost worker sends the job "
+          "back "
+          "to its last checkpoint; with 2, it costs one step")
+      .range(1, 64);
+  d.field(
+      "pipeline_exact", o.pipeline_exact,
+      "train.method = pipelined has the bits of plain with a virtual rank for each micro-batch; "
+      "takes memory for log2 of their number, plus one, gradients of each stage");
+}
+
 }  // namespace
 
 void describe(Describer& d, TokensOptions& o) {
@@ -442,22 +466,7 @@ void describe(Describer& d, TrainOptions& o) {
        "updates by which the weights that a virtual rank differentiates may be behind; drawn for "
        "each rank and update; 0 = they never are")
       .range(0, kMostStaleness);
-  d.field(
-       "reduction", o.reduction,
-       "how workers sum gradients: canonical (the same bits for every number of workers) or fast "
-       "(the quickest all-reduce; results depend on the number of workers)")
-      .one_of({"canonical", "fast"});
-  d.field("wire", o.wire,
-          "number format in which gradients travel between hosts (reduction = fast)")
-      .one_of({"fp32", "bf16", "fp16"});
-  d.field("shard_optimizer", o.shard_optimizer,
-          "spread the optimiser's state and update over the workers; the result does not change by "
-          "one bit");
-  d.field("shard_copies", o.shard_copies,
-          "workers that keep each part of a sharded optimiser; with 1, a lost worker sends the job "
-          "back "
-          "to its last checkpoint; with 2, it costs one step")
-      .range(1, 64);
+  describe_sums(d, o);
   d.field("precision", o.precision, "arithmetic of forward and backward; master weights are fp32")
       .one_of({"fp32", "bf16", "fp16"});
   d.field("memory_format", o.memory_format, "layout of images in memory")

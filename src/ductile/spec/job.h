@@ -249,6 +249,7 @@ struct TrainOptions {
   std::string reduction = "canonical";
   std::string wire = "fp32";
   bool shard_optimizer = false;
+  bool pipeline_exact = false;  // of the method pipelined
   int64_t shard_copies = 2;
   std::string precision = "fp32";
   std::string memory_format = "auto";
@@ -372,7 +373,7 @@ int64_t batch_parts(const JobOptions& job);
 // Into how many stages the model is cut, where the job trains by stages.
 int64_t num_stages(const JobOptions& job);
 // Of how many gradients, each of an equal part of the samples, an update is the mean: those of the
-// virtual ranks, or of whole pipelines.
+// virtual ranks, or of whole pipelines, or, with train.pipeline_exact, of their micro-batches.
 int64_t num_gradients(const JobOptions& job);
 // Whether a job that trains by stages has the same bits for every cut of its model into as many
 // stages. Which stage an operator is in says where in the canonical tree its gradients stand, and

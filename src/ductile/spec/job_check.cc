@@ -60,6 +60,40 @@ void check_batch(const JobOptions& job, const Bad& bad) {
   }
 }
 
+// The micro-batches are leaves of the canonical tree over virtual ranks: where there are several
+// pipelines, each has to be a node of it, and so has each sum over them.
+void check_exact_pipelines(const JobOptions& job, const Bad& bad) {
+  if (!job.train.pipeline_exact) return;
+  if (!is_pipelined(job)) {
+    bad(
+        fmt::format("train.pipeline_exact = true needs train.method = \"pipelined\", and it is "
+                    "\"{}\"",
+                    job.train.method));
+  }
+  if (job.train.reduction != "canonical") {
+    bad(
+        fmt::format("train.pipeline_exact = true needs train.reduction = \"canonical\": \"{}\" has "
+                    "no bits that stay",
+                    job.train.reduction));
+  }
+  const PipelinedOptions& o = job.train.pipelined;
+  const auto is_power = [](int64_t n) { return std::has_single_bit(static_cast<uint64_t>(n)); };
+  if (o.replicas > 1 && !is_power(o.micro_batches)) {
+    bad(
+        fmt::format("train.pipeline_exact = true with several replicas needs a number of "
+                    "micro-batches that is a power of two, and train.pipelined.micro_batches = {}: "
+                    "gradients would be added in another order than those of virtual ranks",
+                    o.micro_batches));
+  }
+  if (o.replicas > 2 && !is_power(num_stages(job))) {
+    bad(
+        fmt::format("train.pipeline_exact = true with more than two replicas needs a number of "
+                    "stages that is a power of two, and there are {}: gradients would be added in "
+                    "another order than those of virtual ranks",
+                    num_stages(job)));
+  }
+}
+
 void check_pipelined(const JobOptions& job, const Bad& bad) {
   if (!is_pipelined(job)) return;
   const PipelinedOptions& o = job.train.pipelined;
@@ -337,18 +371,20 @@ int64_t num_stages(const JobOptions& job) {
 }
 
 bool any_cut_will_do(const JobOptions& job) {
-  return job.train.pipelined.replicas == 1 ||
+  return job.train.pipelined.replicas == 1 || job.train.pipeline_exact ||
          std::has_single_bit(static_cast<uint64_t>(num_stages(job)));
 }
 
 int64_t num_gradients(const JobOptions& job) {
-  return is_pipelined(job) ? job.train.pipelined.replicas : job.train.virtual_ranks;
+  if (!is_pipelined(job)) return job.train.virtual_ranks;
+  return job.train.pipeline_exact ? batch_parts(job) : job.train.pipelined.replicas;
 }
 
 void check(const JobOptions& job) {
   const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
   check_batch(job, bad);
   check_pipelined(job, bad);
+  check_exact_pipelines(job, bad);
   if (job.train.virtual_ranks % job.train.bn_group != 0) {
     bad(fmt::format("train.virtual_ranks = {} is not divisible by train.bn_group = {}",
                     job.train.virtual_ranks, job.train.bn_group));

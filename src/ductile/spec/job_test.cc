@@ -176,6 +176,15 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
       "[train]\nmethod = \"pipelined\"\nvirtual_ranks = 3\n"
       "pipelined = {replicas = 3, micro_batches = 4}\n",
       "train.pipelined.replicas x train.pipelined.micro_batches = 12");
+  expect_refused("[train]\npipeline_exact = true\n", "needs train.method = \"pipelined\"");
+  const std::string exact = "[train]\nmethod = \"pipelined\"\npipeline_exact = true\n";
+  expect_refused(exact + "reduction = \"fast\"\n", "needs train.reduction = \"canonical\"");
+  expect_refused(
+      exact + "batch_size = 48\nvirtual_ranks = 4\npipelined = {replicas = 2, micro_batches = 3}\n",
+      "train.pipelined.micro_batches = 3");
+  expect_refused(
+      exact + "batch_size = 48\nvirtual_ranks = 9\npipelined = {replicas = 3, micro_batches = 4}\n",
+      "a power of two, and there are 3");
   expect_refused("[train]\nmethod = \"pipelined\"\nrate_control = \"lrtuner\"\n",
                  "needs train.rate_control = \"schedule\"");
   expect_refused("[train]\nmethod = \"stale_selective\"\nselective = {start = 0.6, end = 0.5}\n",

@@ -7,18 +7,16 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
 #include <ATen/ops/ones_like.h>
-#include <c10/core/Allocator.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/data/loader.h"
 #include "ductile/nn/operators.h"
+#include "ductile/parallel/allocation_count.h"
 #include "ductile/parallel/stage_executor.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/ingredients.h"
@@ -30,6 +28,7 @@ namespace {
 using Json = nlohmann::json;
 using nn::OperatorGraph;
 using nn::Source;
+using parallel::AllocationCount;
 using parallel::StageExecutor;
 using Gradients = std::vector<StageExecutor::Gradient>;
 
@@ -42,46 +41,6 @@ double median(std::vector<double> values) {
   std::ranges::nth_element(values, values.begin() + static_cast<ptrdiff_t>(values.size() / 2));
   return values[values.size() / 2];
 }
-
-// Bytes that libtorch's allocator has given out in this thread since it began, by the operator that
-// was running.
-class MemoryCount : public c10::MemoryReportingInfoBase {
- public:
-  void begin(size_t op) {
-    op_ = op;
-    begin_ = peak_ = live_;
-  }
-  // The most that was live beyond what was when begin() was called.
-  int64_t peak() const { return peak_ - begin_; }
-  int64_t live_of(size_t op) const {
-    const auto found = by_op_.find(op);
-    return found == by_op_.end() ? 0 : found->second;
-  }
-
-  void reportMemoryUsage(void* where, int64_t size, int64_t /*allocated*/, int64_t /*reserved*/,
-                         c10::Device /*device*/) override {
-    if (size > 0) {
-      blocks_[where] = {op_, size};
-      add(op_, size);
-    } else if (const auto found = blocks_.find(where); found != blocks_.end()) {
-      add(found->second.first, -found->second.second);
-      blocks_.erase(found);
-    }
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-
- private:
-  void add(size_t op, int64_t size) {
-    by_op_[op] += size;
-    live_ += size;
-    peak_ = std::max(peak_, live_);
-  }
-
-  size_t op_ = 0;
-  int64_t live_ = 0, begin_ = 0, peak_ = 0;
-  std::unordered_map<void*, std::pair<size_t, int64_t>> blocks_;
-  std::map<size_t, int64_t> by_op_;
-};
 
 // What was measured of one operator at one share.
 struct Cell {
@@ -103,14 +62,14 @@ class Profiler {
   size_t size() const { return operators_.operators().size(); }
 
   // One pass forward and back over a micro-batch; cells by operator.
-  void run(const nn::Tensors& inputs, std::vector<Cell>& cells, MemoryCount* memory) {
+  void run(const nn::Tensors& inputs, std::vector<Cell>& cells, AllocationCount* memory) {
     made_.clear();
     for (size_t i = 0; i < inputs.size(); ++i)
       made_[{nn::kModelInput, static_cast<int>(i)}] = inputs[i];
     for (size_t op = 0; op < size(); ++op) forward(op, cells[op], memory);
     made_.clear();
     if (memory != nullptr) {
-      for (size_t op = 0; op < size(); ++op) cells[op].held = memory->live_of(op);
+      for (size_t op = 0; op < size(); ++op) cells[op].held = memory->live_of(static_cast<int>(op));
     }
     gradients_.clear();
     const Source loss = operators_.results().front();
@@ -129,8 +88,8 @@ class Profiler {
 
  private:
   template <class Call>
-  auto timed(size_t op, Pass pass, Cell& cell, MemoryCount* memory, Call call) {
-    if (memory != nullptr) memory->begin(op);
+  auto timed(size_t op, Pass pass, Cell& cell, AllocationCount* memory, Call call) {
+    if (memory != nullptr) memory->begin(static_cast<int>(op));
     const auto begin = std::chrono::steady_clock::now();
     auto out = call();
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
@@ -142,7 +101,7 @@ class Profiler {
     return out;
   }
 
-  void forward(size_t op, Cell& cell, MemoryCount* memory) {
+  void forward(size_t op, Cell& cell, AllocationCount* memory) {
     StageExecutor& executor = *executors_[op];
     nn::Tensors inputs;
     for (const Source& source : executor.inputs()) inputs.push_back(made_.at(source));
@@ -158,7 +117,7 @@ class Profiler {
     }
   }
 
-  void backward(size_t op, Cell& cell, MemoryCount* memory) {
+  void backward(size_t op, Cell& cell, AllocationCount* memory) {
     StageExecutor& executor = *executors_[op];
     std::vector<Gradients> given;
     for (const Source& source : executor.outputs()) {
@@ -250,8 +209,8 @@ class Measurement {
   void run(const std::function<void(const Json&)>& row, const std::function<bool()>& interrupted) {
     cells_.assign(shares_.size(), std::vector<Cell>(profiler_.size()));
     for (size_t i = 0; i < shares_.size(); ++i) {  // which warms up, too
-      auto memory = std::make_shared<MemoryCount>();
-      const c10::DebugInfoGuard counted(c10::DebugInfoKind::PROFILER_STATE, memory);
+      auto memory = std::make_shared<AllocationCount>();
+      const AllocationCount::Watch counted(memory);
       profiler_.run(inputs_[i], cells_[i], memory.get());
       bytes_.push_back(profiler_.bytes());
     }

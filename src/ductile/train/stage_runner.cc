@@ -4,11 +4,18 @@
 #include <sstream>
 #include <utility>
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/randn_like.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
 #include "ductile/nn/threads.h"
+#include "ductile/parallel/exact.h"
+#include "ductile/parallel/tensor_tree.h"
 #include "ductile/spec/stage_orders.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/evaluate.h"
@@ -57,6 +64,14 @@ void cut_evenly(const OperatorGraph& operators, size_t num_stages, Pipeline& pip
   }
 }
 
+// The canonical sum of so many virtual ranks that all have `values`.
+at::Tensor sum_of_equal(std::span<float> values, int64_t count) {
+  const at::Tensor leaf = at::from_blob(values.data(), {std::ssize(values)}, at::kFloat);
+  parallel::TensorTree tree;
+  for (int64_t i = 0; i < count; ++i) tree.push(leaf.clone());
+  return tree.sum();
+}
+
 // One forward, one backward, behind as many forward tasks as there are stages from here on.
 std::vector<spec::Task> one_forward_one_backward(int64_t from_here, int64_t micro_batches) {
   const int64_t ahead = std::min(from_here, micro_batches);
@@ -74,6 +89,7 @@ Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& opera
   const spec::PipelinedOptions& options = job.train.pipelined;
   Pipeline out;
   out.num_micro_batches = options.micro_batches;
+  out.exact = job.train.pipeline_exact;
   if (options.stages.empty()) {
     cut_evenly(operators, static_cast<size_t>(spec::num_stages(job)), out);
   }
@@ -132,6 +148,7 @@ void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
   rank_ = rank;
   exchange_ = exchange;
   hosts_.clear();
+  if (pipeline_.exact) find_forms();  // which may refuse the pipeline: before the first step
   for (int r = 0; r < layout.num_workers(); ++r) {
     const auto i = static_cast<size_t>(r);
     hosts_.insert(hosts_.end(), static_cast<size_t>(layout.cut[i + 1] - layout.cut[i]), r);
@@ -160,6 +177,76 @@ comm::LeafRange StageRunner::parts() const {
   return out;
 }
 
+// The same on every worker, whatever stages it hosts.
+void StageRunner::find_forms() {
+  if (!forms_.empty()) return;
+  const int64_t samples = job_.train.batch_size / spec::batch_parts(job_);
+  const DataForm form = DataForm::of(job_, ingredients_.train_set->info(), ingredients_.augment);
+  nn::Tensors inputs = form.blank_inputs(samples);
+  if (form.images() && lies_channels_last(job_, *ingredients_.model)) {
+    inputs[0] = inputs[0].contiguous(at::MemoryFormat::ChannelsLast);
+  }
+  inputs.push_back(form.tokens ? inputs[0] : at::zeros({samples}, at::kLong));
+  if (pipeline_.exact) {
+    parallel::check_exact(pipeline_, operators_, inputs);
+    draws_ = parallel::draws_of(operators_, inputs);
+  }
+  forms_ = parallel::tensor_forms(operators_, inputs);
+  if (pipeline_.exact) check_bits(inputs);
+}
+
+// Gradients of one micro-batch by all stages and by autograd over the whole model. How a tensor
+// lies in memory where the model is cut may make a kernel go another way, which no look at
+// operators shows.
+void StageRunner::check_bits(const nn::Tensors& like) const {
+  constexpr uint64_t kSeed = 1;
+  const std::span<float> buffers = flat_.buffer_values();
+  const std::vector<float> before(buffers.begin(), buffers.end());
+  nn::seed_step(kSeed);
+  nn::Tensors inputs;
+  for (const at::Tensor& t : like) {
+    inputs.push_back(t.is_floating_point() ? at::randn_like(t) : t);
+  }
+  parallel::Pipeline pipeline = pipeline_;
+  pipeline.num_micro_batches = 1;
+  for (parallel::Pipeline::Stage& stage : pipeline.stages) {
+    stage.order = {spec::Task::forward, spec::Task::backward};
+    if (pipeline.split) stage.order.push_back(spec::Task::backward_weight);
+  }
+  parallel::PipelineHost::Placement all;
+  all.hosts.assign(pipeline.stages.size(), 0);
+  all.forms = forms_;
+  parallel::PipelineHost host(operators_, pipeline, all);
+  parallel::PipelineHost::Step step;
+  step.inputs = {inputs};
+  step.seed = kSeed;
+  step.draws = &draws_;
+  host.run(step);
+
+  nn::seed_step(mix(kSeed, 0));
+  const at::AutoGradMode differentiates(true);
+  const at::Tensor logits =
+      nn::forward(*ingredients_.model, std::span(inputs).first(inputs.size() - 1));
+  const nn::LossOutput loss =
+      ingredients_.model->loss(logits, inputs.back(), job_.train.label_smoothing);
+  const std::vector<at::Tensor> whole = flat_.gradients(loss.losses.mean());
+  std::ranges::copy(before, buffers.begin());
+  for (size_t i = 0; i < whole.size(); ++i) {
+    const std::string& name = flat_.parameters()[i].name;
+    const auto found = host.gradients().find(name);
+    if (!whole[i].defined() || found == host.gradients().end()) continue;
+    // A run that has diverged is not refused for it: NaN is equal to NaN here.
+    const at::Tensor own = whole[i].to(found->second.scalar_type()).nan_to_num();
+    if (at::equal(own, found->second.nan_to_num())) continue;
+    fail(
+        ErrorCode::invalid_argument,
+        "train.pipeline_exact: the gradient of {} has other bits where the model is cut into these "
+        "stages, since a tensor between them lies otherwise in memory; cut it elsewhere "
+        "(train.pipelined.stages), or set train.pipeline_exact = false",
+        name);
+  }
+}
+
 // Once for a generation, and again when other parameters are trained than before.
 void StageRunner::make_pipelines() {
   std::vector<bool> trained;
@@ -168,16 +255,7 @@ void StageRunner::make_pipelines() {
   }
   if (!pipelines_.empty() && trained == trained_) return;
   trained_ = std::move(trained);
-  const int64_t samples = job_.train.batch_size / spec::batch_parts(job_);
-  if (forms_.empty()) {  // the same on every worker, whatever stages it hosts
-    const DataForm form = DataForm::of(job_, ingredients_.train_set->info(), ingredients_.augment);
-    nn::Tensors inputs = form.blank_inputs(samples);
-    if (form.images() && lies_channels_last(job_, *ingredients_.model)) {
-      inputs[0] = inputs[0].contiguous(at::MemoryFormat::ChannelsLast);
-    }
-    inputs.push_back(form.tokens ? inputs[0] : at::zeros({samples}, at::kLong));
-    forms_ = parallel::tensor_forms(operators_, inputs);
-  }
+  find_forms();
   pipelines_.clear();
   pipelines_.resize(static_cast<size_t>(num_replicas_));
   parallel::PipelineHost::Placement placement;
@@ -206,7 +284,10 @@ std::map<int64_t, StageRunner::Part> StageRunner::run(
   make_pipelines();
   parallel::PipelineHost& host = *pipelines_.at(static_cast<size_t>(pipeline));
   parallel::PipelineHost::Step step;
-  step.seed = pipeline == 0 ? seed : mix(seed, static_cast<uint64_t>(pipeline));
+  const bool plain = pipeline == 0 || pipeline_.exact;
+  step.seed = plain ? seed : mix(seed, static_cast<uint64_t>(pipeline));
+  step.first_rank = pipeline * pipeline_.num_micro_batches;
+  step.draws = &draws_;
   step.loss_scale = loss_scale;
   step.trace = pipeline == 0 ? trace : nullptr;
   int64_t samples = 0;
@@ -231,42 +312,69 @@ std::map<int64_t, StageRunner::Part> StageRunner::run(
   return out;
 }
 
-// -0 becomes 0, as where something else is added.
 StageRunner::Part StageRunner::part_of(int stage, const parallel::PipelineHost& pipeline) const {
-  Part part;
+  return {gradients_of(stage, pipeline), buffers_of(stage, pipeline), {}};
+}
+
+// -0 becomes 0, as where something else is added; an exact sum adds -0 instead, so it stays.
+std::vector<at::Tensor> StageRunner::gradients_of(int stage,
+                                                  const parallel::PipelineHost& pipeline) const {
+  std::vector<at::Tensor> out;
   for (const FlatModel::Entry& parameter : flat_.parameters()) {
     const auto owner = owners_.find(parameter.name);
     const auto found = pipeline.gradients().find(parameter.name);
-    const bool is_own =
-        owner != owners_.end() && owner->second == stage && found != pipeline.gradients().end();
-    part.gradients.push_back(is_own ? found->second.add(0) : at::Tensor());
+    const bool is_own = (owner == owners_.end() ? 0 : owner->second) == stage;
+    at::Tensor& part = out.emplace_back();
+    if (is_own && found != pipeline.gradients().end()) {
+      part = pipeline_.exact ? found->second : found->second.add(0);
+    } else if (!is_own && pipeline_.exact) {
+      part = at::scalar_tensor(-0.0, at::kFloat).expand(parameter.shape);
+    }
   }
-  const std::span<const float> now = flat_.buffer_values();
-  part.buffers.assign(now.size(), 0.0F);
+  return out;
+}
+
+std::vector<float> StageRunner::buffers_of(int stage,
+                                           const parallel::PipelineHost& pipeline) const {
+  const std::span<float> now = flat_.buffer_values();
+  std::vector<float> out(now.size(), pipeline_.exact ? -0.0F : 0.0F);
   for (const FlatModel::Entry& buffer : flat_.buffers()) {
     const auto owner = buffer_owners_.find(buffer.name);
     if ((owner == buffer_owners_.end() ? 0 : owner->second) != stage) continue;
-    for (int64_t i = buffer.offset; i < buffer.offset + buffer.size; ++i) {
-      part.buffers[static_cast<size_t>(i)] = now[static_cast<size_t>(i)] + 0.0F;
+    const auto offset = static_cast<size_t>(buffer.offset);
+    const std::span<float> values = now.subspan(offset, static_cast<size_t>(buffer.size));
+    const auto place = out.begin() + buffer.offset;
+    if (!pipeline_.exact) {
+      std::ranges::transform(values, place, [](float value) { return value + 0.0F; });
+      continue;
     }
+    // What no operator has, no micro-batch changes.
+    const auto summed = pipeline.buffers().find(buffer.name);
+    const at::Tensor sum = summed != pipeline.buffers().end()
+                               ? summed->second.contiguous()
+                               : sum_of_equal(values, pipeline_.num_micro_batches);
+    std::copy_n(sum.data_ptr<float>(), buffer.size, place);
   }
-  return part;
+  return out;
 }
 
 void StageRunner::set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
                               const FigureList& figures, std::vector<float>& out) const {
   const nn::OneThread alone;
   float loss = 0;
+  parallel::TensorTree losses;
   int64_t correct = 0, predictions = 0;
   for (const nn::Tensors& result : results) {
-    loss += result[0].mean().item<float>();
+    const auto mean = result[0].mean().item<float>();
+    loss += mean;
+    losses.push(at::scalar_tensor(mean, at::kFloat));
     correct += result[1].item<int64_t>();
     predictions += result[2].item<int64_t>();
   }
   const auto set = [&](std::string_view name, auto value) {
     out[figures.place(name)] = static_cast<float>(value);
   };
-  set(kLoss, loss);
+  set(kLoss, pipeline_.exact ? losses.sum().item<float>() : loss);
   set(kCorrect, correct);
   set(kPredictions, predictions);
   set(kSamplesForward, samples);

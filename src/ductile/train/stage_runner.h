@@ -12,6 +12,7 @@
 #include "ductile/comm/canonical.h"
 #include "ductile/data/loader.h"
 #include "ductile/nn/operators.h"
+#include "ductile/parallel/draws.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/pipeline.h"
 #include "ductile/spec/job.h"
@@ -31,6 +32,11 @@ parallel::Pipeline pipeline_of_job(const spec::JobOptions& job, const nn::Operat
 // is the gradients of the parameters and the running statistics of its operators, with zeros for
 // all others, so the sum over the ranks of a pipeline is the whole, and that over pipelines as many
 // times their mean. A parameter of several stages is the first one's.
+//
+// With train.pipeline_exact the sum is that of the plain method, to the bit, where micro-batch m of
+// pipeline r is virtual rank r * M + m: each pipeline sums its micro-batches' gradients and running
+// statistics as leaves of the canonical tree, and what a rank does not own is -0, which added to
+// anything leaves it as it is.
 //
 // One thread at a time. Nothing but the model's running statistics changes.
 class StageRunner {
@@ -59,8 +65,12 @@ class StageRunner {
  private:
   bool hosted(int64_t rank) const { return hosts_[static_cast<size_t>(rank)] == rank_; }
   bool reads_samples(int stage) const;
+  void find_forms();
+  void check_bits(const nn::Tensors& like) const;
   void make_pipelines();
   Part part_of(int stage, const parallel::PipelineHost& pipeline) const;
+  std::vector<at::Tensor> gradients_of(int stage, const parallel::PipelineHost& pipeline) const;
+  std::vector<float> buffers_of(int stage, const parallel::PipelineHost& pipeline) const;
   void set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
                    const FigureList& figures, std::vector<float>& out) const;
 
@@ -76,6 +86,7 @@ class StageRunner {
   int rank_ = 0;
   parallel::Exchange* exchange_ = nullptr;
   std::map<nn::Source, parallel::TensorForm> forms_;
+  parallel::Draws draws_;      // where the pipeline is exact
   std::vector<bool> trained_;  // parameters, as pipelines_ were made for
   std::vector<std::unique_ptr<parallel::PipelineHost>> pipelines_;  // nullptr: nothing is hosted
 };
