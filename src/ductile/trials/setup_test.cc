@@ -87,7 +87,7 @@ TEST(Setup, NamesWhatCannotBeTuned) {
 
 TEST(Setup, AnOptionThatTheTunerHasNotIsAnsweredWithThoseThatItHas) {
   const auto answer = [](const std::string& assignment) -> std::string {
-    Setup setup;
+    trials::Setup setup;
     try {
       set_option(setup, assignment);
     } catch (const Error& e) {
