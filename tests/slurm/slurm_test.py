@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Jobs of Ductile in a pool of pilots, in a real Slurm, while Slurm fails in every way that it has.
+"""Jobs of Ductile in a real Slurm, in a pool of pilots while Slurm fails in every way that it has, and in a batch job.
 
 Usage: tests/slurm/slurm_test.py DUCTILE [SCENARIO ...]
 
@@ -7,6 +7,7 @@ After each scenario the weights have the bits of the same job alone, and no pilo
 stands for those of SHORT, of a shorter job. Prints "skipped: WHY" where there is no Slurm (testbed.py).
 """
 import pathlib
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from testbed import Service, Skip, Testbed, begins_of, digest_of, until  # noqa: E402
 
 POOL = 'name = "lab"\ndevices = 2\nmin = 0\nmax = 2\npartition = "main"\nidle = 3\nnotice = 20\n'
-SHORT = ["the_only_node_is_lost", "a_node_of_a_python_job_is_lost"]
+SHORT = ["a_batch_job_trains_on_its_nodes", "the_only_node_is_lost", "a_node_of_a_python_job_is_lost"]
 STEPS, SHORT_STEPS = 3000, 600
 SAVED = 6  # seconds in which slurmctld saves what it was told
 
@@ -72,6 +73,16 @@ class Scenarios:
             if job.startswith(f"ductile-{name}-{pool_node}-"):
                 return node
         raise AssertionError("no pilot")
+
+    def a_batch_job_trains_on_its_nodes(self):
+        """Without a service, by the launcher of docs/guides/several-hosts.md."""
+        run = pathlib.Path(tempfile.mkdtemp(prefix="batch")) / "run"
+        words = shlex.join([self.ductile, "-q", "train", "--out", str(run), "--listen", "127.0.0.1", "--launcher",
+                            "srun --overlap -N1 -n1 -w {host}", *self.options])
+        hosts = "$(scontrol show hostnames | sed 's/$/=127.0.0.1:1/' | paste -sd,)"
+        self.testbed.slurm("sbatch", "--wait", "-p", "main", "--nodes=2", "--ntasks-per-node=1", "-o",
+                           str(run.parent / "log"), "--wrap", f'{words} --hosts "{hosts}"')
+        assert digest_of(run) == self.digest, "other bits than those of the job alone"
 
     def grows_and_shrinks(self):
         service, job = self.begin()
@@ -229,9 +240,10 @@ class Scenarios:
         self.end(service, job)
 
 
-SCENARIOS = ["grows_and_shrinks", "pending_is_said", "slurmctld_is_killed", "slurmctld_is_killed_at_once",
-             "a_node_is_lost", "the_only_node_is_lost", "a_node_of_a_python_job_is_lost", "a_pilot_is_preempted",
-             "the_time_limit_comes", "the_service_is_killed"]
+SCENARIOS = ["a_batch_job_trains_on_its_nodes", "grows_and_shrinks", "pending_is_said", "slurmctld_is_killed",
+             "slurmctld_is_killed_at_once", "a_node_is_lost", "the_only_node_is_lost",
+             "a_node_of_a_python_job_is_lost", "a_pilot_is_preempted", "the_time_limit_comes",
+             "the_service_is_killed"]
 
 
 def main():

@@ -52,13 +52,19 @@ ExitCode capture(const CaptureCommand& command, Context& context) {
          word.string());
   const spec::JobOptions asked = asked_of(command.job, context.environment);
   if (command.out) check_graph_file(*command.out);
-  const json options = {{"leaf", command.leaves},
-                        {"inputs", command.inputs},
-                        {"batch", command.batch ? json(*command.batch) : json()},
-                        {"shares", command.shares},
-                        {"rounds", command.rounds},
-                        {"times", !command.no_times},
-                        {"check", !command.no_check}};
+  if (command.model && command.no_check) {
+    fail(ErrorCode::invalid_argument,
+         "--model excludes --no-check: operators that are trained have to be those of the model");
+  }
+  const json options = {
+      {"leaf", command.leaves},
+      {"inputs", command.inputs},
+      {"batch", command.batch ? json(*command.batch) : json()},
+      {"shares", command.shares},
+      {"rounds", command.rounds},
+      {"model", command.model ? json(fs::absolute(*command.model).string()) : json()},
+      {"times", !command.no_times},
+      {"check", !command.no_check}};
   page::ProgressBar bar(STDERR_FILENO);
   WorkerQuestion question;
   question.program = process::python_worker(process::find_worker());

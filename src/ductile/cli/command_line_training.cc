@@ -173,6 +173,7 @@ void add_capture(CLI::App& app, Parsed& parsed) {
       "Example:\n"
       "  ductile capture train.py:Job -o graph.json --batch 64\n"
       "  ductile capture torchvision.models:resnet18 --input 3,224,224 -o graph.json\n"
+      "  ductile capture net.py:Net --model net.pt -o graph.json\n"
       "  ductile plan graph.json --devices cluster.toml --batch 128\n"
       "\n"
       "The command runs the model in its own Python, records what it calls, and runs these\n"
@@ -184,6 +185,10 @@ void add_capture(CLI::App& app, Parsed& parsed) {
       ->option_text("FILE.py:CLASS")
       ->required();
   sub->add_option("-o,--out", c.out, "write the graph to this file (default: stdout)")
+      ->option_text("FILE");
+  sub->add_option("--model", c.model,
+                  "write the operators of a torch.nn.Module, too, as a file for model.library of a "
+                  "job, which runs them without Python for the numbers of samples of --shares")
       ->option_text("FILE");
   sub->add_option("--leaf", c.leaves,
                   "keep this module whole: its path in the model, or its class (repeatable)")

@@ -155,6 +155,7 @@ ExitCode profile(const ProfileCommand& command, Context& context);
 struct CaptureCommand {
   JobRequest job;                   // FILE.py:CLASS; of --set, the interpreter and its threads
   std::optional<fs::path> out;      // a file; else stdout
+  std::optional<fs::path> model;    // a file for the operators themselves
   std::vector<std::string> leaves;  // modules that stay whole
   std::vector<std::string> inputs;  // shapes of a sample, for a module without example()
   std::optional<int64_t> batch;     // samples at once, at most

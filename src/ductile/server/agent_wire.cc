@@ -5,7 +5,9 @@
 
 #include <unistd.h>
 
+#include "ductile/base/base64.h"
 #include "ductile/base/error.h"
+#include "ductile/base/text.h"
 #include "ductile/server/agent_wire_impl.h"
 
 namespace ductile::server {
@@ -14,6 +16,9 @@ namespace {
 constexpr int kMostBlocks = 64;  // at once: who prints without end must not keep the others waiting
 constexpr size_t kMostPlain = size_t{1} << 18;     // what login scripts print, and the greeting
 constexpr size_t kMostMessage = size_t{64} << 20;  // a job's arguments, a census, a worker's line
+constexpr size_t kBytesOfALine = 3000;  // sealed; 4000 letters, which fit into a terminal's line
+constexpr size_t kMostLetters = kBytesOfALine / 3 * 4;
+constexpr size_t kMostQuoted = 80;
 
 void append(std::vector<std::byte>& to, std::span<const std::byte> bytes) {
   to.insert(to.end(), bytes.begin(), bytes.end());
@@ -39,21 +44,35 @@ bool AgentWire::read(int fd, const OnText& on_text) {
 }
 
 void AgentWire::take(std::span<const std::byte> bytes, const OnText& on_text) {
-  while (!seal_ && !bytes.empty()) {
+  while (!bytes.empty()) {
     const auto end = std::ranges::find(bytes, static_cast<std::byte>('\n'));
     const auto part = bytes.first(static_cast<size_t>(end - bytes.begin()));
     line_.append(reinterpret_cast<const char*>(part.data()), part.size());
-    plain_ += part.size() + 1;
-    if (plain_ > kMostPlain)
-      fail(ErrorCode::data_loss,
-           "it said {} bytes and no agent's greeting was among them: does its login print without "
-           "end?",
-           kMostPlain);
+    if (!seal_) plain_ += part.size() + 1;
+    check(line_);
     if (end == bytes.end()) return;
     bytes = bytes.subspan(part.size() + 1);
-    on_text(std::exchange(line_, {}));
+    const std::string line = std::exchange(line_, {});
+    if (!seal_) {
+      on_text(line);
+    } else if (const auto sealed = from_base64(line)) {
+      feed(bytes_of(*sealed), on_text);
+    } else {
+      fail(ErrorCode::data_loss,
+           "among its encrypted lines is '{}': a launcher must print nothing of its own to stdout",
+           to_utf8(line.substr(0, kMostQuoted)));
+    }
   }
-  if (seal_) feed(bytes, on_text);
+}
+
+void AgentWire::check(const std::string& line) {
+  if (plain_ > kMostPlain)
+    fail(ErrorCode::data_loss,
+         "it said {} bytes and no agent's greeting was among them: does its login print without "
+         "end?",
+         kMostPlain);
+  if (seal_ && line.size() > kMostLetters)
+    fail(ErrorCode::data_loss, "an encrypted line has more than {} letters", kMostLetters);
 }
 
 void AgentWire::feed(std::span<const std::byte> bytes, const OnText& on_text) {
@@ -61,7 +80,7 @@ void AgentWire::feed(std::span<const std::byte> bytes, const OnText& on_text) {
     const auto part = bytes.first(std::min(bytes.size(), seal_->wanted()));
     bytes = bytes.subspan(part.size());
     seal_->feed(part);
-    append(unsent_, seal_->take_output());
+    send(seal_->take_output());
     if (seal_->done())
       for (const std::string& text : std::exchange(waiting_, {})) say(text);
   }
@@ -73,7 +92,9 @@ void AgentWire::feed(std::span<const std::byte> bytes, const OnText& on_text) {
 
 void AgentWire::say(std::string_view text) {
   if (ready()) {
-    seal_->append(bytes_of(text), unsent_);
+    std::vector<std::byte> sealed;
+    seal_->append(bytes_of(text), sealed);
+    send(sealed);
   } else if (seal_) {
     waiting_.emplace_back(text);
   } else {
@@ -85,7 +106,15 @@ void AgentWire::say(std::string_view text) {
 void AgentWire::seal(net::Seal::Side side, const net::Mac& key) {
   seal_.emplace(side, key);
   seal_->set_max_payload(kMostMessage);
-  append(unsent_, seal_->take_output());
+  send(seal_->take_output());
+}
+
+void AgentWire::send(std::span<const std::byte> sealed) {
+  while (!sealed.empty()) {
+    const auto part = sealed.first(std::min(sealed.size(), kBytesOfALine));
+    sealed = sealed.subspan(part.size());
+    append(unsent_, bytes_of(to_base64(part) + '\n'));
+  }
 }
 
 bool AgentWire::flush(int fd) {

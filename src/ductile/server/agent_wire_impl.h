@@ -14,14 +14,16 @@ namespace ductile::server {
 
 // One end of the connection between a controller and a host's agent, through the pipes of a
 // launcher command. It begins with plain lines, since a login script may print some, and goes on
-// with encrypted messages once both ends have a key. Pure but for read() and flush().
+// with encrypted messages once both ends have a key. Those, too, travel as lines, in base64: a
+// launcher need carry no more than text, and may hold back what no newline has ended, as srun does.
+// Pure but for read() and flush().
 class AgentWire {
  public:
   using OnText = std::function<void(std::string_view)>;
 
   // Takes what has come through a descriptor that does not block: lines, and from seal() on
   // messages. False: the stream has ended. Throws as net::Seal does, and data_loss for a line
-  // without an end.
+  // without an end, or one that is not base64 where it has to be.
   bool read(int fd, const OnText& on_text);
   void take(std::span<const std::byte> bytes, const OnText& on_text);
 
@@ -36,7 +38,9 @@ class AgentWire {
   bool has_unsent() const { return !unsent_.empty(); }
 
  private:
+  void check(const std::string& line);
   void feed(std::span<const std::byte> bytes, const OnText& on_text);
+  void send(std::span<const std::byte> sealed);
 
   std::string line_;  // that has not ended yet
   size_t plain_ = 0;  // bytes that came before the seal

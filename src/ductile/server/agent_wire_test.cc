@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -5,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "ductile/base/base64.h"
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/testing.h"
@@ -83,16 +85,62 @@ TEST(AgentWire, BeginsWithLinesAndGoesOnWithMessages) {
   }
 }
 
+std::vector<std::string> lines_of(std::span<const std::byte> bytes) {
+  std::vector<std::string> lines(1);
+  for (const std::byte byte : bytes) {
+    if (byte == std::byte{'\n'})
+      lines.emplace_back();
+    else
+      lines.back() += static_cast<char>(byte);
+  }
+  EXPECT_EQ(lines.back(), "") << "a launcher that waits for the end of a line would hold this back";
+  lines.pop_back();
+  return lines;
+}
+
 // Which only who starts the agent can read.
 TEST(AgentWire, NothingButTheGreetingIsPlain) {
   Ends ends;
   ends.meet();
   ends.controller.say("a known text");
   const std::vector<std::byte> bytes = sent(ends.controller);
-  const std::string_view wire(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  EXPECT_EQ(wire.find("known"), std::string_view::npos);
+  std::string wire;
+  for (const std::string& line : lines_of(bytes)) wire += from_base64(line).value();
+  EXPECT_GT(wire.size(), 12u);
+  EXPECT_EQ(wire.find("known"), std::string::npos);
   ends.hear(ends.agent, bytes, ends.agent_heard);
   EXPECT_EQ(ends.agent_heard.back(), "a known text");
+}
+
+// srun passes on what a newline has ended, and terminals lines of less than 4096 bytes.
+TEST(AgentWire, IsLinesOfTextFromEndToEnd) {
+  Ends ends;
+  const auto next = [](AgentWire& by, AgentWire& to, std::vector<std::string>& heard) {
+    const std::vector<std::byte> bytes = sent(by);
+    for (const std::string& line : lines_of(bytes)) {
+      EXPECT_LT(line.size(), 4096u);
+      EXPECT_TRUE(std::ranges::all_of(line, [](char c) { return c >= ' ' && c <= '~'; }));
+    }
+    to.take(bytes, [&](std::string_view text) { heard.emplace_back(text); });
+  };
+  ends.controller.say("hello");
+  next(ends.controller, ends.agent, ends.agent_heard);
+  ends.agent.say("greet");
+  ends.agent.seal(net::Seal::Side::server, key(1));
+  next(ends.agent, ends.controller, ends.controller_heard);
+  ends.controller.seal(net::Seal::Side::client, key(1));
+  for (int round = 0; round < 2; ++round) {
+    next(ends.controller, ends.agent, ends.agent_heard);
+    next(ends.agent, ends.controller, ends.controller_heard);
+  }
+  ASSERT_TRUE(ends.controller.ready() && ends.agent.ready());
+  const std::string longest(size_t{1} << 20, '\n');
+  ends.controller.say(longest);
+  next(ends.controller, ends.agent, ends.agent_heard);
+  EXPECT_EQ(ends.agent_heard.back(), longest);
+  ends.agent.say("an answer");
+  next(ends.agent, ends.controller, ends.controller_heard);
+  EXPECT_EQ(ends.controller_heard.back(), "an answer");
 }
 
 // A login script prints what it likes before the agent says anything.
@@ -117,10 +165,18 @@ TEST(AgentWire, AnotherKeyAlteredBytesAndEndlessLinesAreErrors) {
     ends.meet();
     ends.controller.say("a request");
     std::vector<std::byte> bytes = sent(ends.controller);
-    bytes.back() ^= std::byte{1};
+    std::byte& letter = bytes[bytes.size() / 2];
+    letter = letter == std::byte{'A'} ? std::byte{'B'} : std::byte{'A'};
     EXPECT_EQ(code_of([&] { ends.hear(ends.agent, bytes, ends.agent_heard); }),
               ErrorCode::data_loss);
     EXPECT_EQ(ends.agent_heard, std::vector<std::string>{"hello"});
+  }
+  for (const std::string& other : {std::string("Connection lost.\n"), std::string(5000, 'A')}) {
+    Ends ends;
+    ends.meet();
+    const auto bytes = std::as_bytes(std::span(other));
+    EXPECT_EQ(code_of([&] { ends.hear(ends.agent, bytes, ends.agent_heard); }),
+              ErrorCode::data_loss);
   }
   {
     Ends ends;

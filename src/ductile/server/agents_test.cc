@@ -207,6 +207,16 @@ TEST(Agents, AllJobsUseOneOnEachHost) {
   fleet.expect_result(b);
 }
 
+// As srun does with stdout: what no newline has ended waits.
+TEST(Agents, ALauncherNeedPassOnWholeLinesAlone) {
+  const std::string pass_on = "grep --text --line-buffered \"\"";
+  Fleet fleet({{"one", "", 2}, {"two", "", 2}},
+              "sh -c '" + pass_on + " | \"$@\" | " + pass_on + "' sh");
+  Fleet::Job& job = fleet.make("a", 50);
+  fleet.start(job, 2, {{"one", 1}, {"two", 1}});
+  fleet.expect_result(job);
+}
+
 TEST(Agents, TwoJobsNeverShareACore) {
   if (usable_cores().size() < 2) GTEST_SKIP() << "there is one core";
   Fleet fleet({{"one", "", 2}});

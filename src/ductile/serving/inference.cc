@@ -10,6 +10,7 @@
 
 #include <fmt/ranges.h>
 
+#include "ductile/base/base64.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
@@ -55,26 +56,6 @@ struct Input {
   std::span<const std::byte> bytes;               // the others
 };
 
-constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-void append_base64(std::string_view text, const std::string& where, std::string& out) {
-  while (text.ends_with('=') && text.size() % 4 == 0 && text.size() > 0 && !text.ends_with("==="))
-    text.remove_suffix(text.ends_with("==") ? 2 : 1);
-  uint32_t bits = 0;
-  int held = 0;
-  for (const char c : text) {
-    const char* const found = c == '\0' ? nullptr : std::strchr(kDigits, c);
-    if (found == nullptr || text.size() % 4 == 1)
-      fail(ErrorCode::invalid_argument, "{}: a file in JSON must be base64", where);
-    bits = bits << 6 | static_cast<uint32_t>(found - kDigits);
-    held += 6;
-    if (held >= 8) {
-      held -= 8;
-      out += static_cast<char>(bits >> held & 0xff);
-    }
-  }
-}
-
 template <class T>
 void append_number(double value, const std::string& where, std::string& out) {
   if constexpr (std::is_integral_v<T>) {
@@ -101,7 +82,10 @@ void append_values(const json& data, const Input& input, std::string& out,
     } else if (input.type->name == "BYTES") {
       if (!item.is_string())
         fail(ErrorCode::invalid_argument, "{}: data of BYTES must be text in base64", input.where);
-      append_base64(item.get_ref<const std::string&>(), input.where, out);
+      const auto bytes = from_base64(item.get_ref<const std::string&>());
+      if (!bytes)
+        fail(ErrorCode::invalid_argument, "{}: a file in JSON must be base64", input.where);
+      out += *bytes;
       ends.push_back(out.size());
     } else if (!item.is_number()) {
       fail(ErrorCode::invalid_argument, "{}: data must be numbers, and has {}", input.where,

@@ -37,10 +37,9 @@ void describe_sums(Describer& d, TrainOptions& o) {
           "back "
           "to its last checkpoint; with 2, it costs one step")
       .range(1, 64);
-  d.field(
-      "pipeline_exact", o.pipeline_exact,
-      "train.method = pipelined has the bits of plain with a virtual rank for each micro-batch; "
-      "takes memory for log2 of their number, plus one, gradients of each stage");
+  d.field("pipeline_exact", o.pipeline_exact,
+          "method = pipelined has the bits of plain with a virtual rank for each micro-batch; "
+          "takes memory for log2 of their number, plus one, gradients of each stage");
 }
 
 }  // namespace
@@ -128,7 +127,7 @@ void describe(Describer& d, ModelOptions& o) {
       .one_of(models())
       .one_of("custom", "a model of your own, from model.library")
       .one_of("python", "the model of a Python job (python.object)");
-  d.field("library", o.library, "shared library that holds the model (custom)");
+  d.field("library", o.library, "the custom model: a shared library, or from capture --model");
   d.field("num_classes", o.num_classes,
           "outputs of a classifier; 0 = the number of classes in the data")
       .range(0, 1 << 24);

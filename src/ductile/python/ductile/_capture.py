@@ -22,7 +22,7 @@ class Graph(dict):
     samples = 0
 
 
-def capture(job, example=None, *, leaf=(), batch=None, shares=None, rounds=7, times=True, check=True, progress=None):
+def capture(job, example=None, *, leaf=(), batch=None, shares=None, rounds=7, times=True, check=True, progress=None, model=None):
     """The graph of operators of a model, with what each costs on this machine: what `ductile plan`, ductile.plan.plan() and
     evaluate() take.
 
@@ -38,6 +38,8 @@ def capture(job, example=None, *, leaf=(), batch=None, shares=None, rounds=7, ti
     times    False: seconds are those of a V100, from operations and bytes; nothing is timed
     check    False: operators are not compared with the module
     progress a function that is told the share of the work that is done, from 0 to 1
+    model    of a module: a file to which its operators are written, too, for the numbers of samples in `shares`. A job whose
+             model.library names it trains the module in C++, by stages or not, from the weights that it has now
 
     Returns a dictionary (docs/reference/graph.schema.json): times in seconds, as a fixed part and one per sample, with the
     threads that torch has now; bytes, those of `output_bytes`, `activation_bytes` and edges per sample; `shape` of one sample. Its
@@ -46,10 +48,10 @@ def capture(job, example=None, *, leaf=(), batch=None, shares=None, rounds=7, ti
 
     Raises RefusalError, with file and line, for what is no graph of operators: ways that depend on values, a tensor that
     two operators change; and where an operator's bits are not the module's."""
-    return of_subject(lambda: _subjects.of(job, example, batch), leaf, shares, rounds, times, check, progress)
+    return of_subject(lambda: _subjects.of(job, example, batch), leaf, shares, rounds, times, check, progress, model)
 
 
-def of_subject(make, leaf=(), shares=None, rounds=7, times=True, check=True, progress=None):
+def of_subject(make, leaf=(), shares=None, rounds=7, times=True, check=True, progress=None, model=None):
     """What capture() does, of the subject that `make` makes."""
     if isinstance(leaf, str):
         leaf = (leaf,)
@@ -59,7 +61,8 @@ def of_subject(make, leaf=(), shares=None, rounds=7, times=True, check=True, pro
         subject = make()
         try:
             with Kept(subject.root) as kept, torch.enable_grad():
-                return _Capture(subject, kept, tuple(leaf)).graph(shares, rounds, times, check, progress or (lambda share: None))
+                return _Capture(subject, kept, tuple(leaf)).graph(shares, rounds, times, check, progress or (lambda share: None),
+                                                                    model)
         except Untraceable as why:
             raise why.as_error() from None
 
@@ -74,13 +77,13 @@ class _Capture:
         check_leaves(self.root, leaf)
         self.root.train()
 
-    def graph(self, shares, rounds, times, check, progress):
+    def graph(self, shares, rounds, times, check, progress, model):
         from ductile._measure import Measurement
 
         shares = _shares(shares, self.subject.most)
         calls = self._recorded()
         is_job = isinstance(self.subject, _subjects.OfJob)
-        self.operators = Grouping(self.root, calls, {LOSS} if is_job else ()).operators
+        self.operators = Grouping(self.root, calls, {LOSS} if is_job or model else ()).operators
         self.passes = Passes(self.subject, calls, self.operators)
         if is_job:
             self._add_loss(calls)
@@ -91,6 +94,10 @@ class _Capture:
         if check:
             self._check(largest)
         self._note_coupled(largest)
+        if model:
+            from ductile._cells import Cells
+
+            Cells(self.subject, self.passes, self.kept).write(model, shares)
         measurement = Measurement(self.subject, self.passes, self._seeds, shares, rounds, times, progress, self.kept.restore)
         self.notes += measurement.notes
         graph = Graph(self._described(measurement))
@@ -260,5 +267,5 @@ def _listed(names):
 def for_command(text, args, options):
     """What `ductile capture` asks a worker for: the graph, its notes, and the number of samples that its figures are for."""
     graph = of_subject(lambda: _subjects.named(text, args, options["inputs"], options["batch"]), options["leaf"], options["shares"] or None,
-                       options["rounds"], options["times"], options["check"], options["progress"])
+                       options["rounds"], options["times"], options["check"], options["progress"], options["model"])
     return {"graph": dict(graph), "notes": list(graph.notes), "samples": graph.samples}

@@ -1,0 +1,204 @@
+"""The operators of a captured module as TorchScript, which C++ trains without Python: what `model.library` of a job names.
+
+A file holds a method for each operator and number of samples, since numbers in arguments that grow with the samples are
+constants of a trace; one method for the whole module in evaluation mode; the weights; and, as JSON, what belongs together."""
+
+import json
+import warnings
+
+import torch
+from torch import nn
+
+from ductile import _subjects
+from ductile._errors import Error, told
+from ductile._seeds import seed_all
+from ductile._trace import INPUT, Ref, distinct, line_of, mapped, tensors
+
+DESCRIPTION = "ductile.json"  # nn/script_model.cc reads it
+EVALUATE = "evaluate"
+
+
+class _Instead:
+    """While it lasts, the module computes with these tensors in place of its parameters and buffers, by first names."""
+
+    def __init__(self, passes, tensors_by_name):
+        self.passes, self.given = passes, tensors_by_name
+        wanted = {id(passes.held[name]): tensor for name, tensor in tensors_by_name.items()}
+        self.places = [(store, key, wanted[id(held)]) for module in passes.root.modules() for store in (module._parameters, module._buffers)
+                       for key, held in store.items() if held is not None and id(held) in wanted]
+
+    def __enter__(self):
+        self.before = [store[key] for store, key, _ in self.places], dict(self.passes.held)
+        for store, key, tensor in self.places:
+            store[key] = tensor
+        self.passes.held.update(self.given)
+
+    def __exit__(self, kind, error, trace):
+        stored, self.passes.held = self.before
+        for (store, key, _), tensor in zip(self.places, stored):
+            store[key] = tensor
+
+
+class Cells:
+    def __init__(self, subject, passes, kept):
+        self.subject, self.passes, self.kept, self.root = subject, passes, kept, passes.root
+        self.name = subject.name
+        self._check()
+        # Counters, which no float holds, stay constants: batch norm counts its batches, and reads the number nowhere.
+        self.buffers = [name for name, b in self.root.named_buffers() if b.is_floating_point()]
+        self.parameters = list(passes.parameters)
+
+    def _refuse(self, what, remedy):
+        raise Error("invalid_argument", f"--model: {self.name}: {what}. {remedy}")
+
+    def _check(self):
+        calls = self.passes.calls
+        if not isinstance(self.subject, _subjects.OfModule):
+            self._refuse("it is a ductile.Job, whose data and loss are Python", "Name the torch.nn.Module: C++ reads the data, and its loss is the "
+                         "cross-entropy of what forward() returns")
+        if len(calls.recordings[0].inputs) != 1:
+            self._refuse(f"forward() is given {len(calls.recordings[0].inputs)} tensors", "A job gives a model one tensor of samples")
+        if not isinstance(calls.recordings[0].output, torch.Tensor) or not isinstance(calls.results[0], Ref):
+            self._refuse("forward() returns no tensor", "Let it return the logits, [samples, classes] or [samples, tokens, vocabulary]")
+        for name, tensor in [*self.root.named_parameters(), *self.root.named_buffers()]:
+            if tensor.dtype != torch.float32 and (tensor.is_floating_point() or isinstance(tensor, nn.Parameter)):
+                self._refuse(f"{name} is {str(tensor.dtype).removeprefix('torch.')}", "Weights and statistics are float32")
+        for op in self.passes.operators:
+            for index in op.nodes:
+                node = calls.nodes[index]
+                if not node.grad or node.autocast is not None:
+                    self._refuse(f"{line_of(node.where)} runs under no_grad or autocast", "Write detach() for no_grad, and cast with to()")
+
+    # ---- What is traced.
+
+    def _held(self, op):
+        return [*op.parameters, *(name for name in op.buffers if name in self.buffers)]
+
+    def _cell(self, op, samples):
+        names, passes = self._held(op), self.passes
+
+        def run(*args):
+            self.root.train()
+            env = dict(zip(op.inputs, args))
+            with _Instead(passes, dict(zip(names, args[len(op.inputs):]))):
+                for index in op.nodes:
+                    passes._call(index, None, env, {}, samples, None, index in op.copies)
+            return tuple(env[ref] for ref in op.outputs)
+
+        return run
+
+    def _whole(self, samples, training):
+        args, kwargs = self.subject._arguments(samples)
+        given = distinct(tensors([args, kwargs]))[0]
+        names = [*self.parameters, *self.buffers]
+
+        def run(x, *held):
+            def instead(leaf):
+                return x if leaf is given else leaf
+
+            self.root.train(training)
+            with _Instead(self.passes, dict(zip(names, held))):
+                return self.root(*mapped(instead, args), **mapped(instead, kwargs))
+
+        return run
+
+    def _values(self, names):
+        return tuple(self.passes.held[name].detach().clone() for name in names)
+
+    # ---- The file.
+
+    def write(self, file, shares):
+        methods, ops = {}, [self._described(op) for op in self.passes.operators]
+        for samples in shares:
+            made = {Ref(INPUT, i): tensor for i, tensor in enumerate(self.subject.inputs(samples))}
+            for number, (op, described) in enumerate(zip(self.passes.operators, ops)):
+                cell, given = self._cell(op, samples), tuple(made[ref].detach() for ref in op.inputs)
+                args = given + self._values(self._held(op))
+                with torch.no_grad():
+                    made.update(zip(op.outputs, cell(*(a.clone() for a in args))))
+                name = f"op{number}_of_{samples}"
+                methods[name] = cell, args
+                described["methods"].append({"name": name, "samples": samples, "shapes": [list(t.shape) for t in given]})
+        methods[EVALUATE] = self._whole(shares[-1], False), (self.subject.inputs(shares[-1])[0], *self._values([*self.parameters, *self.buffers]))
+        try:
+            holder = self._traced(methods)
+        finally:
+            self.root.train()
+            self.kept.restore()
+        torch.jit.save(holder, file, _extra_files={DESCRIPTION: json.dumps(self._description(ops))})
+        self._compare(file, shares)
+
+    def _traced(self, methods):
+        class Holder(nn.Module):
+            pass
+
+        def method(run):
+            return lambda self, *args: run(*args)
+
+        for name, (run, _) in methods.items():
+            setattr(Holder, name, method(run))
+        holder = Holder()
+        for i, value in enumerate(self._values(self.parameters)):
+            holder.register_buffer(f"parameter{i}", value)
+        for i, value in enumerate(self._values(self.buffers)):
+            holder.register_buffer(f"buffer{i}", value)
+        holder.eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes that become constants, which the comparison below sees where it matters
+            try:
+                return torch.jit.trace_module(holder, {name: args for name, (_, args) in methods.items()}, check_trace=False, strict=False)
+            except Exception as error:
+                self._refuse(f"it is no TorchScript ({told(error)[1].splitlines()[-1]})", "What C++ is to run consists of functions of torch")
+
+    def _described(self, op):
+        calls = self.passes.calls
+        refs = {ref: [i, k] for i, other in enumerate(self.passes.operators) for k, ref in enumerate(other.outputs)}
+        return {"name": op.name, "kind": op.kind, "outputs": len(op.outputs),
+                "inputs": [[-1, ref.output] if ref.node == INPUT else refs[ref] for ref in op.inputs],
+                "parameters": [self.parameters.index(name) for name in op.parameters],
+                "buffers": [self.buffers.index(name) for name in op.buffers if name in self.buffers],
+                "random": any(calls.nodes[index].random for index in op.nodes), "methods": []}
+
+    def _description(self, ops):
+        norms = {id(p) for module in self.root.modules() if "Norm" in type(module).__name__ for p in module.parameters(recurse=False)}
+        result = self.passes.calls.results[0]
+        place = next([i, op.outputs.index(result)] for i, op in enumerate(self.passes.operators) if result in op.outputs)
+        held = self.passes.parameters
+        return {"format": "ductile.model", "version": 1, "name": self.name, "ops": ops, "result": place,
+                "parameters": [{"name": name, "frozen": not held[name].requires_grad, "norm": id(held[name]) in norms} for name in self.parameters],
+                "buffers": list(self.buffers)}
+
+    # ---- The check.
+
+    def _compare(self, file, shares):
+        """What was written gives the module's bits, for other samples than those that were traced, too."""
+        loaded = torch.jit.load(file)
+        with torch.jit.optimized_execution(False), torch.no_grad():
+            held = self._values([*self.parameters, *self.buffers])
+            for samples in sorted({1, shares[0], shares[-1]}):
+                x = self._other(samples)
+                if not torch.equal(getattr(loaded, EVALUATE)(x, *held), self._whole(samples, False)(x)):
+                    self._differs(f"in evaluation mode, of {samples} samples")
+            if not any(self.passes.calls.nodes[index].random for op in self.passes.operators for index in op.nodes):
+                for samples in shares:
+                    self._compare_operators(loaded, samples)
+        self.root.train()
+        self.kept.restore()
+
+    def _compare_operators(self, loaded, samples):
+        x = self._other(samples)
+        made = {Ref(INPUT, 0): x}
+        for number, op in enumerate(self.passes.operators):
+            args = tuple(made[ref] for ref in op.inputs) + self._values(self._held(op))
+            made.update(zip(op.outputs, getattr(loaded, f"op{number}_of_{samples}")(*args)))
+        if not torch.equal(made[self.passes.calls.results[0]], self._whole(samples, True)(x)):
+            self._differs(f"of {samples} samples")
+        self.kept.restore()
+
+    def _other(self, samples):
+        seed_all(samples)
+        return self.subject.inputs(samples)[0].roll(1, 0).flip(-1).contiguous()
+
+    def _differs(self, what):
+        self._refuse(f"what is written gives other values than the module {what}", "Python computes something of it from values, or from the "
+                     "number of samples, which TorchScript keeps as it was")
