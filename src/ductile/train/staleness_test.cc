@@ -75,7 +75,7 @@ void advance(Replica& run, int count) {
   }
 }
 
-std::vector<float> copy_of_weights(const Replica& run) {
+std::vector<float> copy_of_weights(Replica& run) {
   const auto weights = run.state().flat.weights();
   return {weights.begin(), weights.end()};
 }
