@@ -18,11 +18,9 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
-#include "ductile/base/files.h"
 #include "ductile/base/options.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
-#include "ductile/ckpt/digest.h"
 #include "ductile/nn/operators.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
@@ -31,52 +29,18 @@
 #include "ductile/train/replica.h"
 #include "ductile/train/same_job.h"
 #include "ductile/train/testing/local_cluster.h"
+#include "ductile/train/testing/stage_jobs.h"
 
 namespace ductile::train {
 namespace {
 
+using testing::disturb;
 using testing::LocalCluster;
-
-spec::JobOptions small_job(const char* model, int64_t stages) {
-  spec::JobOptions job;
-  job.name = "stages";
-  job.data.train_limit = 96;
-  job.data.test_limit = 16;
-  job.model.name = model;
-  job.model.hidden = {12, 9};
-  job.model.width = 4;
-  job.loader.threads = 1;
-  job.optimizer.lr = 0.02;
-  job.train.epochs = 2;
-  job.train.batch_size = 24;
-  job.train.method = "pipelined";
-  job.train.virtual_ranks = stages;
-  job.train.pipelined.micro_batches = 3;
-  job.train.threads = 1;
-  job.checkpoint.every_seconds = 0;
-  job.checkpoint.every_steps = 3;
-  return job;
-}
-
-// A job from its first step to its last in this thread, on all stages.
-std::unique_ptr<Replica> run_serial(const spec::JobOptions& job) {
-  auto replica = std::make_unique<Replica>(job);
-  replica->host_all();
-  std::vector<float> sum(static_cast<size_t>(replica->vector_size()));
-  while (replica->updates() < replica->total_updates()) {
-    replica->compute(replica->num_ranks(), sum);
-    replica->apply(sum);
-  }
-  return replica;
-}
-
-std::vector<float> weights_of(Replica& replica) {
-  const auto weights = replica.state().flat.weights();
-  std::vector<float> out(weights.begin(), weights.end());
-  const auto buffers = replica.state().flat.buffer_values();
-  out.insert(out.end(), buffers.begin(), buffers.end());
-  return out;
-}
+using testing::OneRun;
+using testing::run_serial;
+using testing::sharded_job;
+using testing::small_job;
+using testing::weights_of;
 
 TEST(Stages, EveryCutAndScheduleHasTheSameBits) {
   for (const char* model : {"mlp", "cnn"}) {
@@ -175,47 +139,6 @@ TEST(Stages, TheLossOfSeveralInputsFallsOnHeldOutSamples) {
   }
 }
 
-struct OneRun {
-  explicit OneRun(spec::JobOptions job)
-      : folder(run::RunFolder::create(place.path(), "stages", OptionSet(job).to_toml())) {}
-  std::string digest() const {
-    const auto newest = ckpt::open_latest(folder.checkpoints());
-    return newest.checkpoint ? ckpt::state_digest(*newest.checkpoint) : "no checkpoint";
-  }
-  // Where it stopped before, as this job: to `step`, where it is preempted, or to its end.
-  void go_on(const spec::JobOptions& job, int64_t workers, int64_t step, bool to_its_end) const {
-    LocalCluster cluster(folder, job, recipe_of(job));
-    cluster.start(workers);
-    cluster.run_to(step);
-    if (to_its_end) {
-      EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
-    } else {
-      cluster.preempt();
-    }
-  }
-  TempFolder place;
-  run::RunFolder folder;
-};
-
-// `run` goes on by itself on 1 to 4 workers that are killed and resized, up to its end.
-void disturb(const OneRun& run, const spec::JobOptions& job, int64_t steps, uint64_t seed) {
-  LocalCluster cluster(run.folder, job, recipe_of(job));
-  Rng rng(seed, 1);
-  cluster.start(1 + static_cast<int64_t>(seed));
-  int64_t at = 0;
-  while (!cluster.over()) {
-    at += 1 + static_cast<int64_t>(rng.below(3));
-    cluster.run_to(std::min(at, steps));
-    if (at >= steps) break;
-    if (rng.below(2) == 0) {
-      cluster.kill_some(rng.below(100));
-    } else {
-      cluster.resize(1 + static_cast<int64_t>(rng.below(4)));
-    }
-  }
-  EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
-}
-
 TEST(Stages, NeitherWorkersNorKillsNorResizesChangeABit) {
   const spec::JobOptions job = small_job("cnn", 4);
   constexpr int64_t kSteps = 8;
@@ -228,65 +151,6 @@ TEST(Stages, NeitherWorkersNorKillsNorResizesChangeABit) {
     disturb(run, job, kSteps, seed);
     EXPECT_EQ(run.digest(), alone.digest()) << "seed " << seed;
   }
-}
-
-// A job whose optimiser's state is in seven blocks, so that four workers have parts of it.
-spec::JobOptions sharded_job() {
-  spec::JobOptions job = small_job("mlp", 4);
-  job.model.hidden = {128, 48};
-  job.optimizer.name = "adamw";
-  job.optimizer.lr = 0.002;
-  job.train.shard_optimizer = true;
-  return job;
-}
-
-// Two copies of each part: four workers hold half of the state each, in fact at most 4 of 7 blocks.
-TEST(Stages, AWorkerHoldsAPartOfTheOptimisersStateWhereItIsSharded) {
-  Replica replica(sharded_job());
-  const int64_t blocks = replica.shards().num_blocks();
-  ASSERT_EQ(blocks, 7);
-  const std::vector<int64_t> cut = {0, 1, 2, 3, 4};
-  for (const auto& held : replica.shards().spread(cut).held) {
-    int64_t sum = 0;
-    for (const parallel::BlockRange& range : held) sum += range.end - range.begin;
-    EXPECT_LE(sum, 4);
-  }
-}
-
-TEST(Stages, ShardedOptimisersAreThoseOfOneWorkerThroughKillsAndResizes) {
-  const spec::JobOptions job = sharded_job();
-  const auto whole = weights_of(*run_serial(job));
-  for (uint64_t seed = 0; seed < 4; ++seed) {
-    const OneRun run(job);
-    disturb(run, job, 8, seed);
-    const auto newest = ckpt::open_latest(run.folder.checkpoints());
-    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
-    Replica replica(job);
-    replica.restore(*newest.checkpoint);
-    EXPECT_EQ(weights_of(replica), whole) << "seed " << seed;
-  }
-}
-
-// Saved by workers that hold parts, restored by other numbers of workers under other cuts, where
-// the state is in parts and where it is not.
-TEST(Stages, ACheckpointOfShardedStagesIsRestoredUnderOtherPlans) {
-  spec::JobOptions job = sharded_job();
-  const auto whole = weights_of(*run_serial(job));
-  const OneRun run(job);
-  int64_t at = 2;
-  const std::vector<std::vector<std::string>> plans = {
-      {}, {"fc1", "", "fc2", "fc3"}, {"fc1 fc2 fc3", "", "", ""}, {"", "fc1 fc2", "fc3", ""}};
-  for (const auto& stages : plans) {
-    job.train.pipelined.stages = stages;
-    job.train.shard_optimizer = at != 6;
-    run.go_on(job, at == 4 ? 3 : 4, at, &stages == &plans.back());
-    at += 2;
-  }
-  const auto newest = ckpt::open_latest(run.folder.checkpoints());
-  ASSERT_TRUE(newest.checkpoint);
-  Replica replica(job);
-  replica.restore(*newest.checkpoint);
-  EXPECT_EQ(weights_of(replica), whole);
 }
 
 // What the stages did is recorded where it is asked for, changes no bit, and is what they were
@@ -346,10 +210,9 @@ std::vector<std::pair<int64_t, int64_t>> generations(const run::RunFolder& folde
 }
 
 // Only the step under way is done again, to the same bits. DUCTILE_STAGE_KILLS: how many.
-TEST(Stages, AKillCostsNoFinishedStep) {
+void kill_and_compare(spec::JobOptions job) {
   const char* const wanted = std::getenv("DUCTILE_STAGE_KILLS");
   const int kills = wanted != nullptr ? std::atoi(wanted) : 8;
-  spec::JobOptions job = small_job("cnn", 4);
   job.train.epochs = 1'000'000;
   job.checkpoint.every_steps = 1'000'000;  // it would hide a loss
   const OneRun run(job);
@@ -382,6 +245,14 @@ TEST(Stages, AKillCostsNoFinishedStep) {
   }
   EXPECT_EQ(weights_of(killed), weights_of(undisturbed));
   EXPECT_GT(generations(run.folder).size(), static_cast<size_t>(kills));
+}
+
+TEST(Stages, AKillCostsNoFinishedStep) { kill_and_compare(small_job("cnn", 4)); }
+
+TEST(Stages, AKillCostsNoFinishedStepWhereTheNextWorkerHasACopyOfTheStagesState) {
+  spec::JobOptions job = sharded_job();
+  job.train.pipelined.stages = {"fc1", "fc2", "fc3", "fc4"};
+  kill_and_compare(job);
 }
 
 TEST(Stages, ACheckpointOfOnePlanIsRestoredUnderOthers) {

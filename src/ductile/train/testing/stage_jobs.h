@@ -1,0 +1,118 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/files.h"
+#include "ductile/base/options.h"
+#include "ductile/base/rng.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/digest.h"
+#include "ductile/run/folder.h"
+#include "ductile/spec/job.h"
+#include "ductile/train/ingredients.h"
+#include "ductile/train/replica.h"
+#include "ductile/train/testing/local_cluster.h"
+
+// Small jobs by stages, in this thread alone and on workers that come and go.
+namespace ductile::train::testing {
+
+inline spec::JobOptions small_job(const char* model, int64_t stages) {
+  spec::JobOptions job;
+  job.name = "stages";
+  job.data.train_limit = 96;
+  job.data.test_limit = 16;
+  job.model.name = model;
+  job.model.hidden = {12, 9};
+  job.model.width = 4;
+  job.loader.threads = 1;
+  job.optimizer.lr = 0.02;
+  job.train.epochs = 2;
+  job.train.batch_size = 24;
+  job.train.method = "pipelined";
+  job.train.virtual_ranks = stages;
+  job.train.pipelined.micro_batches = 3;
+  job.train.threads = 1;
+  job.checkpoint.every_seconds = 0;
+  job.checkpoint.every_steps = 3;
+  return job;
+}
+
+// A job whose state is in nine blocks and lies where it is read: fc1 and fc2 in the first seven,
+// fc3 in the last three, fc4 in the last one. The fourth stage has no weights.
+inline spec::JobOptions sharded_job() {
+  spec::JobOptions job = small_job("mlp", 4);
+  job.model.hidden = {96, 256, 160};
+  job.optimizer.name = "adamw";
+  job.optimizer.lr = 0.002;
+  job.train.shard_optimizer = true;
+  return job;
+}
+
+// A job from its first step to its last in this thread, on all stages.
+inline std::unique_ptr<Replica> run_serial(const spec::JobOptions& job) {
+  auto replica = std::make_unique<Replica>(job);
+  replica->host_all();
+  std::vector<float> sum(static_cast<size_t>(replica->vector_size()));
+  while (replica->updates() < replica->total_updates()) {
+    replica->compute(replica->num_ranks(), sum);
+    replica->apply(sum);
+  }
+  return replica;
+}
+
+inline std::vector<float> weights_of(Replica& replica) {
+  const auto weights = replica.state().flat.weights();
+  std::vector<float> out(weights.begin(), weights.end());
+  const auto buffers = replica.state().flat.buffer_values();
+  out.insert(out.end(), buffers.begin(), buffers.end());
+  return out;
+}
+
+struct OneRun {
+  explicit OneRun(spec::JobOptions job)
+      : folder(run::RunFolder::create(place.path(), "stages", OptionSet(job).to_toml())) {}
+  std::string digest() const {
+    const auto newest = ckpt::open_latest(folder.checkpoints());
+    return newest.checkpoint ? ckpt::state_digest(*newest.checkpoint) : "no checkpoint";
+  }
+  // Where it stopped before, as this job: to `step`, where it is preempted, or to its end.
+  void go_on(const spec::JobOptions& job, int64_t workers, int64_t step, bool to_its_end) const {
+    LocalCluster cluster(folder, job, recipe_of(job));
+    cluster.start(workers);
+    cluster.run_to(step);
+    if (to_its_end) {
+      EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+    } else {
+      cluster.preempt();
+    }
+  }
+  TempFolder place;
+  run::RunFolder folder;
+};
+
+// `run` goes on by itself on 1 to 4 workers that are killed and resized, up to its end.
+inline void disturb(const OneRun& run, const spec::JobOptions& job, int64_t steps, uint64_t seed) {
+  LocalCluster cluster(run.folder, job, recipe_of(job));
+  Rng rng(seed, 1);
+  cluster.start(1 + static_cast<int64_t>(seed));
+  int64_t at = 0;
+  while (!cluster.over()) {
+    at += 1 + static_cast<int64_t>(rng.below(3));
+    cluster.run_to(std::min(at, steps));
+    if (at >= steps) break;
+    if (rng.below(2) == 0) {
+      cluster.kill_some(rng.below(100));
+    } else {
+      cluster.resize(1 + static_cast<int64_t>(rng.below(4)));
+    }
+  }
+  EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+}
+
+}  // namespace ductile::train::testing
