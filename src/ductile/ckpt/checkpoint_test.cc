@@ -1,7 +1,9 @@
 #include "ductile/ckpt/checkpoint.h"
 
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <utility>
@@ -198,6 +200,31 @@ TEST(Writer, MemoryGotBeforeChangesNothingOfWhatIsSaved) {
   EXPECT_FALSE(writer.take_result());
   save(writer, 1, state_of_step(1));
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(1));
+}
+
+// The process's own memory that is resident, in bytes.
+int64_t resident() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("RssAnon:")) return 1024 * std::atoll(line.c_str() + 8);
+  }
+  return 0;
+}
+
+TEST(Writer, TheMemoryOfTheCopyIsKeptOrGivenBack) {
+  constexpr int64_t kSize = 32 << 20;
+  State state;
+  state["model/a"] = {DType::u8, {kSize}, std::vector<std::byte>(kSize)};
+  for (const bool keeps : {true, false}) {
+    const TempFolder folder("ckpt");
+    CheckpointWriter writer(folder.path(), {.keep_memory = keeps});
+    const int64_t before = resident();
+    save(writer, 1, state);
+    state["model/a"].bytes[7] = std::byte{1};
+    save(writer, 2, state);
+    EXPECT_EQ(resident() - before > kSize / 2, keeps);
+    EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state);
+  }
 }
 
 TEST(Writer, SavesFollowEachOtherWithoutWaitingByTheCaller) {

@@ -15,8 +15,11 @@ constexpr size_t kAlign = 4096;
 
 }  // namespace
 
-Staging::~Staging() {
-  if (data_ != nullptr) ::munmap(data_, capacity_);
+Staging::~Staging() { release(); }
+
+void Staging::release() {
+  chunks_.clear();
+  if (data_ != nullptr) ::munmap(std::exchange(data_, nullptr), std::exchange(capacity_, 0));
 }
 
 std::vector<size_t> Staging::reserve(const Layout& layout) {
@@ -26,7 +29,7 @@ std::vector<size_t> Staging::reserve(const Layout& layout) {
   }
   const size_t bytes = starts.back();
   if (bytes <= capacity_) return starts;
-  if (data_ != nullptr) ::munmap(std::exchange(data_, nullptr), std::exchange(capacity_, 0));
+  release();
   void* room = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (room == MAP_FAILED) {
     fail(ErrorCode::unavailable, "no memory for a copy of the state, {} bytes: {}", bytes,

@@ -11,8 +11,8 @@
 namespace ductile::ckpt {
 
 // The copy of the tensors that a save works from: page-aligned memory that is kept from save to
-// save, in which every chunk of the layout begins at a multiple of 4096 bytes (so that it can be
-// written past the page cache).
+// save until release(), in which every chunk of the layout begins at a multiple of 4096 bytes (so
+// that it can be written past the page cache).
 class Staging {
  public:
   Staging() = default;
@@ -26,6 +26,9 @@ class Staging {
 
   // Throws unavailable when there is not enough memory.
   void fill(std::span<const TensorView> tensors, const Layout& layout);
+
+  // Gives the memory back; the chunks are gone.
+  void release();
 
   // The chunks of the last fill, in stream order.
   const std::vector<std::span<const std::byte>>& chunks() const { return chunks_; }

@@ -137,6 +137,7 @@ struct CheckpointWriter::Impl {
       failure = std::current_exception();
       result.error = e.what();
     }
+    if (!options.keep_memory) staging.release();
     result.write_seconds = seconds_since(begin);
     result.write_cpu_seconds = thread_cpu_seconds() - cpu;
     return failure;

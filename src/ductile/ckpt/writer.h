@@ -29,6 +29,9 @@ struct WriterOptions {
   // tag. Such a writer holds no lock and removes only its own leftovers, so any number of them may
   // work at once; the publisher takes care of `keep` and `resumed_step`.
   std::string pending_tag;
+  // The copy of the state stays in memory from save to save. Without it each save gets its memory
+  // anew, which takes a little longer, and gives it back when it is durable, or has failed.
+  bool keep_memory = true;
   Disk* disk = nullptr;  // the real one when null; outlives the writer
 };
 
@@ -44,6 +47,7 @@ struct SaveResult {
   double copy_seconds = 0;   // save() copied; with wait_seconds, all that training noticed
   double write_seconds = 0;  // the background thread, from start to durable and cleaned
   double write_cpu_seconds = 0;
+  int64_t parts = 1;    // that several workers wrote of it (join.h)
   std::string error;    // why the checkpoint was not written; empty when it was
   std::string warning;  // it was written, but older ones could not be cleaned away
 };

@@ -153,6 +153,7 @@ Database::Database(const fs::path& file, Access access, const char* vfs)
   int flags = SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_READWRITE;  // readers, too, share the WAL's index
   sqlite3* connection = nullptr;
   if (access == Access::write) make_private(file_);
+  errno = 0;
   const int opened = sqlite3_open_v2(file_.c_str(), &connection, flags, vfs);
   connection_.reset(connection);
   if (opened != SQLITE_OK) fail_with(opened, "opening it");
@@ -177,10 +178,15 @@ void Database::use_wal() {
 
 Database::~Database() { statements_.clear(); }
 
+// To be called at once where SQLite has failed, before which errno was 0: of a commit it does not
+// keep the system's number itself (3.40).
 void Database::fail_with(int code, std::string_view doing) const {
-  // Of other failures the system's number is that of an earlier one.
-  const bool is_known = (code & 0xff) == SQLITE_IOERR || (code & 0xff) == SQLITE_CANTOPEN;
-  const int error_number = connection_ && is_known ? sqlite3_system_errno(connection_.get()) : 0;
+  const int last = errno;
+  int error_number = 0;  // of other failures it would be that of an earlier one
+  if ((code & 0xff) == SQLITE_IOERR || (code & 0xff) == SQLITE_CANTOPEN) {
+    if (connection_) error_number = sqlite3_system_errno(connection_.get());
+    if (error_number == 0) error_number = last;
+  }
   std::string text = connection_ ? sqlite3_errmsg(connection_.get()) : sqlite3_errstr(code);
   if (error_number != 0) text += fmt::format(" ({})", std::strerror(error_number));
   const StoreFault fault = fault_of(code, error_number);
@@ -190,6 +196,7 @@ void Database::fail_with(int code, std::string_view doing) const {
 }
 
 void Database::execute(const std::string& sql) {
+  errno = 0;
   const int code = sqlite3_exec(connection_.get(), sql.c_str(), nullptr, nullptr, nullptr);
   if (code != SQLITE_OK) fail_with(code, "using it");
 }
@@ -198,6 +205,7 @@ Database::Use::Use(Database& database, std::string_view sql) : database(database
   auto found = database.statements_.find(sql);
   if (found == database.statements_.end()) {
     sqlite3_stmt* made = nullptr;
+    errno = 0;
     const int code =
         sqlite3_prepare_v3(database.connection_.get(), sql.data(), static_cast<int>(sql.size()),
                            SQLITE_PREPARE_PERSISTENT, &made, nullptr);
@@ -231,6 +239,7 @@ void Database::bind(sqlite3_stmt* statement, int place, std::nullptr_t) {
 
 void Database::step_all(Use& use, const OnRow& on_row) {
   while (true) {
+    errno = 0;
     const int code = sqlite3_step(use.statement);
     if (code == SQLITE_DONE) return;
     if (code != SQLITE_ROW)

@@ -212,7 +212,8 @@ void WorkerProtocol::save_if_due() {
     return;
   }
   if (phase_ == WorkerPhase::running && step_ < pending_save_->at_step) return;
-  if (!holds_all()) return;  // the next vote asks for the parts
+  if (!holds_all() && !can_save_) return;  // the next vote asks for the parts
+  can_save_ = false;                       // the others save theirs once
   save_ = {pending_save_->attempt, SaveStatus::State::saving, step_, ""};
   pending_save_.reset();
   commands_.push_back(WriteCheckpoint{save_.attempt, std::max(generation_, promised_), step_});
@@ -223,8 +224,10 @@ void WorkerProtocol::save_if_due() {
 
 CastVote::Gather WorkerProtocol::gather_wish() const {
   if (covers({&next_}, num_parts_)) return CastVote::Gather::no;  // it will have them anyway
+  // First: what is saved here meanwhile may leave each with its parts.
+  if (stop_ > generation_ && stop_gathers_) return CastVote::Gather::at_leader;
   if (pending_save_ && step_ + 1 >= pending_save_->at_step) return CastVote::Gather::here;
-  return stop_ > generation_ && stop_gathers_ ? CastVote::Gather::at_leader : CastVote::Gather::no;
+  return CastVote::Gather::no;
 }
 
 bool WorkerProtocol::may_step(Generation generation, int64_t step, Activity activity) const {
@@ -272,6 +275,7 @@ void WorkerProtocol::on(const Restored& event, Time) {
   done_ = event.done;
   num_parts_ = event.num_parts;
   held_ = event.held;
+  can_save_ = event.can_save;
   if (phase_ == WorkerPhase::halted) {
     report_due_ = true;
     save_if_due();

@@ -27,6 +27,7 @@ struct Restored {  // after Restore or Apply: the state before `step` is complet
   bool done = false;      // whether this is the state after the last step
   int64_t num_parts = 1;  // of the whole state
   Parts held{{0, 1}};     // the parts that this worker has
+  bool can_save = false;  // what this worker does not have of the state is saved by the others
 };
 struct RestoreFailed {  // the checkpoint that Restore names is damaged or missing
   Generation generation = 0;
@@ -115,7 +116,8 @@ struct CastVote {  // tell every member, and answer with AllVoted or PeerLost
   Generation generation = 0;
   int64_t step = 0;
   Generation stop = 0;  // if not 0: halt after this step, for that generation
-  // Whether all parts must be at one worker after this step, so that it can save.
+  // Whether one worker is to be able to save after this step: alone, as all parts are at the
+  // leader, or, here, as it has all parts or the others save theirs (Restored::can_save).
   enum class Gather { no, at_leader, here };
   Gather gather = Gather::no;
 };
@@ -215,6 +217,7 @@ class WorkerProtocol {
   int64_t step_ = -1;
   bool voted_ = false;
   bool done_ = false;
+  bool can_save_ = false;
   int64_t num_parts_ = 0;
   Parts held_, next_;
   std::shared_ptr<const GenerationPlan> plan_;     // of generation_

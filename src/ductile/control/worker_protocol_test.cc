@@ -256,6 +256,44 @@ TEST_F(WorkerProtocolTest, SavesAtTheStepAskedForAndOnlyUnderItsGeneration) {
   EXPECT_EQ(report().save.state, SaveStatus::State::written);
 }
 
+// Not here, where another one is to save: each would save its own, and nobody have all at the end.
+TEST_F(WorkerProtocolTest, APreemptionGathersAtTheLeaderThoughASaveIsDueHere) {
+  renew_lease();
+  enter(1, 0, StateSource::initial);
+  const Parts some{{0, 1}};
+  tell(Restored{1, 0, false, 2, some});
+  hear(Save{1, 2, 1, ""});
+  hear(Halt{2, true, "a preemption", /*gather=*/true});
+  tell(Reduced{1, 0, some});
+  ASSERT_NE(said<CastVote>(), nullptr);
+  EXPECT_EQ(said<CastVote>()->gather, CastVote::Gather::at_leader);
+}
+
+// Once, and at the step alone at which the others save what it has not.
+TEST_F(WorkerProtocolTest, SavesWithoutAllPartsWhereTheOthersSaveTheirs) {
+  renew_lease();
+  enter(1, 0, StateSource::initial);
+  const Parts some{{0, 1}};
+  tell(Restored{1, 0, false, 2, some});
+  hear(Save{1, 2, 1, ""});
+  tell(Reduced{1, 0, some});
+  ASSERT_NE(said<CastVote>(), nullptr);
+  EXPECT_EQ(said<CastVote>()->gather, CastVote::Gather::here);
+  tell(AllVoted{1, 0, 0});
+  tell(Restored{1, 1, false, 2, some, /*can_save=*/false});
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+  tell(Reduced{1, 1, some});
+  EXPECT_EQ(said<CastVote>()->gather, CastVote::Gather::here);
+  tell(AllVoted{1, 1, 0});
+  tell(Restored{1, 2, false, 2, some, /*can_save=*/true});
+  ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+  EXPECT_EQ(said<WriteCheckpoint>()->step, 2);
+  tell(Saved{2, 2});
+  EXPECT_EQ(report().save.state, SaveStatus::State::written);
+  hear(Save{1, 3, 2, ""});
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);  // the others do so once
+}
+
 // Whoever needs something from it would wait for ever, were it not to come: also where it has all
 // that it needs, and where no step is left to run.
 TEST_F(WorkerProtocolTest, ComesToTheMeetingOfEachGenerationWithWhatItHas) {

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "ductile/base/error.h"
+#include "ductile/base/pages.h"
 #include "ductile/optim/flat_optimizer_impl.h"
 
 namespace ductile::optim {
@@ -49,7 +51,9 @@ void FlatOptimizer::hold(std::vector<BlockRange> ranges) {
   const std::vector<Chunk> before = std::exchange(chunks_, {});
   for (const BlockRange& r : ranges) {
     Chunk chunk{first_float(r), num_floats(r), {}};
-    chunk.values = AlignedArray<float>(chunk.size * static_cast<int64_t>(state_names_.size()));
+    // It takes memory when it is written: a worker begins with the state of all blocks, and may be
+    // told to hold a few of them before the first step.
+    chunk.values = untouched_zeros<float>(chunk.size * static_cast<int64_t>(state_names_.size()));
     for (const Chunk& old : before) {
       const int64_t begin = std::max(chunk.begin, old.begin);
       const int64_t size = std::min(chunk.begin + chunk.size, old.begin + old.size) - begin;

@@ -1,9 +1,13 @@
 #include "ductile/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <omp.h>
 #include <rapidcheck/gtest.h>
 
@@ -431,6 +435,43 @@ TEST(Optimizer, StateTakesMemoryForTheBlocksThatAreHeldAlone) {
     if (whole == 0) continue;  // a rule without state
     EXPECT_THROW((void)optimizer->state({4, 5}), Error);
     EXPECT_LT(optimizer->state_bytes(), whole / 3);
+  }
+}
+
+// The process's own memory that is resident, in bytes.
+int64_t resident() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("RssAnon:")) return 1024 * std::atoll(line.c_str() + 8);
+  }
+  return 0;
+}
+
+// Zero in memory that others have used, and not there before it is written.
+TEST(Optimizer, NewStateIsZeroAndTakesNoMemoryYet) {
+  ParamLayout layout(options_of("adam"));
+  layout.add("a.weight", {4096, 4096}, false);
+  const auto size = static_cast<size_t>(layout.total_size());
+  for (const bool used_before : {false, true}) {
+    if (used_before) {  // as the allocator of a worker keeps it (nn/memory.h)
+      mallopt(M_MMAP_THRESHOLD, 1 << 30);
+      mallopt(M_TRIM_THRESHOLD, 1 << 30);
+      const std::vector<float> used(2 * size, 1.0F);
+    }
+    const int64_t before = resident();
+    const auto optimizer = make_optimizer(options_of("adam"), layout);
+    EXPECT_LT(resident() - before, static_cast<int64_t>(size * sizeof(float) / 2));
+    EXPECT_EQ(optimizer->state_bytes(), 2 * size * sizeof(float));
+    for (const Optimizer::StateBuffer& buffer : optimizer->state())
+      EXPECT_TRUE(std::ranges::all_of(buffer.values, [](float x) { return x == 0; }));
+    optimizer->hold({{3, 5}});
+    for (const Optimizer::StateBuffer& buffer : optimizer->state({3, 5})) {
+      EXPECT_TRUE(std::ranges::all_of(buffer.values, [](float x) { return x == 0; }));
+      std::ranges::fill(buffer.values, 2.0F);
+    }
+    optimizer->hold({{0, 5}});
+    for (const Optimizer::StateBuffer& buffer : optimizer->state({0, 3}))
+      EXPECT_TRUE(std::ranges::all_of(buffer.values, [](float x) { return x == 0; }));
   }
 }
 

@@ -9,6 +9,7 @@
 #include "ductile/comm/reduce_kernels.h"
 #include "ductile/comm/shm_collectives.h"
 #include "ductile/comm/shm_transport.h"
+#include "ductile/parallel/summands_impl.h"
 
 namespace ductile::parallel {
 namespace {
@@ -68,6 +69,16 @@ void combine(std::span<const float* const> inputs, std::span<const comm::Combine
   }
 }
 
+// The same where it may be that nothing is added.
+void combine_some(std::span<const float* const> inputs, std::span<const comm::Combine> steps,
+                  float* out, int64_t n) {
+  if (inputs.empty()) {
+    std::fill_n(out, n, 0.0F);
+  } else {
+    combine(inputs, steps, out, n);
+  }
+}
+
 void trade_by(comm::Communicator& communicator, std::span<const std::byte> bytes,
               std::span<const PeerMessage> theirs) {
   std::vector<comm::Work> works;
@@ -84,6 +95,7 @@ class SharedExchange final : public Exchange {
       : Exchange(std::move(layout), arena->rank()),
         arena_(std::move(arena)),
         transport_(comm::make_shm_transport(arena_)),
+        summands_(layout_),
         votes_(arena_->allocate(sizeof(uint64_t) * layout_.cut.size())) {
     for (size_t i = 0; i < most_nodes(layout_); ++i) {
       partials_.push_back(arena_->allocate(vector_bytes(layout_)));
@@ -131,11 +143,15 @@ class SharedExchange final : public Exchange {
     const std::span<float> sum = floats(sum_, layout_.vector_size);
     std::vector<const float*> inputs;
     for (const FloatRange& range : wanted[static_cast<size_t>(rank())]) {
-      inputs.clear();
-      for (const std::byte* input : inputs_) {
-        inputs.push_back(reinterpret_cast<const float*>(input) + range.begin);
+      for (const Summands::Piece& piece : summands_.pieces(range)) {
+        inputs.clear();
+        for (const int s : piece.summands) {
+          const std::byte* const input = inputs_[static_cast<size_t>(s)];
+          inputs.push_back(reinterpret_cast<const float*>(input) + piece.range.begin);
+        }
+        combine_some(inputs, summands_.among(steps_, piece.summands),
+                     sum.data() + piece.range.begin, piece.range.end - piece.range.begin);
       }
-      combine(inputs, steps_, sum.data() + range.begin, range.end - range.begin);
     }
     return sum;
   }
@@ -204,10 +220,11 @@ class SharedExchange final : public Exchange {
 
   std::shared_ptr<comm::Arena> arena_;
   std::unique_ptr<comm::Transport> transport_;  // until messages_ has it
-  std::byte* votes_;                            // a word a worker
-  std::vector<size_t> vote_bounds_;             // 0, 1 ...
-  std::byte* sum_ = nullptr;       // with Reduction::fast and in one piece the partial itself
-  std::byte* gathered_ = nullptr;  // what this worker gives in all_gather(); in_parts alone
+  const Summands summands_;
+  std::byte* votes_;                 // a word a worker
+  std::vector<size_t> vote_bounds_;  // 0, 1 ...
+  std::byte* sum_ = nullptr;         // with Reduction::fast and in one piece the partial itself
+  std::byte* gathered_ = nullptr;    // what this worker gives in all_gather(); in_parts alone
   std::vector<std::byte*> partials_;
   std::vector<const std::byte*> inputs_;  // of all workers, in leaf order
   std::vector<comm::Combine> steps_;
@@ -219,9 +236,14 @@ class MessageExchange final : public Exchange {
  public:
   MessageExchange(std::unique_ptr<comm::Communicator> communicator, ExchangeLayout layout)
       : Exchange(std::move(layout), communicator->rank()),
+        summands_(layout_),
         started_from_(tail_begin()),
         communicator_(std::move(communicator)) {
-    for (size_t i = 0; i < nodes_.size(); ++i) partials_.emplace_back(layout_.vector_size);
+    for (size_t i = 0; i < nodes_.size(); ++i) {  // pages that are never filled take no memory
+      partials_.push_back(layout_.contributions.empty()
+                              ? AlignedArray<float>(layout_.vector_size)
+                              : AlignedArray<float>::uninitialized(layout_.vector_size));
+    }
     std::vector<LeafRange> pieces;
     for (int r = 0; r < layout_.num_workers(); ++r) {
       const std::vector<LeafRange> nodes = layout_.nodes(r);
@@ -285,46 +307,58 @@ class MessageExchange final : public Exchange {
       return std::as_bytes(std::span(narrow));
     };
     std::vector<std::vector<std::byte>> incoming;
-    std::vector<std::vector<std::span<const std::byte>>> pieces(own.size());  // of each range
-    for (int r = 0; r < layout_.num_workers(); ++r) {
-      const size_t num_nodes = layout_.nodes(r).size();
-      for (size_t i = 0; i < num_nodes; ++i) {
-        for (size_t k = 0; k < own.size(); ++k) {
-          if (r == rank()) {
-            pieces[k].push_back(travelling(i, own[k]));
+    struct Sum {
+      Summands::Piece piece;
+      std::vector<std::span<const std::byte>> values;
+    };
+    std::vector<Sum> sums;
+    for (const FloatRange& range : own) {
+      for (Summands::Piece& piece : summands_.pieces(range)) {
+        Sum& sum = sums.emplace_back();
+        for (const int s : piece.summands) {
+          const auto [worker, node] = summands_.place(s);
+          if (worker == rank()) {
+            sum.values.push_back(travelling(node, piece.range));
             continue;
           }
           std::vector<std::byte>& place =
-              incoming.emplace_back(static_cast<size_t>(own[k].end - own[k].begin) *
-                                    (rounds(own[k]) ? size_of(*layout_.wire) : sizeof(float)));
-          pieces[k].push_back(place);
-          works.push_back(communicator_->start_receive(r, kPartsTag, place));
+              incoming.emplace_back(static_cast<size_t>(piece.range.end - piece.range.begin) *
+                                    (rounds(piece.range) ? size_of(*layout_.wire) : sizeof(float)));
+          sum.values.push_back(place);
+          works.push_back(communicator_->start_receive(worker, kPartsTag, place));
         }
+        sum.piece = std::move(piece);
       }
     }
     for (int r = 0; r < layout_.num_workers(); ++r) {
       if (r == rank()) continue;
-      for (size_t i = 0; i < nodes_.size(); ++i) {
-        for (const FloatRange& range : wanted[static_cast<size_t>(r)]) {
-          works.push_back(communicator_->start_send(r, kPartsTag, travelling(i, range)));
+      for (const FloatRange& range : wanted[static_cast<size_t>(r)]) {
+        for (const Summands::Piece& piece : summands_.pieces(range)) {
+          for (const int s : piece.summands) {
+            const auto [worker, node] = summands_.place(s);
+            if (worker != rank()) continue;
+            works.push_back(communicator_->start_send(r, kPartsTag, travelling(node, piece.range)));
+          }
         }
       }
     }
     for (const comm::Work& work : works) work.wait();
-    for (size_t k = 0; k < own.size(); ++k) {
-      const int64_t count = own[k].end - own[k].begin;
+    for (const Sum& sum : sums) {
+      const FloatRange& range = sum.piece.range;
+      const int64_t count = range.end - range.begin;
       std::vector<AlignedArray<float>> wide;
       std::vector<const float*> inputs;
-      for (const std::span<const std::byte> piece : pieces[k]) {
-        if (!rounds(own[k])) {
-          inputs.push_back(reinterpret_cast<const float*>(piece.data()));
+      for (const std::span<const std::byte> value : sum.values) {
+        if (!rounds(range)) {
+          inputs.push_back(reinterpret_cast<const float*>(value.data()));
           continue;
         }
         wide.push_back(AlignedArray<float>::uninitialized(count));
-        comm::widen(*layout_.wire, wide.back().data(), piece.data(), static_cast<size_t>(count));
+        comm::widen(*layout_.wire, wide.back().data(), value.data(), static_cast<size_t>(count));
         inputs.push_back(wide.back().data());
       }
-      combine(inputs, steps_, sum_.data() + own[k].begin, count);
+      combine_some(inputs, summands_.among(steps_, sum.piece.summands), sum_.data() + range.begin,
+                   count);
     }
     return sum_.span();
   }
@@ -405,6 +439,7 @@ class MessageExchange final : public Exchange {
   // Beside tag 0, that of send() and receive().
   static constexpr uint32_t kPartsTag = 1, kGatherTag = 2;
 
+  const Summands summands_;
   std::vector<AlignedArray<float>> partials_;
   AlignedArray<float> sum_;       // with Reduction::fast and not in parts it is the partial
   std::vector<comm::Work> sums_;  // of the present step
@@ -424,10 +459,22 @@ std::vector<LeafRange> ExchangeLayout::nodes(int rank) const {
   return comm::cover(num_virtual_ranks(), {cut[r], cut[r + 1]});
 }
 
+std::vector<FloatRange> ExchangeLayout::filled(const LeafRange& ranks) const {
+  if (contributions.empty()) return {{0, vector_size}};
+  std::vector<FloatRange> all;
+  for (int64_t v = ranks.begin; v < ranks.end; ++v) {
+    const std::vector<FloatRange>& own = contributions[static_cast<size_t>(v)];
+    all.insert(all.end(), own.begin(), own.end());
+  }
+  return united(std::move(all));
+}
+
 Exchange::Exchange(ExchangeLayout layout, int rank)
     : layout_(std::move(layout)), nodes_(layout_.nodes(rank)) {
   DUCTILE_CHECK(!layout_.wire || layout_.reduction == Reduction::fast,
                 "a wire format would change the canonical sum");
+  DUCTILE_CHECK(layout_.contributions.empty() || layout_.in_parts,
+                "a sum in one piece reads all of every partial");
 }
 
 void send_text(Exchange& exchange, int to, std::string_view text) {

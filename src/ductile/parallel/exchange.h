@@ -14,6 +14,7 @@
 #include "ductile/comm/arena.h"
 #include "ductile/comm/canonical.h"
 #include "ductile/comm/communicator.h"
+#include "ductile/parallel/float_range.h"
 
 namespace ductile::parallel {
 
@@ -40,24 +41,24 @@ struct ExchangeLayout {
   // (ready()); this pays between hosts. 0, or in parts: all elements are summed together, at the
   // end.
   int64_t piece_size = 0;
+  // In parts alone: where each virtual rank has something, in ascending ranges. Elsewhere it is
+  // zero (+0, so that adding it changes no bit), and its partial is neither filled nor read there.
+  // Empty: every rank has something everywhere.
+  std::vector<std::vector<FloatRange>> contributions = {};
 
   int num_workers() const { return static_cast<int>(cut.size()) - 1; }
   int64_t num_virtual_ranks() const { return cut.back(); }
   // What worker `rank` sums without the others, in leaf order: nodes of the canonical tree, or all
   // its virtual ranks together.
   std::vector<comm::LeafRange> nodes(int rank) const;
+  // The elements in which some of these virtual ranks have something.
+  std::vector<FloatRange> filled(const comm::LeafRange& ranks) const;
 };
 
 // A message that one of several peers is to send.
 struct PeerMessage {
   int peer = 0;
   std::span<std::byte> bytes;
-};
-
-// Elements begin .. end - 1 of a vector.
-struct FloatRange {
-  int64_t begin = 0;
-  int64_t end = 0;
 };
 
 // Carries what the workers of one generation say to each other: the sum of a step, the vote on it,
@@ -75,7 +76,8 @@ class Exchange {
   const ExchangeLayout& layout() const { return layout_; }
   // The nodes this worker sums.
   std::span<const comm::LeafRange> nodes() const { return nodes_; }
-  // The vector for the sum of nodes()[i]; the caller fills it again for each reduce().
+  // The vector for the sum of nodes()[i]; the caller fills it again for each reduce(), where the
+  // node's virtual ranks have something (ExchangeLayout::filled).
   virtual std::span<float> partial(size_t i) = 0;
   // Tells the exchange, while the last partial is being filled, that all partials are final from
   // element `begin` to the exact tail, so that it may begin to sum there; the tail is final when

@@ -1,5 +1,6 @@
 #include "ductile/parallel/exchange.h"
 
+#include <limits>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -119,6 +120,72 @@ RC_GTEST_PROP(Exchange, SumsThePartsThatAreWantedAndGathers, ()) {
     }
   });
   RC_ASSERT(right == std::vector<int>(static_cast<size_t>(all), 3));
+}
+
+// What ranks do not contribute to is neither filled nor read, and the bits are those of zeros
+// there.
+RC_GTEST_PROP(Exchange, SumsVectorsThatAreThereInParts, ()) {
+  const Kind kind = *rc::gen::element(Kind::shared, Kind::messages);
+  const int64_t num_leaves = *rc::gen::inRange<int64_t>(1, 13);
+  const int workers = *rc::gen::inRange(1, std::min<int>(5, static_cast<int>(num_leaves)) + 1);
+  const int64_t size = *rc::gen::element<int64_t>(8, 64, 1000, 20'011);
+  ExchangeLayout layout{random_cut(num_leaves, workers), size};
+  layout.in_parts = true;
+  const auto random_ranges = [&](int most) {
+    std::vector<FloatRange> ranges;
+    for (int k = *rc::gen::inRange(0, most + 1); k > 0; --k) {
+      const int64_t begin = *rc::gen::inRange<int64_t>(0, size);
+      ranges.push_back({begin, *rc::gen::inRange<int64_t>(begin, size + 1)});
+    }
+    return united(std::move(ranges));
+  };
+  std::vector<Vec> leaves;
+  for (int64_t v = 0; v < num_leaves; ++v) {
+    layout.contributions.push_back(random_ranges(3));
+    const Vec all = parallel::leaf(v, size);  // another source of this program has one, too
+    Vec& own = leaves.emplace_back(all.size(), 0.0F);
+    for (const FloatRange& r : layout.contributions.back())
+      std::copy(all.begin() + r.begin, all.begin() + r.end, own.begin() + r.begin);
+  }
+  GradientTree whole(size);
+  for (const Vec& own : leaves) {
+    std::ranges::copy(own, whole.leaf().begin());
+    whole.push();
+  }
+  const std::span<float> expected = whole.finish();
+  std::vector<std::vector<FloatRange>> wanted;
+  for (int r = 0; r < workers; ++r) wanted.push_back(random_ranges(2));
+  std::vector<int> right(static_cast<size_t>(workers), 0);
+  with_workers(kind, layout, [&](Exchange& exchange) {
+    const auto rank = static_cast<size_t>(exchange.rank());
+    for (int round = 0; round < 2; ++round) {
+      for (size_t i = 0; i < exchange.nodes().size(); ++i) {
+        const comm::LeafRange node = exchange.nodes()[i];
+        const std::vector<FloatRange> filled = layout.filled(node);
+        std::ranges::fill(exchange.partial(i), std::numeric_limits<float>::quiet_NaN());
+        GradientTree tree(size);
+        tree.restrict_to(filled);
+        tree.sum_into(exchange.partial(i));
+        for (int64_t v = node.begin; v < node.end; ++v) {
+          const Vec& own = leaves[static_cast<size_t>(v)];
+          const std::span<float> out = tree.leaf();
+          for (const FloatRange& r : filled)
+            std::copy(own.begin() + r.begin, own.begin() + r.end, out.begin() + r.begin);
+          tree.push();
+        }
+        tree.finish();
+      }
+      const std::span<const float> sum = exchange.reduce_parts(wanted);
+      bool good = true;
+      for (const FloatRange& range : wanted[rank]) {
+        good &= std::equal(sum.begin() + range.begin, sum.begin() + range.end,
+                           expected.begin() + range.begin);
+      }
+      exchange.largest(0);
+      right[rank] += good;
+    }
+  });
+  RC_ASSERT(right == std::vector<int>(static_cast<size_t>(workers), 2));
 }
 
 TEST(Exchange, CarriesStatesFromOneWorkerToAnother) {

@@ -7,7 +7,7 @@
 
 namespace ductile::parallel {
 
-GradientTree::GradientTree(int64_t size) : size_(size) {}
+GradientTree::GradientTree(int64_t size) : size_(size), ranges_{{0, size}} {}
 
 GradientTree::Buffer GradientTree::take() {
   if (into_) return *std::exchange(into_, std::nullopt);
@@ -52,7 +52,12 @@ void GradientTree::push() {
 void GradientTree::merge_top() {
   const Node right = stack_.back();
   stack_.pop_back();
-  optim::add_into(stack_.back().buffer.values, right.buffer.values);
+  for (const FloatRange& range : ranges_) {
+    const auto begin = static_cast<size_t>(range.begin);
+    const auto size = static_cast<size_t>(range.end - range.begin);
+    optim::add_into(stack_.back().buffer.values.subspan(begin, size),
+                    right.buffer.values.subspan(begin, size));
+  }
   stack_.back().num_leaves += right.num_leaves;
   release(right.buffer);
 }

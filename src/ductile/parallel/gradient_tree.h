@@ -3,9 +3,11 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ductile/base/aligned_array.h"
+#include "ductile/parallel/float_range.h"
 
 namespace ductile::parallel {
 
@@ -27,6 +29,9 @@ class GradientTree {
   // The next sum is made in `out`, which has the size of the vectors, and finish() returns it. A
   // sum that was under way is discarded.
   void sum_into(std::span<float> out);
+  // In the sums from the next one on these elements alone are filled and added, in ascending
+  // ranges; the others are not touched. In the beginning these are all. Not with finish_part().
+  void restrict_to(std::vector<FloatRange> ranges) { ranges_ = std::move(ranges); }
   // Where the next leaf goes; its contents are unspecified.
   std::span<float> leaf();
   // The span that leaf() gave is filled.
@@ -55,6 +60,7 @@ class GradientTree {
   void merge_top();
 
   int64_t size_;
+  std::vector<FloatRange> ranges_;
   std::vector<std::span<float>> free_;
   std::vector<AlignedArray<float>> owned_;
   std::vector<Node> stack_;

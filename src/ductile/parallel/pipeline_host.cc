@@ -495,11 +495,12 @@ void PipelineHost::sum_gradients() {
     for (const int op : stage->executor.ops()) {
       const Tensors sums = stage->executor.weight_gradients(op);
       for (size_t i = 0; i < sums.size(); ++i) {
-        auto& of_op = parts[ops[static_cast<size_t>(op)].parameters[i].name];
-        if (pipeline_.exact && of_op.size() > 1) {
-          of_op[op] = stage->executor.weight_parts(op, i);
+        const auto of_op = parts.find(ops[static_cast<size_t>(op)].parameters[i].name);
+        if (of_op == parts.end()) continue;  // it is not trained
+        if (pipeline_.exact && of_op->second.size() > 1) {
+          of_op->second[op] = stage->executor.weight_parts(op, i);
         } else if (sums[i].defined()) {
-          of_op[op] = {sums[i]};
+          of_op->second[op] = {sums[i]};
         }
       }
     }

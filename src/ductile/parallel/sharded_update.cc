@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
+#include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
 #include "ductile/optim/elementwise.h"
 
@@ -15,6 +17,17 @@ ShardedUpdate::ShardedUpdate(optim::Optimizer& optimizer, std::span<float> weigh
       average_(average),
       copies_(copies),
       layout_(spread(std::array<int64_t, 2>{0, 1})) {}
+
+void ShardedUpdate::keep_where_read(std::vector<std::vector<BlockRange>> read) {
+  read_ = std::move(read);
+  layout_ = spread(std::array<int64_t, 2>{0, static_cast<int64_t>(read_.size())});
+}
+
+ShardLayout ShardedUpdate::spread(std::span<const int64_t> cut) const {
+  const auto may_cut = [this](int64_t block) { return optimizer_.may_cut(block); };
+  return read_.empty() ? spread_shards(num_blocks(), cut, copies_, may_cut)
+                       : parallel::keep_where_read(num_blocks(), cut, copies_, read_, may_cut);
+}
 
 FloatRange ShardedUpdate::floats(BlockRange blocks) const {
   const auto size = static_cast<int64_t>(weights_.size());
@@ -85,49 +98,86 @@ void ShardedUpdate::transfer(Exchange& exchange, std::span<const std::vector<Blo
   }
 }
 
+// In ranges that lie on one side of the exact tail each.
+std::vector<FloatRange> ShardedUpdate::needed_by(int rank, const ExchangeLayout& exchange,
+                                                 int64_t begin) const {
+  if (layout_.whole) return {{begin, exchange.vector_size}};
+  std::vector<FloatRange> out;
+  for (const BlockRange& r : layout_.held[static_cast<size_t>(rank)]) out.push_back(floats(r));
+  const auto rest = static_cast<int64_t>(weights_.size());
+  const int64_t exact = std::max(rest, exchange.vector_size - exchange.exact_tail);
+  out.push_back({rest, exact});
+  out.push_back({exact, exchange.vector_size});
+  for (FloatRange& r : out) r.begin = std::max(r.begin, begin);
+  std::erase_if(out, [](const FloatRange& r) { return r.begin >= r.end; });
+  return out;
+}
+
 std::span<const float> ShardedUpdate::reduce(Exchange& exchange, int64_t begin) {
   if (layout_.whole) return exchange.reduce_from(begin);
   std::vector<std::vector<FloatRange>> wanted;
-  const FloatRange rest{static_cast<int64_t>(weights_.size()), exchange.layout().vector_size};
-  for (const std::vector<BlockRange>& ranges : layout_.held) {
-    std::vector<FloatRange>& of = wanted.emplace_back();
-    for (const BlockRange& r : ranges) of.push_back(floats(r));
-    const int64_t exact = exchange.layout().vector_size - exchange.layout().exact_tail;
-    of.push_back({rest.begin, std::max(rest.begin, exact)});
-    of.push_back({std::max(rest.begin, exact), rest.end});
-    for (FloatRange& r : of) r.begin = std::max(r.begin, begin);
-    std::erase_if(of, [](const FloatRange& r) { return r.begin >= r.end; });
+  for (int r = 0; r < layout_.num_workers(); ++r) {
+    wanted.push_back(needed_by(r, exchange.layout(), begin));
   }
   return exchange.reduce_parts(wanted);
 }
 
 // The blocks whose sums of squares this worker computes: with the whole sum at hand, all.
-BlockRange ShardedUpdate::to_compute() const {
-  return layout_.whole ? BlockRange{0, num_blocks()} : layout_.own[static_cast<size_t>(rank_)];
+std::vector<BlockRange> ShardedUpdate::to_compute() const {
+  if (layout_.whole) return {{0, num_blocks()}};
+  return layout_.own[static_cast<size_t>(rank_)];
 }
 
-// Each worker has the values of the blocks that it owns; those of a block range begin at
-// begin_of(range). Afterwards it has all.
-template <class T, class Begin>
-void ShardedUpdate::complete(Exchange* exchange, std::span<T> values, const Begin& begin_of) const {
+// Each worker has the values of the blocks that it owns; those of a block range are
+// part_of(range), a part of `values`. Afterwards it has all.
+template <class T, class PartOf>
+void ShardedUpdate::complete(Exchange* exchange, std::span<T> values, const PartOf& part_of) const {
   if (layout_.whole) return;
   DUCTILE_CHECK(exchange != nullptr, "the others have parts of the state, and cannot be asked");
-  std::vector<size_t> bounds;
-  for (const BlockRange& r : layout_.own) {
-    bounds.push_back(static_cast<size_t>(begin_of(r)) * sizeof(T));
+  std::vector<std::span<T>> parts;  // of all workers, one after the other
+  std::vector<size_t> bounds{0}, first_part{0};
+  bool in_order = true;  // the values lie as they travel
+  for (const std::vector<BlockRange>& own : layout_.own) {
+    size_t end = bounds.back() / sizeof(T);
+    for (const BlockRange& r : own) {
+      const std::span<T> part = part_of(r);
+      in_order = in_order && part.data() == values.data() + end;
+      end += part.size();
+      parts.push_back(part);
+    }
+    bounds.push_back(end * sizeof(T));
+    first_part.push_back(parts.size());
   }
-  bounds.push_back(values.size_bytes());
-  exchange->all_gather(std::as_writable_bytes(values), bounds);
+  if (in_order) return exchange->all_gather(std::as_writable_bytes(values), bounds);
+  auto packed = AlignedArray<T>::uninitialized(static_cast<int64_t>(values.size()));
+  const std::span<T> travels = packed.span();
+  const auto own = static_cast<size_t>(rank_);
+  // Calls visit(part, its place while it travels) for the parts begin .. end - 1.
+  const auto each = [&](size_t begin, size_t end, size_t at, const auto& visit) {
+    for (size_t i = begin; i < end; ++i) {
+      visit(parts[i], travels.subspan(at, parts[i].size()));
+      at += parts[i].size();
+    }
+  };
+  each(first_part[own], first_part[own + 1], bounds[own] / sizeof(T),
+       [](std::span<T> part, std::span<T> place) { std::ranges::copy(part, place.begin()); });
+  exchange->all_gather(std::as_writable_bytes(travels), bounds);
+  each(0, parts.size(), 0,
+       [](std::span<T> part, std::span<T> place) { std::ranges::copy(place, part.begin()); });
 }
 
 double ShardedUpdate::gradient_norm(Exchange* exchange, std::span<const float> sum) {
-  const BlockRange blocks = to_compute();
-  const FloatRange range = floats(blocks);
-  const std::vector<double> here = optim::block_square_sums(
-      sum.subspan(static_cast<size_t>(range.begin), static_cast<size_t>(range.end - range.begin)));
   std::vector<double> all(static_cast<size_t>(num_blocks()));
-  std::ranges::copy(here, all.begin() + blocks.begin);
-  complete(exchange, std::span(all), [](const BlockRange& r) { return r.begin; });
+  for (const BlockRange& blocks : to_compute()) {
+    const FloatRange range = floats(blocks);
+    const std::vector<double> here = optim::block_square_sums(sum.subspan(
+        static_cast<size_t>(range.begin), static_cast<size_t>(range.end - range.begin)));
+    std::ranges::copy(here, all.begin() + blocks.begin);
+  }
+  complete(exchange, std::span(all), [&](const BlockRange& r) {
+    return std::span(all).subspan(static_cast<size_t>(r.begin),
+                                  static_cast<size_t>(r.end - r.begin));
+  });
   return optim::norm_of_block_sums(all);
 }
 
@@ -136,9 +186,10 @@ void ShardedUpdate::prepare(Exchange* exchange, const optim::StepInput& in) {
   if (sums.empty()) return;
   for (int round = 0; round < optimizer_.num_rounds(); ++round) {
     // A worker that only hands parts over has none to update.
-    if (!to_hold().empty()) optimizer_.prepare(in, to_compute(), round);
-    complete(exchange, sums,
-             [&](const BlockRange& r) { return optimizer_.norm_sums_of(r).data() - sums.data(); });
+    if (!to_hold().empty()) {
+      for (const BlockRange& blocks : to_compute()) optimizer_.prepare(in, blocks, round);
+    }
+    complete(exchange, sums, [&](const BlockRange& r) { return optimizer_.norm_sums_of(r); });
   }
 }
 
@@ -149,8 +200,26 @@ void ShardedUpdate::apply(const optim::StepInput& in) {
 }
 
 bool ShardedUpdate::gather(Exchange& exchange, std::span<float> values) {
-  complete(&exchange, values, [this](const BlockRange& r) { return floats(r).begin; });
+  complete(&exchange, values, [&](const BlockRange& r) {
+    const FloatRange range = floats(r);
+    return values.subspan(static_cast<size_t>(range.begin),
+                          static_cast<size_t>(range.end - range.begin));
+  });
   return !layout_.whole;
+}
+
+bool ShardedUpdate::gather_at(Exchange& exchange, int at, std::span<float> values) {
+  if (layout_.whole) return false;
+  std::vector<std::vector<BlockRange>> wanted = layout_.held;
+  wanted[static_cast<size_t>(at)] = {{0, num_blocks()}};
+  for (const ShardTransfer& t : plan_transfers(layout_.held, wanted)) {
+    const FloatRange range = floats(t.blocks);
+    const std::span<float> part = values.subspan(static_cast<size_t>(range.begin),
+                                                 static_cast<size_t>(range.end - range.begin));
+    if (t.from == rank_) exchange.send(t.to, std::as_bytes(part));
+    if (t.to == rank_) exchange.receive(t.from, std::as_writable_bytes(part));
+  }
+  return rank_ == at;
 }
 
 }  // namespace ductile::parallel

@@ -23,39 +23,88 @@ int64_t nearest_cut(int64_t block, int64_t num_blocks,
   }
 }
 
+// The workers that host virtual ranks.
+std::vector<size_t> hosts_of(std::span<const int64_t> cut) {
+  std::vector<size_t> hosts;
+  for (size_t r = 0; r + 1 < cut.size(); ++r) {
+    if (cut[r] < cut[r + 1]) hosts.push_back(r);
+  }
+  DUCTILE_CHECK(!hosts.empty(), "nobody hosts a virtual rank");
+  return hosts;
+}
+
+void merge(ShardLayout& layout) {
+  for (auto* const lists : {&layout.own, &layout.held}) {
+    for (std::vector<BlockRange>& ranges : *lists) ranges = Optimizer::merged(std::move(ranges));
+  }
+}
+
 }  // namespace
 
 ShardLayout spread_shards(int64_t num_blocks, std::span<const int64_t> cut, int copies,
                           const std::function<bool(int64_t)>& may_cut) {
   DUCTILE_CHECK(copies >= 1, "{} copies of a shard", copies);
+  const std::vector<size_t> hosts = hosts_of(cut);
   ShardLayout layout;
-  const size_t num_workers = cut.size() - 1;
-  std::vector<size_t> hosts;
-  for (size_t r = 0; r < num_workers; ++r) {
-    if (cut[r] < cut[r + 1]) hosts.push_back(r);
-  }
-  DUCTILE_CHECK(!hosts.empty(), "nobody hosts a virtual rank");
-  layout.own.assign(num_workers, BlockRange{num_blocks, num_blocks});
-  layout.held.resize(num_workers);
+  layout.own.resize(cut.size() - 1);
+  layout.held.resize(cut.size() - 1);
   const size_t n = hosts.size();
   const auto count = static_cast<int64_t>(n);
   const auto bound = [&](size_t i) {
     return nearest_cut(num_blocks * static_cast<int64_t>(i) / count, num_blocks, may_cut);
   };
-  for (size_t i = 0; i < n; ++i) layout.own[hosts[i]] = {bound(i), bound(i + 1)};
-  // Workers without virtual ranks come last (their cut is empty), or their ranges would not tile.
-  for (size_t r = 0; r + 1 < num_workers; ++r) {
-    DUCTILE_CHECK(layout.own[r].end == layout.own[r + 1].begin,
-                  "a worker without virtual ranks is not among the last");
-  }
   const size_t kept = std::min(static_cast<size_t>(copies), n);
   layout.whole = kept == n;
   for (size_t i = 0; i < n; ++i) {
-    for (size_t c = 0; c < kept; ++c) {
-      layout.held[hosts[(i + c) % n]].push_back(layout.own[hosts[i]]);
+    const BlockRange own{bound(i), bound(i + 1)};
+    layout.own[hosts[i]] = {own};
+    for (size_t c = 0; c < kept; ++c) layout.held[hosts[(i + c) % n]].push_back(own);
+  }
+  merge(layout);
+  return layout;
+}
+
+ShardLayout keep_where_read(int64_t num_blocks, std::span<const int64_t> cut, int copies,
+                            std::span<const std::vector<BlockRange>> read,
+                            const std::function<bool(int64_t)>& may_cut) {
+  DUCTILE_CHECK(copies >= 1 && static_cast<int64_t>(read.size()) == cut.back(),
+                "{} copies of what {} of {} virtual ranks read", copies, read.size(), cut.back());
+  const std::vector<size_t> hosts = hosts_of(cut);
+  const size_t n = hosts.size();
+  std::vector<std::vector<bool>> reads(n, std::vector<bool>(static_cast<size_t>(num_blocks)));
+  for (size_t i = 0; i < n; ++i) {
+    for (int64_t v = cut[hosts[i]]; v < cut[hosts[i] + 1]; ++v) {
+      for (const BlockRange& range : read[static_cast<size_t>(v)]) {
+        for (int64_t b = range.begin; b < range.end; ++b) reads[i][static_cast<size_t>(b)] = true;
+      }
     }
   }
-  for (std::vector<BlockRange>& ranges : layout.held) ranges = Optimizer::merged(std::move(ranges));
+  ShardLayout layout;
+  layout.own.resize(cut.size() - 1);
+  layout.held.resize(cut.size() - 1);
+  // Blocks that may not be parted go together.
+  for (int64_t begin = 0, end = 0; begin < num_blocks; begin = end) {
+    end = begin + 1;
+    while (end < num_blocks && !may_cut(end)) ++end;
+    std::vector<size_t> keepers;
+    for (size_t i = 0; i < n; ++i) {
+      bool keeps = false;
+      for (int64_t b = begin; b < end; ++b) keeps = keeps || reads[i][static_cast<size_t>(b)];
+      if (keeps) keepers.push_back(i);
+    }
+    if (keepers.empty())
+      keepers = {static_cast<size_t>(begin) * n / static_cast<size_t>(num_blocks)};
+    const size_t owner = keepers.front();
+    for (size_t c = 1; c < n && std::ssize(keepers) < copies; ++c) {
+      const size_t next = (owner + c) % n;
+      if (std::ranges::find(keepers, next) == keepers.end()) keepers.push_back(next);
+    }
+    layout.own[hosts[owner]].push_back({begin, end});
+    for (const size_t i : keepers) layout.held[hosts[i]].push_back({begin, end});
+  }
+  merge(layout);
+  const std::vector<BlockRange> all = Optimizer::merged({{0, num_blocks}});
+  layout.whole = std::ranges::all_of(hosts, [&](size_t host) { return layout.held[host] == all; });
   return layout;
 }
 

@@ -22,8 +22,8 @@ constexpr int kEverywhere = std::numeric_limits<int>::max();
 
 // Who keeps which blocks, by rank.
 struct ShardLayout {
-  std::vector<BlockRange> own;                // tile all blocks, in order; may be empty ranges
-  std::vector<std::vector<BlockRange>> held;  // own blocks and copies; ascending, not touching
+  // Each block is owned by one worker, and kept by it and others. Ascending, not touching.
+  std::vector<std::vector<BlockRange>> own, held;
   // Every worker that hosts virtual ranks keeps all blocks, so none of them has to ask another one.
   bool whole = false;
 
@@ -37,6 +37,16 @@ struct ShardLayout {
 // allows.
 ShardLayout spread_shards(
     int64_t num_blocks, std::span<const int64_t> cut, int copies,
+    const std::function<bool(int64_t block)>& may_cut = [](int64_t) { return true; });
+
+// Keeps the blocks where they are read: read[v] are those that hold parameters of virtual rank v,
+// where it is a stage of the model. Each worker keeps what its virtual ranks read, and each block
+// is kept by `copies` workers at least, or by all that host virtual ranks: its owner, who is the
+// first of those that read it, and the workers after that. Blocks that nobody reads are spread
+// evenly. `cut` and may_cut() as above.
+ShardLayout keep_where_read(
+    int64_t num_blocks, std::span<const int64_t> cut, int copies,
+    std::span<const std::vector<BlockRange>> read,
     const std::function<bool(int64_t block)>& may_cut = [](int64_t) { return true; });
 
 // Blocks that one worker gives to another.

@@ -14,6 +14,15 @@ int64_t size_of(const std::vector<BlockRange>& ranges) {
   return size;
 }
 
+// Where the blocks of workers 0 .. r end, which own them in order.
+int64_t end_of(const ShardLayout& layout, size_t r) {
+  int64_t end = 0;
+  for (size_t i = 0; i <= r; ++i) {
+    if (!layout.own[i].empty()) end = layout.own[i].back().end;
+  }
+  return end;
+}
+
 RC_GTEST_PROP(Shards, EveryBlockIsKeptByAsManyAsAskedFor, ()) {
   const int64_t num_blocks = *rc::gen::inRange<int64_t>(0, 40);
   const int hosts = *rc::gen::inRange(1, 9);
@@ -25,9 +34,10 @@ RC_GTEST_PROP(Shards, EveryBlockIsKeptByAsManyAsAskedFor, ()) {
   const ShardLayout layout = spread_shards(num_blocks, cut, copies);
   RC_ASSERT(layout.num_workers() == hosts + idle);
   int64_t at = 0;
-  for (const BlockRange& own : layout.own) {
-    RC_ASSERT(own.begin == at);
-    at = own.end;
+  for (const std::vector<BlockRange>& own : layout.own) {
+    if (own.empty()) continue;
+    RC_ASSERT(own.size() == 1 && own[0].begin == at);
+    at = own[0].end;
   }
   RC_ASSERT(at == num_blocks);
   const int kept = std::min(copies, hosts);
@@ -56,15 +66,69 @@ RC_GTEST_PROP(Shards, BlocksArePartedOnlyWhereTheyMayBeAndNearTheEvenSpread, ())
   const ShardLayout even = spread_shards(num_blocks, cut, 2);
   int64_t at = 0;
   for (size_t r = 0; r < layout.own.size(); ++r) {
-    RC_ASSERT(layout.own[r].begin == at);
-    at = layout.own[r].end;
+    if (!layout.own[r].empty()) RC_ASSERT(layout.own[r].front().begin == at);
+    at = end_of(layout, r);
     RC_ASSERT(may_cut(at));
-    const int64_t way = std::abs(at - even.own[r].end);
-    for (int64_t b = even.own[r].end - way + 1; b < even.own[r].end + way; ++b) {
-      RC_ASSERT(!may_cut(b));
-    }
+    const int64_t even_end = end_of(even, r), way = std::abs(at - even_end);
+    for (int64_t b = even_end - way + 1; b < even_end + way; ++b) RC_ASSERT(!may_cut(b));
   }
   RC_ASSERT(at == num_blocks);
+}
+
+RC_GTEST_PROP(Shards, BlocksAreKeptByThoseWhoReadThemAndAsManyAsAskedFor, ()) {
+  const int64_t num_blocks = *rc::gen::inRange<int64_t>(1, 30);
+  const int hosts = *rc::gen::inRange(1, 6);
+  const int idle = *rc::gen::inRange(0, 3);
+  const int copies = *rc::gen::inRange(1, 4);
+  std::vector<int64_t> cut = {0};
+  for (int r = 0; r < hosts; ++r) cut.push_back(cut.back() + *rc::gen::inRange(1, 3));
+  const int64_t num_ranks = cut.back();
+  cut.insert(cut.end(), static_cast<size_t>(idle), num_ranks);
+  std::vector<std::vector<BlockRange>> read(static_cast<size_t>(num_ranks));
+  for (std::vector<BlockRange>& ranges : read) {
+    for (int k = *rc::gen::inRange(0, 3); k > 0; --k) {
+      const int64_t begin = *rc::gen::inRange<int64_t>(0, num_blocks);
+      ranges.push_back({begin, *rc::gen::inRange<int64_t>(begin, num_blocks + 1)});
+    }
+  }
+  std::vector<bool> allowed;
+  for (int64_t b = 0; b <= num_blocks; ++b) allowed.push_back(*rc::gen::arbitrary<bool>());
+  const auto may_cut = [&](int64_t b) {
+    return b == 0 || b == num_blocks || allowed[static_cast<size_t>(b)];
+  };
+  const ShardLayout layout = keep_where_read(num_blocks, cut, copies, read, may_cut);
+  const auto holds = [&](const std::vector<BlockRange>& ranges, int64_t block) {
+    return std::ranges::any_of(
+        ranges, [&](const BlockRange& r) { return r.begin <= block && block < r.end; });
+  };
+  for (const auto* const lists : {&layout.own, &layout.held}) {
+    for (const std::vector<BlockRange>& ranges : *lists) {
+      RC_ASSERT(ranges == Optimizer::merged(ranges));
+      for (const BlockRange& r : ranges) RC_ASSERT(may_cut(r.begin) && may_cut(r.end));
+    }
+  }
+  bool whole = true;
+  for (int64_t begin = 0, end = 0; begin < num_blocks; begin = end) {  // what goes together
+    end = begin + 1;
+    while (!may_cut(end)) ++end;
+    int readers = 0, owners = 0, keepers = 0;
+    for (size_t r = 0; r + 1 < cut.size(); ++r) {
+      bool reads = false;
+      for (int64_t v = cut[r]; v < cut[r + 1]; ++v) {
+        for (int64_t b = begin; b < end; ++b) reads |= holds(read[static_cast<size_t>(v)], b);
+      }
+      readers += reads;
+      owners += holds(layout.own[r], begin);
+      keepers += holds(layout.held[r], begin);
+      RC_ASSERT(!reads || holds(layout.held[r], begin));
+      RC_ASSERT(!holds(layout.own[r], begin) || holds(layout.held[r], begin));
+    }
+    RC_ASSERT(owners == 1);
+    RC_ASSERT(keepers == std::max({readers, std::min(copies, hosts), 1}));
+    whole = whole && keepers == hosts;
+  }
+  RC_ASSERT(layout.whole == whole);
+  for (int r = hosts; r < hosts + idle; ++r) RC_ASSERT(layout.held[static_cast<size_t>(r)].empty());
 }
 
 // The obvious twin: sets of blocks.

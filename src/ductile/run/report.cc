@@ -389,6 +389,8 @@ std::string report_html(const RunFolder& folder, const History& history,
   if (const std::string trace = report::trace_html(folder, o.train.pipelined.replicas);
       !trace.empty())
     page.body += page::section("Pipeline timeline", trace);
+  if (const std::string memory = report::memory_html(history, folder); !memory.empty())
+    page.body += page::section("Memory of the workers", memory);
   page.body += page::section("What happened", events_html(history));
   page.body += "<div class=\"columns\">" +
                page::section("Configuration", config_html(job, job_toml)) + "<div>" +

@@ -62,6 +62,11 @@ nlohmann::json slices_data(const std::vector<nlohmann::json>& minima);
 // was recorded.
 std::string trace_html(const RunFolder& folder, int64_t pipelines);
 
+// What the workers of a job by stages had in memory (the event `memory`): a sentence, and of the
+// last one a table, beside what the run's plan counted. The table is empty where nothing was told.
+std::string memory_text(const nlohmann::json& event);
+std::string memory_html(const History& history, const RunFolder& folder);
+
 // The data the script draws: panels of curves, marks, workers over time.
 nlohmann::json chart_data(const History& history, const spec::JobOptions& job);
 

@@ -210,6 +210,7 @@ Row describe_event(const json& event) {
                     event.contains("probes") ? event["probes"].size() : 0, text_at(event, "why"))};
   }
   if (kind == "tune") return {kind, "plain", tuning_text(event)};
+  if (kind == "memory") return {kind, "plain", memory_text(event)};
   if (kind == "error") return {kind, "bad", text_at(event, "message")};
   if (kind == "end") {
     const std::string status = text_at(event, "status");

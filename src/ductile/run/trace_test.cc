@@ -9,6 +9,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/page/testing/page_fault.h"
+#include "ductile/run/metrics.h"
 #include "ductile/run/report.h"
 
 namespace ductile::run {
@@ -94,6 +95,46 @@ TEST(Trace, WhatNoRunCanHaveIsLeftOut) {
     write_report(run.folder);
     EXPECT_EQ(page::page_fault(read_file(run.folder.report_file())), "") << stage;
   }
+}
+
+// Three virtual ranks are two stages of one pipeline and the first of the next.
+TEST(Trace, TheReportShowsTheMemoryOfWorkersBesideThePlan) {
+  const OneRun run;
+  {
+    MetricsWriter writer(run.folder);
+    const nlohmann::json wide = {{"ranks", {0, 3}},     {"weights", 1024},
+                                 {"optimizer", 2048},   {"sum", 512},
+                                 {"resident", 7 << 20}, {"resident_before", 3 << 20}};
+    const nlohmann::json idle = {{"ranks", {3, 3}}, {"resident", 5 << 20}};
+    writer.event("memory", {{"step", 1}, {"members", nlohmann::json::array({idle})}});
+    writer.event("memory", {{"step", 4}, {"members", nlohmann::json::array({wide, idle})}});
+  }
+  write_file_atomic(plan_file(run.folder),
+                    R"({"evaluation":{"stages":[{"peak_memory":1000},{"peak_memory":2096}]}})");
+  write_report(run.folder);
+  const std::string html = read_file(run.folder.report_file());
+  for (const char* text :
+       {"Memory of 2 workers: by their parts of the state 0 B to 3.5 KiB each, resident 5 MiB to 7 "
+        "MiB",
+        "Memory of 1 worker: by their parts of the state 0 B each, resident 5 MiB",
+        "Memory of the workers", "0 to 2", "none", "Plan, at most", "3 MiB", ">4 KiB<"}) {
+    EXPECT_NE(html.find(text), std::string::npos) << text;
+  }
+  EXPECT_EQ(page::page_fault(html), "");
+}
+
+// Events, too.
+TEST(Trace, MemoryThatNoRunCanHaveIsNoFault) {
+  const OneRun run;
+  {
+    MetricsWriter writer(run.folder);
+    for (const char* members : {"7", "[]", "[7,\"x\",[]]", R"([{"ranks":[-5,1e300]}])",
+                                R"([{"ranks":[0,9223372036854775807],"weights":"many"}])"})
+      writer.event("memory", {{"members", nlohmann::json::parse(members)}});
+  }
+  write_file_atomic(plan_file(run.folder), R"({"evaluation":{"stages":[{},7]}})");
+  write_report(run.folder);
+  EXPECT_EQ(page::page_fault(read_file(run.folder.report_file())), "");
 }
 
 TEST(Trace, AStepThatWasRecordedLaterThanTheNextBeginsNothingBeforeZero) {

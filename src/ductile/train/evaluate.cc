@@ -132,14 +132,17 @@ struct Tally {
 }  // namespace
 
 Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOptions& options,
-                    ClassScores& scores, const std::function<void(int64_t)>& each) {
+                    ClassScores& scores, const std::function<void(int64_t)>& each,
+                    const Forward& forward) {
   const at::NoGradGuard no_grad;
-  model.train(false);
+  const EvaluationMode mode(model);
+  const Forward run =
+      forward ? forward : [&model](const nn::Tensors& x) { return nn::forward(model, x); };
   Tally tally{scores, {}};
-  Views views(model, options);
+  Views views(run, options);
   while (const auto batch = loader.next()) {
     const at::Tensor labels = labels_of(*batch);
-    const at::Tensor logits = forward(model, *batch);
+    const at::Tensor logits = run(inputs_of(*batch));
     if (options.views == "one") {
       tally.add(model, logits, labels);
     } else {
@@ -148,15 +151,12 @@ Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOpti
     tally.result.num_samples += batch->num_samples;
     each(tally.result.num_samples);
   }
-  if (tally.result.num_samples == 0) {
-    model.train(true);
+  if (tally.result.num_samples == 0)
     fail(ErrorCode::invalid_argument, "there is no held-out sample to evaluate on");
-  }
   if (options.views != "one") {
     views.finish(loader);
     tally.add(model, views.logits(), views.labels());
   }
-  model.train(true);
   Evaluation result = tally.result;
   result.loss /= static_cast<double>(result.num_samples);
   result.accuracy = static_cast<double>(tally.correct) / static_cast<double>(tally.predictions);

@@ -38,12 +38,29 @@ struct Evaluation {
   nlohmann::json describe(std::span<const std::string> class_names) const;
 };
 
+// A model is in evaluation mode while this object lives, and in training mode after it.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(nn::Model& model) : model_(model) { model_.train(false); }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+  ~EvaluationMode() { model_.train(true); }
+
+ private:
+  nn::Model& model_;
+};
+
+// What a model gives for its inputs, in order.
+using Forward = std::function<at::Tensor(const nn::Tensors& inputs)>;
+
 // One pass over the loader's data in evaluation mode, without gradients; the model is left in
 // training mode. The samples of a classifier are counted in `scores`. `each(samples_done)` is
-// called after each batch. Throws invalid_argument if the loader has no sample, or if there are
-// views to be averaged of what is no classification of images.
+// called after each batch. `forward`: what computes the model's output, if not nn::forward().
+// Throws invalid_argument if the loader has no sample, or if there are views to be averaged of what
+// is no classification of images.
 Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOptions& options,
-                    ClassScores& scores, const std::function<void(int64_t)>& each);
+                    ClassScores& scores, const std::function<void(int64_t)>& each,
+                    const Forward& forward = {});
 
 // The logits as rows in memory, in fp32: those of a classifier, one row for each sample. Undefined
 // if they have another form.

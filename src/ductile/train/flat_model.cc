@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -11,10 +12,13 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/pages.h"
 #include "ductile/optim/elementwise.h"
 
 namespace ductile::train {
 namespace {
+
+constexpr size_t kMostFreed = 64 << 20;  // bytes that are kept until the system gets them back
 
 bool is_half(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
@@ -66,7 +70,10 @@ FlatModel::FlatModel(nn::Model& model, const spec::OptimizerOptions& options)
     any_half |= is_half(p.tensor);
     if (p.tensor.scalar_type() == at::kHalf) half_type_ = DType::f16;
   }
-  weights_ = AlignedArray<float>(layout_.total_size());
+  // The model's own tensors are freed one after the other as they are copied, so that there is
+  // never memory for all weights twice.
+  weights_ = untouched_zeros<float>(layout_.total_size());
+  size_t freed = 0;
   if (any_half) half_weights_ = AlignedArray<uint16_t>(layout_.total_size());
 
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -78,6 +85,10 @@ FlatModel::FlatModel(nn::Model& model, const spec::OptimizerOptions& options)
     tensor.set_data(is_half(tensor) ? at::from_blob(half_weights_.span().data() + segment.offset,
                                                     tensor.sizes(), tensor.scalar_type())
                                     : view(weights_.span().data() + segment.offset, tensor));
+    freed += segment.size * sizeof(float);
+    if (freed < kMostFreed) continue;
+    give_back_freed();
+    freed = 0;
   }
   refresh_half_weights();
 
@@ -146,6 +157,26 @@ void FlatModel::write_gradients(std::span<const at::Tensor> gradients, std::span
   std::fill(out.begin() + end, out.begin() + layout_.total_size(), 0.0f);
 }
 
+void FlatModel::write_gradients(std::span<const at::Tensor> gradients,
+                                std::span<const parallel::FloatRange> ranges,
+                                std::span<float> out) const {
+  const at::NoGradGuard no_grad;
+  for (const parallel::FloatRange& range : ranges) {
+    const int64_t end = std::min(range.end, layout_.total_size());
+    if (range.begin < end) std::fill(out.begin() + range.begin, out.begin() + end, 0.0f);
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const optim::Segment& segment = layout_.segments()[i];
+    if (!gradients[i].defined() || segment.size == 0) continue;
+    const bool inside = std::ranges::any_of(ranges, [&](const parallel::FloatRange& r) {
+      return r.begin <= segment.offset && segment.offset + segment.size <= r.end;
+    });
+    DUCTILE_CHECK(inside, "the gradient of parameter {} is outside of what is summed",
+                  segment.name);
+    view(out.data() + segment.offset, parameters_[i].tensor).copy_(gradients[i]);
+  }
+}
+
 void FlatModel::backward(const at::Tensor& loss, std::span<float> out,
                          const std::function<void(int64_t)>& ready) {
   if (!sink_) {
@@ -193,8 +224,9 @@ void FlatModel::backward(const at::Tensor& loss, std::span<float> out,
   ready(0);
 }
 
-WeightsSwap::WeightsSwap(FlatModel& model, std::span<float> weights, std::span<float> buffers)
-    : model_(model), weights_(weights), buffers_(buffers) {
+WeightsSwap::WeightsSwap(FlatModel& model, std::span<float> weights, std::span<float> buffers,
+                         std::optional<std::vector<parallel::FloatRange>> ranges)
+    : model_(model), weights_(weights), buffers_(buffers), ranges_(std::move(ranges)) {
   swap();
 }
 
@@ -202,7 +234,13 @@ WeightsSwap::~WeightsSwap() { swap(); }
 
 void WeightsSwap::swap() {
   if (weights_.empty()) return;
-  std::ranges::swap_ranges(weights_, model_.weights());
+  const std::span<float> own = model_.weights();
+  if (ranges_) {
+    for (const parallel::FloatRange& r : *ranges_)
+      std::swap_ranges(weights_.begin() + r.begin, weights_.begin() + r.end, own.begin() + r.begin);
+  } else {
+    std::ranges::swap_ranges(weights_, own);
+  }
   std::ranges::swap_ranges(buffers_, model_.buffer_values());
   model_.refresh_half_weights();
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "ductile/base/dtype.h"
 #include "ductile/nn/model.h"
 #include "ductile/optim/param_layout.h"
+#include "ductile/parallel/float_range.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::train {
@@ -56,6 +58,10 @@ class FlatModel {
   // Writes such gradients into `out` (layout().total_size() values, fp32); undefined gradients and
   // the gaps between parameters become zeros.
   void write_gradients(std::span<const at::Tensor> gradients, std::span<float> out) const;
+  // The same for these elements alone, in ascending ranges that hold every parameter whose gradient
+  // is defined; `out` may be longer.
+  void write_gradients(std::span<const at::Tensor> gradients,
+                       std::span<const parallel::FloatRange> ranges, std::span<float> out) const;
   // Does both in one, with the same bits: during the backward pass `out` fills from its end to its
   // start. ready(begin) is called whenever `out` is complete from element `begin` on, with falling
   // values and finally with 0.
@@ -77,7 +83,9 @@ class FlatModel {
 // its destructor gives the model its own again, bit for bit. With empty spans nothing happens.
 class WeightsSwap {
  public:
-  WeightsSwap(FlatModel& model, std::span<float> weights, std::span<float> buffers);
+  // `ranges`: of the weights, those that are given; the others are of no use. Nothing: all of them.
+  WeightsSwap(FlatModel& model, std::span<float> weights, std::span<float> buffers,
+              std::optional<std::vector<parallel::FloatRange>> ranges = std::nullopt);
   WeightsSwap(const WeightsSwap&) = delete;
   WeightsSwap& operator=(const WeightsSwap&) = delete;
   ~WeightsSwap();
@@ -87,6 +95,7 @@ class WeightsSwap {
 
   FlatModel& model_;
   std::span<float> weights_, buffers_;
+  const std::optional<std::vector<parallel::FloatRange>> ranges_;
 };
 
 }  // namespace ductile::train

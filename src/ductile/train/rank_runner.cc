@@ -1,6 +1,7 @@
 #include "ductile/train/rank_runner.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/avg_pool2d.h>
@@ -147,15 +148,42 @@ int64_t RankRunner::figures_begin() const {
 
 int64_t RankRunner::vector_size() const { return figures_begin() + figures_.size(); }
 
+std::vector<StageRunner::Blocks> RankRunner::blocks_read() const {
+  return stages_ ? stages_->blocks_read() : std::vector<StageRunner::Blocks>();
+}
+
+std::vector<int> RankRunner::stages() const {
+  return stages_ ? stages_->stages() : std::vector<int>();
+}
+
+// All have running statistics and figures.
+std::vector<std::vector<parallel::FloatRange>> RankRunner::contributions() const {
+  std::vector<std::vector<parallel::FloatRange>> out;
+  if (!stages_) return out;
+  const int64_t size = state_.flat.layout().total_size();
+  for (const StageRunner::Blocks& blocks : stages_->blocks_summed()) {
+    std::vector<parallel::FloatRange> ranges = {{size, vector_size()}};
+    for (const parallel::BlockRange& b : blocks) {
+      ranges.push_back(
+          {b.begin * optim::kBlockFloats, std::min(size, b.end * optim::kBlockFloats)});
+    }
+    out.push_back(parallel::united(std::move(ranges)));
+  }
+  return out;
+}
+
 void RankRunner::host(const parallel::ExchangeLayout& layout, int rank,
                       parallel::Exchange* exchange) {
   const auto r = static_cast<size_t>(rank);
+  layout_ = layout;
   hosted_ = {layout.cut[r], layout.cut[r + 1]};
   batches_.clear();
   contributions_.clear();
   loaded_cursor_ = -1;
   trace_.clear();  // of a step that was given up
   traced_step_ = -1;
+  // All members for the first time here, whether they host a stage or not.
+  if (stages_ && exchange != nullptr) exchange->messages();
   if (hosted_.size() == 0) {  // it only hands over what it has
     loader_ = nullptr;
     return;
@@ -246,6 +274,10 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
     leaf[static_cast<size_t>(figures_begin()) + figures_.place(kGradientSquare)] =
         static_cast<float>(norm * norm);
   };
+  const bool everywhere = layout_.contributions.empty();
+  std::vector<parallel::FloatRange> filled = {{0, vector_size()}};
+  if (!everywhere) filled = layout_.filled({next_rank_, next_rank_ + count});
+  tree_.restrict_to(filled);
   tree_.sum_into(out);
   for (int64_t i = 0; i < count; ++i) {
     if (ready && i + 1 == count && job_.train.bn_group == 1 && !stages_) {
@@ -273,7 +305,11 @@ void RankRunner::compute_gradients(int64_t count, std::span<float> out, const Re
     } else {
       const Contribution own = next_contribution();
       const std::span<float> leaf = tree_.leaf();
-      state_.flat.write_gradients(own.gradients, leaf.first(gradient_size));
+      if (everywhere) {
+        state_.flat.write_gradients(own.gradients, leaf.first(gradient_size));
+      } else {
+        state_.flat.write_gradients(own.gradients, filled, leaf);
+      }
       write_tail(*own.buffers, own.figures, leaf);
       measure(leaf);
       tree_.push();

@@ -44,13 +44,19 @@ class RankRunner {
 
   int64_t vector_size() const;
   int64_t figures_begin() const;  // the place of the first figure
+  // Of virtual ranks that are stages: the blocks of weights that each reads (stage_runner.h), and
+  // what each contributes to (ExchangeLayout::contributions). Of others: nothing.
+  std::vector<StageRunner::Blocks> blocks_read() const;
+  std::vector<std::vector<parallel::FloatRange>> contributions() const;
+  std::vector<int> stages() const;  // of the model's operators
 
   // Sums the next `count` hosted virtual ranks of the step into `out`, which has vector_size()
-  // values. If these ranks are one node of the canonical tree, the sum is in its order. During the
-  // last backward pass ready(begin), if given and if the method allows it, is called with falling
-  // values of `begin`: `out` is then final from element `begin` to the figures, and with 0 the
-  // figures are final, too. After compute() has thrown
-  // (peer_lost if a member of a batch norm group is gone), host() must be called next.
+  // values, of which it fills those that the layout says (ExchangeLayout::filled). If these ranks
+  // are one node of the canonical tree, the sum is in its order. During the last backward pass
+  // ready(begin), if given and if the method allows it, is called with falling values of `begin`:
+  // `out` is then final from element `begin` to the figures, and with 0 the figures are final, too.
+  // After compute() has thrown (peer_lost if a member of a batch norm group is gone), host() must
+  // be called next.
   using Ready = std::function<void(int64_t begin)>;
   // `samples` are those of the step if the method chose them, else nullptr.
   void compute(const StepKind& kind, const Samples* samples, int64_t count, std::span<float> out,
@@ -105,6 +111,7 @@ class RankRunner {
   AlignedArray<float> other_weights_;  // that a step computes with
   std::vector<float> buffers_before_;  // the state before the step, while its virtual ranks run
 
+  parallel::ExchangeLayout layout_;       // of host()
   comm::LeafRange hosted_;                // virtual ranks
   std::unique_ptr<StageRunner> stages_;   // where the virtual ranks are stages
   std::unique_ptr<data::Loader> loader_;  // none where no hosted stage reads samples

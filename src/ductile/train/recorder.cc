@@ -247,12 +247,14 @@ void Recorder::checkpoint(const ckpt::SaveResult& report) {
   const double blocking = report.wait_seconds + report.copy_seconds;
   save_seconds_ += blocking;
   if (!report.error.empty()) return;
-  event("checkpoint", {{"step", report.step},
-                       {"bytes", report.total_bytes},
-                       {"bytes_written", report.new_bytes},
-                       {"blocking_ms", 1e3 * blocking},
-                       {"write_seconds", report.write_seconds},
-                       {"write_core_seconds", report.write_cpu_seconds}});
+  Json fields = {{"step", report.step},
+                 {"bytes", report.total_bytes},
+                 {"bytes_written", report.new_bytes},
+                 {"blocking_ms", 1e3 * blocking},
+                 {"write_seconds", report.write_seconds},
+                 {"write_core_seconds", report.write_cpu_seconds}};
+  if (report.parts > 1) fields["parts"] = report.parts;
+  event("checkpoint", fields);
 }
 
 void Recorder::show_now_and_then() {

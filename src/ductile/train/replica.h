@@ -21,6 +21,7 @@
 #include "ductile/train/ingredients.h"
 #include "ductile/train/online_tuner.h"
 #include "ductile/train/rank_runner.h"
+#include "ductile/train/stage_forward.h"
 #include "ductile/train/state.h"
 #include "ductile/train/step_method.h"
 
@@ -64,6 +65,8 @@ class Replica {
   // Batch norm groups that the layout cuts sum through `exchange`, which lives until the next
   // host() or the last compute().
   void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange) {
+    tidy_for_.reset();
+    by_stages_ = nullptr;  // of a generation that is over
     runner_.host(layout, rank, exchange);
   }
   // Takes over all of them.
@@ -75,6 +78,9 @@ class Replica {
   // step needs: 0, or in a step without a gradient the first figure.
   int64_t vector_size() const { return runner_.vector_size(); }
   int64_t figures_begin() const { return runner_.figures_begin(); }
+  // What virtual ranks contribute to, where they are stages whose state lies where it is read
+  // (ExchangeLayout::contributions); else nothing is said.
+  std::vector<std::vector<parallel::FloatRange>> contributions() const;
   int64_t sum_begin() const { return kind_.gradient ? 0 : runner_.figures_begin(); }
   // Sums the next `count` hosted virtual ranks of the present step into `out` (rank_runner.h).
   using Ready = RankRunner::Ready;
@@ -96,16 +102,24 @@ class Replica {
   void apply(std::span<const float> sum);
 
   // ---- The parts of the state: the workers of a generation hold them together. Without
-  // job.train.shard_optimizer each of them holds all parts.
+  // job.train.shard_optimizer each of them holds all parts. With it a job by stages keeps them
+  // where they are read (ShardedUpdate::kept_where_read).
   parallel::ShardedUpdate& shards() { return shards_; }
   using Blocks = std::vector<parallel::BlockRange>;
   // Moves missing parts (ShardedUpdate::transfer).
   void transfer(parallel::Exchange& exchange, std::span<const Blocks> have,
                 std::span<const Blocks> want);
-  // Completes the weights on all workers.
+  // Completes the weights that compute() reads on all workers.
   void gather_weights(parallel::Exchange& exchange);
-  // Gets what evaluate() needs, too.
+  // What evaluate() needs of the others on the worker of rank 0: all weights and what belongs to
+  // them; or, where the state lies where it is read, the others themselves, who then call
+  // follow_evaluation() while that worker evaluates, or not, and then calls end_evaluation().
   void gather(parallel::Exchange& exchange);
+  void follow_evaluation();
+  void end_evaluation();
+  // Gives back memory: of weights and averages that are not held, if nothing but compute() is to
+  // read them, and what was freed since. Only where the state lies where it is read.
+  void tidy();
 
   // Whether the figures of the updates since the last metric line are to become one now.
   bool window_due() const {
@@ -192,6 +206,8 @@ class Replica {
   void count_tail(double decay);
   JobState::EvaluationWeights take_gathered();
   void add_statistics(JobState::EvaluationWeights& evaluated);
+  void give_back_blocks(parallel::BlockRange blocks);
+  std::optional<std::vector<parallel::FloatRange>> evaluated_ranges() const;
   optim::StepInput step_input(std::span<const float> sum, const Judgement& judgement);
   void update(std::span<const float> sum, const Judgement& judgement);
   void note_noise(const Judgement& judgement);
@@ -208,6 +224,9 @@ class Replica {
   std::optional<Samples> samples_;                       // of the present step, if chosen
   std::optional<Judgement> judgement_;                   // of the present step
   std::optional<JobState::EvaluationWeights> gathered_;  // for the next evaluate()
+  std::unique_ptr<StageForward> by_stages_;              // while the workers evaluate together
+  // What was held when all else was given back; nothing: there is something to give back.
+  std::optional<Blocks> tidy_for_;
 };
 
 }  // namespace ductile::train

@@ -72,6 +72,12 @@ at::Tensor sum_of_equal(std::span<float> values, int64_t count) {
   return tree.sum();
 }
 
+// Those in which the parameter lies.
+parallel::BlockRange blocks_with(const FlatModel::Entry& parameter) {
+  constexpr int64_t kBlock = optim::kBlockFloats;
+  return {parameter.offset / kBlock, (parameter.offset + parameter.size + kBlock - 1) / kBlock};
+}
+
 // One forward, one backward, behind as many forward tasks as there are stages from here on.
 std::vector<spec::Task> one_forward_one_backward(int64_t from_here, int64_t micro_batches) {
   const int64_t ahead = std::min(from_here, micro_batches);
@@ -141,6 +147,46 @@ StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, 
 }
 
 StageRunner::~StageRunner() = default;
+
+std::vector<StageRunner::Blocks> StageRunner::for_each_pipeline(
+    std::vector<Blocks> by_stage) const {
+  std::vector<Blocks> out;
+  for (int64_t r = 0; r < num_replicas_; ++r) {
+    for (const Blocks& blocks : by_stage) out.push_back(parallel::Optimizer::merged(blocks));
+  }
+  return out;
+}
+
+std::vector<StageRunner::Blocks> StageRunner::blocks_read() const {
+  std::map<std::string, parallel::BlockRange> blocks;
+  for (const FlatModel::Entry& p : flat_.parameters()) blocks[p.name] = blocks_with(p);
+  std::vector<Blocks> by_stage(static_cast<size_t>(num_stages_));
+  for (size_t op = 0; op < stage_of_.size(); ++op) {
+    Blocks& of_stage = by_stage[static_cast<size_t>(stage_of_[op])];
+    const nn::Operator& o = operators_.operators()[op];
+    for (const nn::NamedTensor& p : o.parameters) {
+      const auto found = blocks.find(p.name);
+      if (found == blocks.end()) {
+        fail(
+            ErrorCode::invalid_argument,
+            "operator {} declares parameter {}, which the model does not have; without its weights "
+            "a worker cannot run it: set train.shard_optimizer = false, or name them alike",
+            o.name, p.name);
+      }
+      of_stage.push_back(found->second);
+    }
+  }
+  return for_each_pipeline(std::move(by_stage));
+}
+
+std::vector<StageRunner::Blocks> StageRunner::blocks_summed() const {
+  std::vector<Blocks> by_stage(static_cast<size_t>(num_stages_));
+  for (const FlatModel::Entry& p : flat_.parameters()) {
+    if (const auto owner = owners_.find(p.name); owner != owners_.end())
+      by_stage[static_cast<size_t>(owner->second)].push_back(blocks_with(p));
+  }
+  return for_each_pipeline(std::move(by_stage));
+}
 
 void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
                        parallel::Exchange* exchange) {
@@ -326,7 +372,7 @@ std::vector<at::Tensor> StageRunner::gradients_of(int stage,
     const bool is_own = (owner == owners_.end() ? 0 : owner->second) == stage;
     at::Tensor& part = out.emplace_back();
     if (is_own && found != pipeline.gradients().end()) {
-      part = pipeline_.exact ? found->second : found->second.add(0);
+      part = pipeline_.exact ? found->second : found->second.add_(0);
     } else if (!is_own && pipeline_.exact) {
       part = at::scalar_tensor(-0.0, at::kFloat).expand(parameter.shape);
     }

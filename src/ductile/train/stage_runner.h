@@ -15,6 +15,7 @@
 #include "ductile/parallel/draws.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/pipeline.h"
+#include "ductile/parallel/shards.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/flat_model.h"
 #include "ductile/train/ingredients.h"
@@ -28,8 +29,8 @@ parallel::Pipeline pipeline_of_job(const spec::JobOptions& job, const nn::Operat
 
 // Runs the virtual ranks of a job whose ranks are stages of its model: those that one worker hosts,
 // which take turns. Rank v is stage v % S of pipeline v / S, where S is the number of stages; each
-// pipeline has an equal part of the batch. Every worker holds all weights. What a rank contributes
-// is the gradients of the parameters and the running statistics of its operators, with zeros for
+// pipeline has an equal part of the batch. A rank reads the weights of its operators alone. What it
+// contributes is the gradients of their parameters and their running statistics, with zeros for
 // all others, so the sum over the ranks of a pipeline is the whole, and that over pipelines as many
 // times their mean. A parameter of several stages is the first one's.
 //
@@ -44,6 +45,15 @@ class StageRunner {
   // The arguments outlive this object.
   StageRunner(const spec::JobOptions& job, Ingredients& ingredients, FlatModel& flat);
   ~StageRunner();
+
+  // The blocks of the flat buffers, by virtual rank: those in which parameters of its operators
+  // lie, and those to whose sum it contributes.
+  using Blocks = std::vector<parallel::BlockRange>;
+  std::vector<Blocks> blocks_read() const;
+  std::vector<Blocks> blocks_summed() const;
+
+  // The stage of each operator of the model, the loss not among them.
+  std::vector<int> stages() const { return {stage_of_.begin(), stage_of_.end() - 1}; }
 
   // As RankRunner::host().
   void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
@@ -67,6 +77,7 @@ class StageRunner {
   bool reads_samples(int stage) const;
   void find_forms();
   void check_bits(const nn::Tensors& like) const;
+  std::vector<Blocks> for_each_pipeline(std::vector<Blocks> by_stage) const;
   void make_pipelines();
   Part part_of(int stage, const parallel::PipelineHost& pipeline) const;
   std::vector<at::Tensor> gradients_of(int stage, const parallel::PipelineHost& pipeline) const;

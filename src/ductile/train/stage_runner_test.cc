@@ -18,11 +18,9 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
-#include "ductile/base/files.h"
 #include "ductile/base/options.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
-#include "ductile/ckpt/digest.h"
 #include "ductile/nn/operators.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
@@ -40,6 +38,7 @@ using testing::disturb;
 using testing::LocalCluster;
 using testing::OneRun;
 using testing::run_serial;
+using testing::sharded_job;
 using testing::small_job;
 using testing::weights_of;
 
@@ -154,65 +153,6 @@ TEST(Stages, NeitherWorkersNorKillsNorResizesChangeABit) {
   }
 }
 
-// A job whose optimiser's state is in seven blocks, so that four workers have parts of it.
-spec::JobOptions sharded_job() {
-  spec::JobOptions job = small_job("mlp", 4);
-  job.model.hidden = {128, 48};
-  job.optimizer.name = "adamw";
-  job.optimizer.lr = 0.002;
-  job.train.shard_optimizer = true;
-  return job;
-}
-
-// Two copies of each part: four workers hold half of the state each, in fact at most 4 of 7 blocks.
-TEST(Stages, AWorkerHoldsAPartOfTheOptimisersStateWhereItIsSharded) {
-  Replica replica(sharded_job());
-  const int64_t blocks = replica.shards().num_blocks();
-  ASSERT_EQ(blocks, 7);
-  const std::vector<int64_t> cut = {0, 1, 2, 3, 4};
-  for (const auto& held : replica.shards().spread(cut).held) {
-    int64_t sum = 0;
-    for (const parallel::BlockRange& range : held) sum += range.end - range.begin;
-    EXPECT_LE(sum, 4);
-  }
-}
-
-TEST(Stages, ShardedOptimisersAreThoseOfOneWorkerThroughKillsAndResizes) {
-  const spec::JobOptions job = sharded_job();
-  const auto whole = weights_of(*run_serial(job));
-  for (uint64_t seed = 0; seed < 4; ++seed) {
-    const OneRun run(job);
-    disturb(run, job, 8, seed);
-    const auto newest = ckpt::open_latest(run.folder.checkpoints());
-    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
-    Replica replica(job);
-    replica.restore(*newest.checkpoint);
-    EXPECT_EQ(weights_of(replica), whole) << "seed " << seed;
-  }
-}
-
-// Saved by workers that hold parts, restored by other numbers of workers under other cuts, where
-// the state is in parts and where it is not.
-TEST(Stages, ACheckpointOfShardedStagesIsRestoredUnderOtherPlans) {
-  spec::JobOptions job = sharded_job();
-  const auto whole = weights_of(*run_serial(job));
-  const OneRun run(job);
-  int64_t at = 2;
-  const std::vector<std::vector<std::string>> plans = {
-      {}, {"fc1", "", "fc2", "fc3"}, {"fc1 fc2 fc3", "", "", ""}, {"", "fc1 fc2", "fc3", ""}};
-  for (const auto& stages : plans) {
-    job.train.pipelined.stages = stages;
-    job.train.shard_optimizer = at != 6;
-    run.go_on(job, at == 4 ? 3 : 4, at, &stages == &plans.back());
-    at += 2;
-  }
-  const auto newest = ckpt::open_latest(run.folder.checkpoints());
-  ASSERT_TRUE(newest.checkpoint);
-  Replica replica(job);
-  replica.restore(*newest.checkpoint);
-  EXPECT_EQ(weights_of(replica), whole);
-}
-
 // What the stages did is recorded where it is asked for, changes no bit, and is what they were
 // ordered to do.
 TEST(Stages, RecordedStepsAreThoseOfTheOrdersAndChangeNoBit) {
@@ -272,10 +212,9 @@ std::vector<std::pair<int64_t, int64_t>> generations(const run::RunFolder& folde
 }
 
 // Only the step under way is done again, to the same bits. DUCTILE_STAGE_KILLS: how many.
-TEST(Stages, AKillCostsNoFinishedStep) {
+void kill_and_compare(spec::JobOptions job) {
   const char* const wanted = std::getenv("DUCTILE_STAGE_KILLS");
   const int kills = wanted != nullptr ? std::atoi(wanted) : 8;
-  spec::JobOptions job = small_job("cnn", 4);
   job.train.epochs = 1'000'000;
   job.checkpoint.every_steps = 1'000'000;  // it would hide a loss
   const OneRun run(job);
@@ -308,6 +247,14 @@ TEST(Stages, AKillCostsNoFinishedStep) {
   }
   EXPECT_EQ(weights_of(killed), weights_of(undisturbed));
   EXPECT_GT(generations(run.folder).size(), static_cast<size_t>(kills));
+}
+
+TEST(Stages, AKillCostsNoFinishedStep) { kill_and_compare(small_job("cnn", 4)); }
+
+TEST(Stages, AKillCostsNoFinishedStepWhereTheNextWorkerHasACopyOfTheStagesState) {
+  spec::JobOptions job = sharded_job();
+  job.train.pipelined.stages = {"fc1", "fc2", "fc3", "fc4"};
+  kill_and_compare(job);
 }
 
 TEST(Stages, ACheckpointOfOnePlanIsRestoredUnderOthers) {

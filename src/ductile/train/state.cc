@@ -8,6 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/pages.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/run/json_lines.h"
 
@@ -199,24 +200,44 @@ void JobState::set_values(const Json& values, int64_t step) {
 
 // ---- Tensors.
 
+// With the optimiser's state of its blocks, if that is wanted.
+void JobState::add_parameter(const FlatModel::Entry& p, bool with_state,
+                             std::vector<NamedTensor>& out) {
+  constexpr int64_t kBlock = optim::kBlockFloats;
+  const auto part = [&](std::span<float> values, int64_t begin) {
+    return values.subspan(static_cast<size_t>(p.offset - begin), static_cast<size_t>(p.size));
+  };
+  out.push_back({"model/" + p.name, p.shape, part(flat.weights(), 0)});
+  if (with_state) {
+    const int64_t first = p.offset / kBlock, last = (p.offset + p.size + kBlock - 1) / kBlock;
+    const optim::Optimizer::BlockRange blocks{first, p.size == 0 ? first : last};
+    for (const optim::Optimizer::StateBuffer& s : optimizer->state(blocks)) {
+      out.push_back({fmt::format("optimizer/{}/{}", s.name, p.name), p.shape,
+                     p.size == 0 ? std::span<float>() : part(s.values, first * kBlock)});
+    }
+  }
+  if (!average.span().empty()) {
+    out.push_back({"average/" + p.name, p.shape, part(average.span(), 0)});
+  }
+}
+
 std::vector<JobState::NamedTensor> JobState::named() {
   std::vector<NamedTensor> out;
-  const bool averaged = !average.span().empty();
-  std::vector<optim::Optimizer::StateBuffer> states;
-  if (optimizer->holds_all()) states = optimizer->state();
+  const bool with_state = optimizer->holds_all();
+  for (const FlatModel::Entry& p : flat.parameters()) add_parameter(p, with_state, out);
+  add_others(out);
+  return out;
+}
+
+void JobState::add_others(std::vector<NamedTensor>& out) {
   const auto part = [](std::span<float> flat_array, const FlatModel::Entry& entry) {
     return flat_array.subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.size));
   };
-  for (const FlatModel::Entry& p : flat.parameters()) {
-    out.push_back({"model/" + p.name, p.shape, part(flat.weights(), p)});
-    for (const optim::Optimizer::StateBuffer& s : states) {
-      out.push_back({fmt::format("optimizer/{}/{}", s.name, p.name), p.shape, part(s.values, p)});
-    }
-    if (averaged) out.push_back({"average/" + p.name, p.shape, part(average.span(), p)});
-  }
   for (const FlatModel::Entry& b : flat.buffers()) {
     out.push_back({"model/" + b.name, b.shape, part(flat.buffer_values(), b)});
-    if (averaged) out.push_back({"average/" + b.name, b.shape, part(buffer_average.span(), b)});
+    if (!average.span().empty()) {
+      out.push_back({"average/" + b.name, b.shape, part(buffer_average.span(), b)});
+    }
   }
   for (auto& [name, extra] : extras_) {
     for (auto& [array, values] : extra.arrays) {
@@ -233,6 +254,19 @@ std::vector<JobState::NamedTensor> JobState::named() {
                        *pieces[i]});
       }
     }
+  }
+}
+
+std::vector<ckpt::TensorView> JobState::tensors_of(const std::vector<bool>& parameters,
+                                                   bool others) {
+  std::vector<NamedTensor> chosen;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i]) add_parameter(flat.parameters()[i], /*with_state=*/true, chosen);
+  }
+  if (others) add_others(chosen);
+  std::vector<ckpt::TensorView> out;
+  for (const NamedTensor& t : chosen) {
+    out.push_back({t.name, DType::f32, t.shape, std::as_bytes(t.values)});
   }
   return out;
 }
@@ -385,7 +419,7 @@ JobState::EvaluationWeights JobState::evaluation_weights() {
   const optim::EvaluationInput in{flat.weights()};
   if (!optimizer->evaluates_other_weights(in)) return {};
   EvaluationWeights out;
-  out.computed = AlignedArray<float>(flat.layout().total_size());
+  out.computed = untouched_zeros<float>(flat.layout().total_size());
   out.weights = out.computed.span();
   out.of_the_rule = true;
   for (const optim::Optimizer::BlockRange& blocks : optimizer->held()) {

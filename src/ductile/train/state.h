@@ -132,6 +132,9 @@ class JobState {
   // So a checkpoint does not depend on how arrays are padded, sharded or spread over workers. If
   // the optimiser's state is spread over workers, this worker must hold all of it.
   std::vector<ckpt::TensorView> tensors();
+  // Some of them: those of the parameters for which `parameters` is true, all of whose blocks are
+  // held, and those that belong to no parameter if `others`.
+  std::vector<ckpt::TensorView> tensors_of(const std::vector<bool>& parameters, bool others);
   // Restores the tensors of a checkpoint, and `values`: its own, or, if an older version wrote it,
   // these converted to the present form. Throws invalid_argument, naming the tensor, if the
   // checkpoint belongs to another model (a tensor is missing, superfluous or of another shape).
@@ -199,6 +202,9 @@ class JobState {
     std::span<float> values;
   };
   std::vector<NamedTensor> named();
+  void add_parameter(const FlatModel::Entry& parameter, bool with_state,
+                     std::vector<NamedTensor>& out);
+  void add_others(std::vector<NamedTensor>& out);
   std::vector<std::span<std::byte>> fed();
 
   std::map<std::string, ExtraPart> extras_;

@@ -52,7 +52,7 @@ void Views::finish(data::Loader& loader) {
 }
 
 at::Tensor Views::with_mirrored(const at::Tensor& images, const at::Tensor& own) {
-  return (own + model_.forward(images.flip({3})).to(at::kFloat)).mul_(0.5);
+  return (own + forward_({images.flip({3})}).to(at::kFloat)).mul_(0.5);
 }
 
 at::Tensor Views::mean(const at::Tensor& images, const at::Tensor& own) {
@@ -62,7 +62,7 @@ at::Tensor Views::mean(const at::Tensor& images, const at::Tensor& own) {
   at::Tensor sum = at::zeros_like(straight);
   for (const int64_t by : {0, 2}) {
     const at::Tensor view = shifted(padded, images, by).contiguous();
-    sum += with_mirrored(view, model_.forward(view).to(at::kFloat));
+    sum += with_mirrored(view, forward_({view}).to(at::kFloat));
   }
   return straight.mul_(0.5).add_(sum, 0.25);
 }

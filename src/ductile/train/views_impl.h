@@ -1,13 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "ductile/data/loader.h"
-#include "ductile/nn/model.h"
 #include "ductile/spec/job.h"
+#include "ductile/train/evaluate.h"
 
 namespace ductile::train {
 
@@ -19,8 +20,9 @@ namespace ductile::train {
 // smallest; of two equal ones, for the earlier. Which those are is known after the last batch.
 class Views {
  public:
-  // The model is in evaluation mode, and no gradients are kept.
-  Views(nn::Model& model, const spec::EvalOptions& options) : model_(model), options_(options) {}
+  // `forward` is a model's, in evaluation mode, and no gradients are kept.
+  Views(Forward forward, const spec::EvalOptions& options)
+      : forward_(std::move(forward)), options_(options) {}
 
   // A batch in the order of evaluation, with the logits of its images as they are.
   void take(const data::Batch& batch, const at::Tensor& images, const at::Tensor& logits,
@@ -38,7 +40,7 @@ class Views {
   // The places among all samples, in ascending order.
   std::vector<int64_t> least_certain() const;
 
-  nn::Model& model_;
+  const Forward forward_;
   spec::EvalOptions options_;
   int64_t batch_size_ = 1;
   std::vector<int64_t> samples_;  // of the data set

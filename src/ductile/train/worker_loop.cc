@@ -13,10 +13,12 @@
 
 #include <c10/util/Exception.h>
 
+#include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
+#include "ductile/base/pages.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/writer.h"
@@ -29,10 +31,13 @@
 #include "ductile/spec/methods.h"
 #include "ductile/train/batch_orders.h"
 #include "ductile/train/environment.h"
+#include "ductile/train/exchange_layout.h"
 #include "ductile/train/initial_weights.h"
 #include "ductile/train/meeting.h"
+#include "ductile/train/part_saver.h"
 #include "ductile/train/recorder.h"
 #include "ductile/train/replica.h"
+#include "ductile/train/stage_memory.h"
 #include "ductile/train/stage_trace.h"
 #include "ductile/train/torch_error.h"
 
@@ -42,28 +47,6 @@ namespace {
 using namespace control;
 using namespace std::chrono_literals;
 using Json = nlohmann::json;
-
-// Elements that travel together while the backward pass goes on: a message of at least 1 MiB, in
-// which a slow link loses nothing, and not many of them.
-int64_t piece_size(int64_t vector_size) {
-  constexpr int64_t kLeast = 1 << 18, kMostPieces = 16;
-  return std::max(kLeast, (vector_size + kMostPieces - 1) / kMostPieces);
-}
-
-// How the members of a generation sum the vectors of this job.
-parallel::ExchangeLayout layout_of(const spec::JobOptions& job, Replica& replica,
-                                   const GenerationPlan& plan) {
-  parallel::ExchangeLayout layout;
-  layout.cut = {0};
-  for (const Member& m : plan.members) layout.cut.push_back(m.ranks.end);
-  layout.vector_size = replica.vector_size();
-  layout.exact_tail = replica.vector_size() - replica.figures_begin();
-  layout.in_parts = !replica.shards().spread(layout.cut).whole;
-  if (job.train.bn_group == 1) layout.piece_size = piece_size(layout.vector_size);
-  if (job.train.reduction == "fast") layout.reduction = parallel::Reduction::fast;
-  if (job.train.wire != "fp32") layout.wire = job.train.wire == "bf16" ? DType::bf16 : DType::f16;
-  return layout;
-}
 
 // What the exception under way means (control/worker_protocol.h); libtorch's, too.
 WorkerEvent event_of_current(Generation generation) try { throw; } catch (const c10::Error& e) {
@@ -110,13 +93,15 @@ class WorkerLoop::Impl {
   void take_up();
   void bring_parts(const Restore& command);
   void gather_all_at(int rank);
+  bool make_savable(int rank);
   void finish_step(const Apply& command);
   void record_trace(int64_t step);
-  Restored restored(Generation generation, int64_t step, bool done);
+  void record_memory();
+  Restored restored(Generation generation, int64_t step, bool done, bool can_save = false);
   void lead();
   void evaluate();
   void note_finished_saves();
-  void settled(Generation generation, int64_t step);
+  void settled(Generation generation, int64_t step, bool can_save = false);
   void sum_up();
   void tell_error();
   int64_t ordered_batch();
@@ -132,18 +117,22 @@ class WorkerLoop::Impl {
   BatchOrders orders_;
   std::string order_trouble_;  // that was said last
   std::string trace_trouble_;  // as well
+  Resident before_;            // what this process had before it made the job
+  Generation memory_told_ = 0;
   std::unique_ptr<Replica> replica_;
   run::CostMeter cost_;                             // of this process
   std::optional<Recorder> recorder_;                // of the leader
   std::pair<int64_t, Window> last_window_{-1, {}};  // the step where it ended; a leader may be
                                                     // killed before it has logged that
   std::unique_ptr<ckpt::CheckpointWriter> writer_;
-  uint64_t saving_ = 0;  // the attempt under way; 0: none
+  std::optional<PartSaver> parts_;  // where no worker has all of the state
+  uint64_t saving_ = 0;             // the attempt under way; 0: none
 
   std::shared_ptr<const GenerationPlan> plan_ = std::make_shared<GenerationPlan>();
   std::span<const float> sum_;        // of the last step, in exchange_ or kept_sum_
-  std::vector<float> kept_sum_;       // of a generation that is over
-  int saver_ = -1;                    // the rank where all parts are to be after this step
+  AlignedArray<float> kept_sum_;      // of a generation that is over
+  int saver_ = -1;                    // the rank that is to be able to save after this step
+  bool saves_alone_ = false;          // so all parts are to be there
   std::unique_ptr<Meeting> meeting_;  // of the step loop alone
   // Of the last state of the job, and of the weights to deploy, by its leader.
   std::optional<std::string> digest_, weights_digest_;
@@ -159,10 +148,14 @@ void WorkerLoop::Impl::give_up(Generation generation) {
 }
 
 void WorkerLoop::Impl::load() try {
+  before_ = resident_now();
   replica_ = std::make_unique<Replica>(input_.job, recipe_);
   writer_ = std::make_unique<ckpt::CheckpointWriter>(
       input_.folder.checkpoints(),
-      ckpt::WriterOptions{.pending_tag = link::checkpoint_tag(source_.worker())});
+      ckpt::WriterOptions{.pending_tag = link::checkpoint_tag(source_.worker()),
+                          .keep_memory = !replica_->shards().kept_where_read()});
+  if (replica_->shards().kept_where_read())
+    parts_.emplace(input_.folder.checkpoints(), source_.worker());
   source_.tell(Loaded{});
 } catch (const Error& e) {
   source_.tell(JobError{e.what(), e.code()});
@@ -192,6 +185,7 @@ void WorkerLoop::Impl::run() {
   }
   try {
     if (writer_) writer_->wait();
+    if (parts_) parts_->wait();
   } catch (const Error&) {  // a save that nobody waits for any more
   }
   if (recorder_) sum_up();
@@ -215,13 +209,15 @@ void WorkerLoop::Impl::tell_error() {
 void WorkerLoop::Impl::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   if (exchange_ && exchanging_ == plan->number) return;
   leave();
+  if (replica_->shards().kept_where_read())
+    give_back_freed();  // or the exchange takes what was used
   plan_ = plan;
   if (source_.abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up before it began");
   MeetingOptions options;
   options.job = job_name_;
   options.worker = source_.worker();
   options.address = input_.address;
-  options.layout = layout_of(input_.job, *replica_, *plan);
+  options.layout = exchange_layout(input_.job, *replica_, *plan);
   options.store = [this] { return *source_.store(); };
   options.deadline = std::chrono::ceil<std::chrono::milliseconds>(
       link::membership_options(input_.job).heartbeat_deadline);
@@ -238,11 +234,15 @@ void WorkerLoop::Impl::enter(const std::shared_ptr<const GenerationPlan>& plan) 
   if (source_.abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up while it began");
 }
 
-// The sum of a step that was voted for outlives the memory it was made in.
+// The sum of a step that was voted for outlives the memory it was made in, where it is needed.
 void WorkerLoop::Impl::leave() {
   if (!exchange_) return;
-  if (sum_.data() != kept_sum_.data()) kept_sum_.assign(sum_.begin(), sum_.end());
-  sum_ = kept_sum_;
+  if (sum_.data() != kept_sum_.data()) {
+    kept_sum_ = AlignedArray<float>::uninitialized(std::ssize(sum_));
+    for (const parallel::FloatRange& r : replica_->shards().needed_of(exchange_->layout()))
+      std::copy(sum_.begin() + r.begin, sum_.begin() + r.end, kept_sum_.data() + r.begin);
+  }
+  sum_ = kept_sum_.span();
   {
     const std::lock_guard lock(mutex_);
     exchange_ = nullptr;
@@ -331,9 +331,24 @@ void WorkerLoop::Impl::gather_all_at(int rank) {
   replica_->transfer(*exchange_, held, wanted);
 }
 
-Restored WorkerLoop::Impl::restored(Generation generation, int64_t step, bool done) {
-  return {generation, step, done, replica_->shards().num_blocks(),
-          parts_of(replica_->shards().held())};
+// All members together, whose state is that of the layout. Returns whether this worker can save
+// now, though it does not have all of it.
+bool WorkerLoop::Impl::make_savable(int rank) {
+  const auto writers = parts_ && !saves_alone_ && !replica_->shards().layout().whole
+                           ? PartSaver::writers(*replica_)
+                           : std::nullopt;
+  if (!writers || replica_->done()) {
+    gather_all_at(rank);
+    return false;
+  }
+  parts_->write(*replica_, *writers, *plan_);
+  return exchange_->rank() == rank;
+}
+
+Restored WorkerLoop::Impl::restored(Generation generation, int64_t step, bool done, bool can_save) {
+  return {
+      generation, step, done, replica_->shards().num_blocks(), parts_of(replica_->shards().held()),
+      can_save};
 }
 
 // Once per generation, all members together, with the state before its first step.
@@ -349,7 +364,7 @@ void WorkerLoop::Impl::take_up() {
 // The state before `step` is complete. If it is the last one, all members are here, and nobody says
 // that it is done before the weights and the figures are on disk, since the leader may be lost
 // meanwhile. If there is no room for the weights, the save of the result comes to that.
-void WorkerLoop::Impl::settled(Generation generation, int64_t step) {
+void WorkerLoop::Impl::settled(Generation generation, int64_t step, bool can_save) {
   const bool done = replica_->done();
   if (done) {
     gather_all_at(0);
@@ -370,7 +385,7 @@ void WorkerLoop::Impl::settled(Generation generation, int64_t step) {
     }
     exchange_->largest(0);
   }
-  source_.tell(restored(generation, step, done));
+  source_.tell(restored(generation, step, done, can_save));
 }
 
 // Whoever leads keeps the run's books; a new leader goes on with those of the one before.
@@ -410,6 +425,7 @@ void WorkerLoop::Impl::on(const RunStep& command) {
     replica_->compute(nodes[i].size(), exchange_->partial(i), ready);
   }
   sum_ = replica_->reduce(*exchange_);
+  kept_sum_ = {};
   const auto own = static_cast<size_t>(exchange_->rank());
   source_.tell(
       Reduced{plan_->number, command.step, parts_of(replica_->shards().layout().held[own])});
@@ -418,12 +434,14 @@ void WorkerLoop::Impl::on(const RunStep& command) {
 void WorkerLoop::Impl::on(const CastVote& command) {
   // One word for both wishes: that to stop, and below it the rank that saves, plus one.
   constexpr int kRankBits = 16;
+  constexpr uint64_t kAtLeader = (1u << kRankBits) - 1;
   uint64_t wish = command.stop << kRankBits;
-  if (command.gather == CastVote::Gather::at_leader) wish |= 1;
+  if (command.gather == CastVote::Gather::at_leader) wish |= kAtLeader;
   if (command.gather == CastVote::Gather::here)
     wish |= static_cast<uint64_t>(exchange_->rank() + 1);
   wish = exchange_->largest(wish);
-  saver_ = static_cast<int>(wish & ((1u << kRankBits) - 1)) - 1;
+  saves_alone_ = (wish & kAtLeader) == kAtLeader;
+  saver_ = saves_alone_ ? 0 : static_cast<int>(wish & kAtLeader) - 1;
   source_.tell(AllVoted{command.generation, command.step, wish >> kRankBits});
 }
 
@@ -453,10 +471,12 @@ void WorkerLoop::Impl::finish_step(const Apply& command) {
     return;
   }
   if (is_traced(input_.job, replica_->step() - 1)) record_trace(replica_->step() - 1);
+  if (spec::is_pipelined(input_.job) && memory_told_ != plan_->number) record_memory();
   // What needs whole weights or the whole state, while all members are there.
   if (replica_->evaluation_due()) evaluate();
-  if (const int saver = std::exchange(saver_, -1); saver >= 0) gather_all_at(saver);
-  settled(command.generation, command.step + 1);
+  const int saver = std::exchange(saver_, -1);
+  const bool can_save = saver >= 0 && make_savable(saver);
+  settled(command.generation, command.step + 1, can_save);
 }
 
 // All members together. A full disk costs the record of the step and nothing else.
@@ -471,11 +491,20 @@ void WorkerLoop::Impl::record_trace(int64_t step) {
   }
 }
 
+// All members together, once in a generation: after its first step all hold what they hold in it.
+void WorkerLoop::Impl::record_memory() {
+  memory_told_ = plan_->number;
+  replica_->tidy();
+  const auto all = gather_memory(*exchange_, memory_here(*replica_, *exchange_, before_));
+  if (all && recorder_) recorder_->event("memory", {{"step", replica_->step()}, {"members", *all}});
+}
+
 // All members together: the leader evaluates and tells the others. Some may know the result
 // already.
 void WorkerLoop::Impl::evaluate() {
   replica_->gather(*exchange_);
   if (!leads()) {
+    replica_->follow_evaluation();
     const Json result =
         parse_json(parallel::receive_text(*exchange_, 0), "the evaluation", ErrorCode::data_loss);
     if (replica_->evaluation_due()) replica_->record(Evaluation::from_json(result));
@@ -486,6 +515,7 @@ void WorkerLoop::Impl::evaluate() {
   } else if (replica_->evaluation_due()) {  // a new leader, whose recorder makes up for it
     replica_->record(replica_->evaluate([](int64_t) {}));
   }
+  replica_->end_evaluation();
   const std::string result = dump_json(replica_->last()->to_json());
   for (int r = 1; r < exchange_->layout().num_workers(); ++r)
     parallel::send_text(*exchange_, r, result);
@@ -503,7 +533,12 @@ void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
     if (replica_->done()) replica_->write_model(input_.folder.model_file(), replica_->deployed());
     Json state = replica_->values();
     state["cost"] = run::to_json(source_.job_cost().value_or(cost_.read()));
-    writer_->save(replica_->step(), state, replica_->state().tensors());
+    if (parts_) parts_->give_up();  // of an attempt before
+    if (parts_ && parts_->step() == replica_->step() && !replica_->state().optimizer->holds_all()) {
+      parts_->join(std::move(state));
+    } else {
+      writer_->save(replica_->step(), state, replica_->state().tensors());
+    }
     saving_ = command.attempt;
   } catch (const std::exception& e) {
     source_.tell(SaveFailed{command.attempt, e.what()});
@@ -512,7 +547,11 @@ void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
 
 void WorkerLoop::Impl::note_finished_saves() {
   if (!writer_) return;
-  while (const auto report = writer_->take_result()) {
+  const auto next = [this] {
+    auto result = writer_->take_result();
+    return result || !parts_ ? result : parts_->take_result(plan_->number);
+  };
+  while (const auto report = next()) {
     if (recorder_) recorder_->checkpoint(*report);
     const uint64_t attempt = std::exchange(saving_, 0);
     if (report->error.empty()) {

@@ -14,11 +14,12 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/run/folder.h"
+#include "ductile/spec/job.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/replica.h"
 #include "ductile/train/testing/local_cluster.h"
 
-// For tests: short jobs that train by stages, in one thread and on workers that come and go.
+// Small jobs by stages, in this thread alone and on workers that come and go.
 namespace ductile::train::testing {
 
 inline spec::JobOptions small_job(const char* model, int64_t stages) {
@@ -39,6 +40,17 @@ inline spec::JobOptions small_job(const char* model, int64_t stages) {
   job.train.threads = 1;
   job.checkpoint.every_seconds = 0;
   job.checkpoint.every_steps = 3;
+  return job;
+}
+
+// A job whose state is in nine blocks and lies where it is read: fc1 and fc2 in the first seven,
+// fc3 in the last three, fc4 in the last one. The fourth stage has no weights.
+inline spec::JobOptions sharded_job() {
+  spec::JobOptions job = small_job("mlp", 4);
+  job.model.hidden = {96, 256, 160};
+  job.optimizer.name = "adamw";
+  job.optimizer.lr = 0.002;
+  job.train.shard_optimizer = true;
   return job;
 }
 

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
+#include "ductile/ckpt/writer.h"
+#include "ductile/control/protocol.h"
+#include "ductile/train/replica.h"
+
+namespace ductile::train {
+
+// Saves a state of which no worker has all: each member of a generation writes the tensors that are
+// its to write, and one of them makes a checkpoint of what all have written (ckpt/join.h). So no
+// worker needs memory for more than its own part, twice.
+//
+// One thread, which goes on training while files are written.
+class PartSaver {
+ public:
+  // `folder`: of the checkpoints. `self`: the worker.
+  PartSaver(fs::path folder, control::WorkerId self);
+
+  // Who writes the tensors of each parameter, by rank: the first worker of the replica's layout
+  // that holds all of it. Nothing where there is none for some of them.
+  static std::optional<std::vector<int>> writers(Replica& replica);
+
+  // All members of the generation together, between two steps: copies what this worker is to write,
+  // and goes on in the background. `writers` as above. What is in its way makes the save fail, and
+  // is logged.
+  void write(Replica& replica, const std::vector<int>& writers,
+             const control::GenerationPlan& plan);
+  // The state that was written last; -1: none.
+  int64_t step() const { return step_; }
+  // At one of them, before the next step: makes the checkpoint, with these values, as soon as all
+  // parts are there.
+  void join(nlohmann::json values);
+  // It is not to be made any more, if it is not there yet.
+  void give_up() { values_.reset(); }
+
+  // What became of it, once that is known; `generation` is the present one. To be called now and
+  // then by every member.
+  std::optional<ckpt::SaveResult> take_result(control::Generation generation);
+  void wait();  // for the part under way
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  ckpt::SaveResult joined();
+  void renew_writer(const control::GenerationPlan& plan);
+
+  const fs::path folder_;
+  const control::WorkerId self_;
+  int64_t step_ = -1;
+  int64_t num_tensors_ = 0;  // of the whole state
+  Clock::time_point next_look_;
+  control::Generation generation_ = 0;              // whose members write
+  std::vector<std::string> tags_;                   // of all members' parts
+  std::unique_ptr<ckpt::CheckpointWriter> writer_;  // of this worker's, in this generation
+  std::optional<ckpt::SaveResult> part_;            // the last one, once it is durable
+  std::optional<nlohmann::json> values_;            // of the checkpoint that is to be made
+  std::optional<ckpt::SaveResult> overtaken_;       // a checkpoint that will not be made any more
+  std::optional<Clock::time_point> since_;          // the own part is durable, others are awaited
+};
+
+}  // namespace ductile::train

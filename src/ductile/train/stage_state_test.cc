@@ -1,0 +1,246 @@
+// train.shard_optimizer in a job by stages: the state lies where it is read, with the same bits.
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/files.h"
+#include "ductile/base/rng.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/digest.h"
+#include "ductile/parallel/exchange.h"
+#include "ductile/parallel/shards.h"
+#include "ductile/run/diary.h"
+#include "ductile/train/replica.h"
+#include "ductile/train/testing/stage_jobs.h"
+
+namespace ductile::train {
+namespace {
+
+using testing::disturb;
+using testing::OneRun;
+using testing::run_serial;
+using testing::sharded_job;
+using testing::small_job;
+using testing::weights_of;
+
+TEST(StageState, AWorkerHoldsTheStateOfItsStagesAndACopyOfTheOnesBefore) {
+  using Held = std::vector<Replica::Blocks>;
+  spec::JobOptions job = sharded_job();
+  const std::vector<int64_t> cut = {0, 1, 2, 3, 4}, fewer = {0, 2, 4};
+  const auto held = [&](const std::vector<int64_t>& of) {
+    return Replica(job).shards().spread(of).held;
+  };
+  EXPECT_EQ(held(cut), (Held{{{0, 7}}, {{0, 9}}, {{7, 9}}, {}}));
+  job.train.shard_copies = 1;
+  EXPECT_EQ(held(cut), (Held{{{0, 7}}, {{6, 9}}, {{8, 9}}, {}}));
+  EXPECT_EQ(held(fewer), (Held{{{0, 9}}, {{8, 9}}}));
+  job.train.pipelined.replicas = 2;  // of two stages: fc1 to fc3, and fc4
+  EXPECT_EQ(held(cut), (Held{{{0, 9}}, {{8, 9}}, {{0, 9}}, {{8, 9}}}));
+}
+
+// With running statistics and their averages, on images.
+spec::JobOptions normed_job() {
+  spec::JobOptions job = small_job("resnet8", 4);
+  job.train.shard_optimizer = true;
+  job.train.shard_copies = 1;
+  job.train.ema_decay = 0.9;
+  return job;
+}
+
+TEST(StageState, WeightsThatAreNotHeldTakeNoMemory) {
+  spec::JobOptions job = sharded_job();
+  job.train.shard_copies = 1;
+  Replica replica(job);
+  const std::vector<float> before = weights_of(replica);
+  parallel::ExchangeLayout layout{{0, 1, 2, 3, 4}, replica.vector_size()};
+  layout.in_parts = true;
+  replica.shards().enter(layout, /*rank=*/1);  // of the blocks 6 to 8
+  replica.shards().hold(replica.shards().layout().held[1]);
+  replica.tidy();
+  const std::vector<float> after = weights_of(replica);
+  constexpr size_t kBlock = optim::kBlockFloats;
+  EXPECT_TRUE(std::equal(before.begin() + 6 * kBlock, before.end(), after.begin() + 6 * kBlock));
+  const auto zeros = [](const std::vector<float>& of) {
+    return std::all_of(of.begin() + kBlock, of.begin() + 5 * kBlock,
+                       [](float x) { return x == 0; });
+  };
+  EXPECT_TRUE(zeros(after));
+  EXPECT_FALSE(zeros(before));
+}
+
+// Rules with and without norms, whose matrices may be cut or not; averages, half precision; one
+// pipeline and two.
+std::vector<spec::JobOptions> sharded_jobs() {
+  std::vector<spec::JobOptions> jobs(5, sharded_job());
+  jobs[1].optimizer.name = "lamb";
+  jobs[1].optimizer.clip_norm = 1;
+  jobs[1].train.ema_decay = 0.9;
+  jobs[1].train.shard_copies = 1;
+  jobs[2].train.precision = "bf16";
+  jobs[2].train.pipelined.replicas = 2;
+  jobs[3].optimizer.name = "muon";
+  jobs[3].train.shard_copies = 1;
+  jobs[4].optimizer.name = "schedule_free";
+  jobs[4].train.pipelined.stages = {"fc1", "fc2", "fc3", "fc4"};
+  jobs[4].train.shard_copies = 1;
+  jobs.push_back(normed_job());
+  return jobs;
+}
+
+void disturb_and_compare(const spec::JobOptions& job, const std::vector<uint64_t>& seeds) {
+  const auto whole = weights_of(*run_serial(job));
+  for (const uint64_t seed : seeds) {
+    const OneRun run(job);
+    disturb(run, job, 8, seed);
+    const auto newest = ckpt::open_latest(run.folder.checkpoints());
+    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
+    Replica replica(job);
+    replica.restore(*newest.checkpoint);
+    EXPECT_EQ(weights_of(replica), whole) << job.optimizer.name << ", seed " << seed;
+  }
+}
+
+TEST(StageState, WhereItLiesChangesNoBitThroughKillsAndResizes) {
+  for (const spec::JobOptions& job : sharded_jobs()) disturb_and_compare(job, {0, 1, 2, 3});
+}
+
+// The head of gpt reads the weights of its embedding, so the first stage and the last one keep
+// them.
+TEST(StageState, AWeightOfTwoStagesIsKeptByBoth) {
+  const TempFolder folder;
+  std::vector<uint16_t> tokens(4000);
+  Rng rng(1, 2);
+  for (uint16_t& t : tokens) t = static_cast<uint16_t>(rng.below(400));
+  const fs::path file = folder.path() / "tokens.bin";
+  write_file_atomic(
+      file, std::string_view(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()));
+  spec::JobOptions job = small_job("gpt", 3);
+  job.data.format = "tokens";
+  job.data.path = job.data.test_path = file.string();
+  job.data.tokens.sequence_length = 8;
+  job.model.layers = 2;
+  job.model.dim = 64;
+  job.model.heads = 2;
+  job.model.dropout = 0;
+  job.model.vocab_size = 400;
+  job.optimizer.name = "adamw";
+  job.optimizer.lr = 0.002;
+  job.train.shard_optimizer = true;
+  job.train.shard_copies = 1;
+  const std::vector<int64_t> cut = {0, 1, 2, 3};
+  const parallel::ShardLayout layout = Replica(job).shards().spread(cut);
+  const auto holds_first = [&](size_t worker) {
+    const Replica::Blocks& held = layout.held[worker];
+    return !held.empty() && held.front().begin == 0;
+  };
+  EXPECT_TRUE(holds_first(0) && !holds_first(1) && holds_first(2));
+  disturb_and_compare(job, {1, 2});
+}
+
+TEST(StageState, AnEvaluationByStagesIsThatOfOneWorker) {
+  std::vector<spec::JobOptions> jobs = sharded_jobs();
+  jobs.push_back(normed_job());
+  jobs.back().eval.views = "flip";
+  for (const spec::JobOptions& job : jobs) {
+    const OneRun run(job);
+    run.go_on(job, 4, 8, /*to_its_end=*/true);
+    const auto newest = ckpt::open_latest(run.folder.checkpoints());
+    ASSERT_TRUE(newest.checkpoint);
+    const Evaluation alone = run_serial(job)->evaluate([](int64_t) {});
+    EXPECT_EQ(newest.checkpoint->state().at("last"), alone.to_json())
+        << job.model.name << ", " << job.optimizer.name;
+  }
+}
+
+// No worker has all of it: each writes its own, and what they wrote is one checkpoint.
+TEST(StageState, IsSavedByAllWorkersTogetherWhileTheJobRuns) {
+  spec::JobOptions job = sharded_job();
+  job.train.shard_copies = 1;
+  job.train.ema_decay = 0.9;
+  job.train.epochs = 1'000'000;
+  job.checkpoint.every_steps = 2;
+  job.checkpoint.keep = 100;
+  const OneRun run(job);
+  {
+    testing::LocalCluster cluster(run.folder, job, recipe_of(job));
+    cluster.start(4);
+    cluster.run_to(80);  // a save takes longer than a step
+    cluster.preempt();
+  }
+  int64_t together = 0;
+  run::for_each_diary_line(run.folder.events_file(), [&](const nlohmann::json& line) {
+    if (line.value("kind", "") != "checkpoint" || line.value("parts", 1) != 4) return;
+    ++together;
+    const auto step = line.at("step").get<int64_t>();
+    Replica saved(job), undisturbed(job);
+    saved.restore(ckpt::Checkpoint::open(run.folder.checkpoints(), step));
+    undisturbed.host_all();
+    std::vector<float> sum(static_cast<size_t>(undisturbed.vector_size()));
+    while (undisturbed.step() < step) {
+      undisturbed.compute(undisturbed.num_ranks(), sum);
+      undisturbed.apply(sum);
+    }
+    EXPECT_EQ(ckpt::tensors_digest(saved.state().tensors()),
+              ckpt::tensors_digest(undisturbed.state().tensors()))
+        << "step " << step;
+  });
+  EXPECT_GT(together, 0);
+}
+
+// What each worker has is told once in each generation: of the parts that it holds.
+TEST(StageState, EachGenerationTellsWhatItsWorkersHaveInMemory) {
+  spec::JobOptions job = sharded_job();
+  job.train.shard_copies = 1;
+  const OneRun run(job);
+  run.go_on(job, 4, 8, /*to_its_end=*/true);
+  nlohmann::json members;
+  run::for_each_diary_line(run.folder.events_file(), [&](const nlohmann::json& line) {
+    if (line.value("kind", "") == "memory") members = line.at("members");
+  });
+  ASSERT_EQ(members.size(), 4U) << members;
+  constexpr int64_t kBlock = optim::kBlockFloats * 4, kAll = 142928 * 4, kTail = 4 * 16;
+  const std::vector<int64_t> held = {7 * kBlock, kAll - 6 * kBlock, kAll - 8 * kBlock, 0};
+  for (size_t w = 0; w < held.size(); ++w) {
+    const nlohmann::json& told = members[w];
+    EXPECT_EQ(told.at("ranks"), (nlohmann::json{w, w + 1})) << told;
+    EXPECT_EQ(told.at("weights"), held[w]) << told;
+    EXPECT_EQ(told.at("optimizer"), 2 * held[w]) << told;
+    for (const char* const name : {"gradients", "sum"}) {
+      EXPECT_GE(told.at(name).get<int64_t>(), held[w]) << told;
+      EXPECT_LE(told.at(name).get<int64_t>(), held[w] + kTail) << told;
+    }
+    EXPECT_GT(told.at("resident").get<int64_t>(), 0) << told;
+  }
+}
+
+// Saved by workers that hold parts, restored by other numbers of workers under other cuts, where
+// the state is in parts and where it is not.
+TEST(StageState, ACheckpointOfShardedStagesIsRestoredUnderOtherPlans) {
+  spec::JobOptions job = sharded_job();
+  const auto whole = weights_of(*run_serial(job));
+  const OneRun run(job);
+  int64_t at = 2;
+  const std::vector<std::vector<std::string>> plans = {{},
+                                                       {"fc1", "", "fc2", "fc3 fc4"},
+                                                       {"fc1 fc2 fc3 fc4", "", "", ""},
+                                                       {"", "fc1 fc2", "fc3", "fc4"}};
+  for (const auto& stages : plans) {
+    job.train.pipelined.stages = stages;
+    job.train.shard_optimizer = at != 6;
+    run.go_on(job, at == 4 ? 3 : 4, at, &stages == &plans.back());
+    at += 2;
+  }
+  const auto newest = ckpt::open_latest(run.folder.checkpoints());
+  ASSERT_TRUE(newest.checkpoint);
+  Replica replica(job);
+  replica.restore(*newest.checkpoint);
+  EXPECT_EQ(weights_of(replica), whole);
+}
+
+}  // namespace
+}  // namespace ductile::train
