@@ -178,14 +178,15 @@ void Database::use_wal() {
 
 Database::~Database() { statements_.clear(); }
 
-// To be called at once where SQLite has failed, before which errno was 0: of a commit it does not
-// keep the system's number itself (3.40).
+// To be called at once where SQLite has failed, before which errno was 0: of a commit that fails it
+// does not keep the system's number (3.40), and its own may be that of an earlier failure.
 void Database::fail_with(int code, std::string_view doing) const {
   const int last = errno;
-  int error_number = 0;  // of other failures it would be that of an earlier one
+  int error_number = 0;
   if ((code & 0xff) == SQLITE_IOERR || (code & 0xff) == SQLITE_CANTOPEN) {
-    if (connection_) error_number = sqlite3_system_errno(connection_.get());
-    if (error_number == 0) error_number = last;
+    // Looking for files and locks fails without being the reason.
+    const bool is_reason = last != 0 && last != ENOENT && last != EAGAIN;
+    error_number = is_reason ? last : connection_ ? sqlite3_system_errno(connection_.get()) : 0;
   }
   std::string text = connection_ ? sqlite3_errmsg(connection_.get()) : sqlite3_errstr(code);
   if (error_number != 0) text += fmt::format(" ({})", std::strerror(error_number));
