@@ -28,15 +28,15 @@ constexpr double kNewDeviation = 0.7;  // how much of its doubt speaks for a new
 // Two decisions. How much of the budget goes to new settings follows only from what first looks say
 // of the end: the rest would be spent on trials that are soon known to be mediocre, or on ever more
 // new ones, if the two competed by expected improvement (docs/design/015-tune.md). Among new
-// settings, and among paused trials, the expected improvement at the full budget decides.
-class CurvesSearcher final : public Searcher {
+// settings, and among paused trials, the expected improvement at the full budget decides, or at
+// the largest one that the rest of the whole budget lets a trial reach.
+class CurvesSearcher final : public ForecastingSearcher {
  public:
   CurvesSearcher(std::string_view name, const Space& space, const SearcherOptions& options)
-      : Searcher(name, space, options),
+      : ForecastingSearcher(name, space, options),
         scales_(usual_curve_scales(this->space().num_features())),
         model_(scales_),
         of_listed_(this->space().listed().size()) {}
-  bool forecasts() const override { return true; }
 
  private:
   struct Used {
@@ -48,8 +48,8 @@ class CurvesSearcher final : public Searcher {
     catch_up();
     const size_t startup =
         options().startup > 0 ? static_cast<size_t>(options().startup) : kCurvesStartup;
-    const bool is_new =
-        paused.empty() || trials().size() < startup || looked_ < new_share() * spent_;
+    const bool is_due = trials().size() < startup || looked_ < new_share() * spent_;
+    const bool is_new = paused.empty() || (is_due && rest().pays_for_new);
     if (is_new) {
       if (auto fresh = pick_new(rng, startup)) return {.fresh = std::move(fresh)};
       if (paused.empty()) return {};
@@ -70,11 +70,11 @@ class CurvesSearcher final : public Searcher {
   std::optional<Candidate> pick_new(Rng& rng, size_t startup) {
     if (trials().size() < startup || model_.size() == 0 || rng.uniform(0, 1) < kRandomShare)
       return random_candidate(rng);
-    const double goal = goal_of(rng);
+    const double goal = goal_of(rng), when = end_of(0);
     std::optional<Candidate> best;
     double most = -std::numeric_limits<double>::infinity();
     const auto compare = [&](CurveModel::Target& target, const Setting& setting, int64_t listed) {
-      if (target.place.features.empty()) target.place = place_of(kNoTrial, setting);
+      aim(target, kNoTrial, setting, when);
       const Normal end = model_.forecast(target);
       const double gain =
           log_expected_improvement(end.mean, kNewDeviation * std::sqrt(end.variance), goal);
@@ -117,8 +117,14 @@ class CurvesSearcher final : public Searcher {
 
   static constexpr int64_t kNoTrial = -1;
 
-  CurveModel::Place place_of(int64_t trial, const Setting& setting) const {
-    return {trial, space().features(setting), 0};
+  // Where a trial that has come so far may end, as CurveModel::Place::when.
+  double end_of(double budget) const {
+    return std::log(std::min(1.0, (budget + rest().budget) / options().full_budget));
+  }
+  // Kept between two questions, unless it may end elsewhere now.
+  void aim(CurveModel::Target& target, int64_t trial, const Setting& setting, double when) const {
+    if (target.place.features.empty() || target.place.when != when)
+      target = {{trial, space().features(setting), when}};
   }
   CurveModel::Place place_of(const Used& used) const {
     const Trial& trial = trials()[static_cast<size_t>(used.trial)];
@@ -126,9 +132,10 @@ class CurvesSearcher final : public Searcher {
             std::log(trial.seen[used.index].budget / options().full_budget)};
   }
   CurveModel::Target& of_trial(int64_t t) {
-    const auto [found, is_new] = of_trial_.try_emplace(t);
-    if (is_new) found->second.place = place_of(t, trials()[static_cast<size_t>(t)].setting);
-    return found->second;
+    const Trial& trial = trials()[static_cast<size_t>(t)];
+    CurveModel::Target& target = of_trial_[t];
+    aim(target, t, trial.setting, end_of(trial.budget()));
+    return target;
   }
 
   // Takes in the last value of every trial that has new ones: those in between would cost the

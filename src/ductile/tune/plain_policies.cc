@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "ductile/base/json_fields.h"
+#include "ductile/tune/searchers_impl.h"
 #include "ductile/tune/trial_policies_impl.h"
 
 namespace ductile::tune {
@@ -95,8 +96,9 @@ class FreezeThawPolicy final : public TrialPolicy {
  public:
   FreezeThawPolicy(std::string_view name, std::unique_ptr<Searcher> searcher,
                    const PolicyOptions& options)
-      : TrialPolicy(name, std::move(searcher), options) {
-    if (this->searcher().forecasts()) return;
+      : TrialPolicy(name, std::move(searcher), options),
+        forecasting_(dynamic_cast<ForecastingSearcher*>(&own_searcher())) {
+    if (forecasting_ != nullptr) return;
     fail(ErrorCode::invalid_argument,
          "freeze_thaw: the searcher \"{}\" does not forecast curves; take \"curves\"",
          this->searcher().name());
@@ -107,6 +109,10 @@ class FreezeThawPolicy final : public TrialPolicy {
     std::vector<int64_t> paused;
     for (int64_t t = 0; t < static_cast<int64_t>(trials().size()); ++t)
       if (status(t) == Status::paused) paused.push_back(t);
+    // A new trial has to be worth something at its end, which a look at it is not. Where there is
+    // hardly more than a run in all, half of that still goes to looks.
+    const double enough = std::min(options().full_budget, options().total_budget / 2);
+    forecasting_->set_rest({left(), left() >= enough});
     const std::optional<int64_t> trial = own_searcher().ask_or_resume(paused);
     if (!trial) return wait_or_stop("every setting of the space has been run to its end");
     const double from = trials()[static_cast<size_t>(*trial)].budget();
@@ -117,6 +123,8 @@ class FreezeThawPolicy final : public TrialPolicy {
                           from == 0 ? "a new setting is forecast to be worth the most"
                                     : "going on with it is forecast to be worth the most");
   }
+
+  ForecastingSearcher* const forecasting_;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <limits>
 #include <memory>
 
 #include "ductile/tune/searcher.h"
@@ -11,6 +12,26 @@ std::unique_ptr<Searcher> make_grid(const Space& space, const SearcherOptions& o
 std::unique_ptr<Searcher> make_tpe(const Space& space, const SearcherOptions& options);
 std::unique_ptr<Searcher> make_gp(const Space& space, const SearcherOptions& options);
 std::unique_ptr<Searcher> make_curves(const Space& space, const SearcherOptions& options);
+
+// A searcher that forecasts curves. Whoever asks it for the next piece of budget says before each
+// question what is left of the whole: no trial comes further than that.
+class ForecastingSearcher : public Searcher {
+ public:
+  using Searcher::Searcher;
+  bool forecasts() const final { return true; }
+
+  struct Rest {
+    double budget = std::numeric_limits<double>::infinity();
+    bool pays_for_new = true;  // what a new trial could reach is worth a look at it
+  };
+  void set_rest(Rest rest) { rest_ = rest; }
+
+ protected:
+  const Rest& rest() const { return rest_; }
+
+ private:
+  Rest rest_;
+};
 
 // What a model of settings alone is fitted to: one value for each trial, at one budget. That is the
 // largest budget which at least `enough` trials have reached (Falkner et al., "BOHB", ICML 2018,

@@ -1,5 +1,6 @@
 #include "ductile/tune/trial_policy.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -234,6 +235,31 @@ TEST_P(TrialPolicyTest, RefusesResultsThatCannotBe) {
   policy->tell({0, {}, true});  // it could not even begin
   EXPECT_EQ(policy->spent(), 0);
   EXPECT_EQ(code({}, true), ErrorCode::conflict);
+}
+
+// Or, where there is hardly more than one run in all, none in the second half.
+TEST(FreezeThawTest, StartsNoTrialThatCouldNotBeRunToItsEnd) {
+  for (const double total : {8.0, 30.0, 100.0}) {
+    PolicyOptions options;
+    options.full_budget = 20;
+    options.total_budget = total;
+    const auto policy = make("freeze_thaw", options);
+    int starts = 0;
+    while (true) {
+      const double left = total - policy->spent();
+      const Move move = policy->next();
+      if (move.kind == MoveKind::stop) break;
+      if (move.kind == MoveKind::start) {
+        EXPECT_GE(left, std::min(20.0, total / 2)) << total;
+        ++starts;
+      }
+      const Trial& trial = policy->searcher().trials()[static_cast<size_t>(move.trial)];
+      policy->tell({move.trial,
+                    {{move.budget, testing::far_from_optimum(trial.setting) + 1 / move.budget}}});
+    }
+    EXPECT_GE(starts, 4) << total;
+    EXPECT_EQ(policy->spent(), total);
+  }
 }
 
 TEST(HalvingTest, RungsAreThoseOfHyperbandsTable) {
