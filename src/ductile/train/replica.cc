@@ -6,7 +6,6 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
-#include "ductile/base/pages.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/cursor.h"
@@ -334,98 +333,6 @@ bool Replica::needs_norm() const {
 }
 
 // ---- Parts.
-
-void Replica::transfer(parallel::Exchange& exchange, std::span<const Blocks> have,
-                       std::span<const Blocks> want) {
-  tidy_for_.reset();
-  shards_.transfer(exchange, have, want);
-  state_.flat.refresh_half_weights();
-}
-
-std::vector<std::vector<parallel::FloatRange>> Replica::contributions() const {
-  if (!shards_.kept_where_read()) return {};
-  return runner_.contributions();
-}
-
-void Replica::gather_weights(parallel::Exchange& exchange) {
-  if (shards_.kept_where_read()) return tidy();
-  if (shards_.gather(exchange, state_.flat.weights())) state_.flat.refresh_half_weights();
-}
-
-void Replica::gather(parallel::Exchange& exchange) {
-  constexpr int kLeader = 0;
-  tidy_for_.reset();
-  by_stages_ = nullptr;  // of an evaluation that was given up
-  gathered_.reset();
-  JobState::EvaluationWeights evaluated = state_.evaluation_weights();
-  // Statistics for the rule's weights are a pass in training, which is not run by stages.
-  const bool needs_statistics =
-      evaluated.of_the_rule && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty();
-  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics) {
-    std::vector<int> hosts;  // of the first pipeline
-    const std::vector<int64_t>& cut = exchange.layout().cut;
-    for (const int stage : runner_.stages()) {
-      const auto behind = std::ranges::upper_bound(cut, stage);
-      hosts.push_back(static_cast<int>(behind - cut.begin()) - 1);
-    }
-    by_stages_ = std::make_unique<StageForward>(nn::operators_of(*ingredients_.model),
-                                                std::move(hosts), exchange);
-    gathered_ = std::move(evaluated);
-    return;
-  }
-  if (shards_.gather_at(exchange, kLeader, state_.flat.weights())) {
-    state_.flat.refresh_half_weights();
-  }
-  if (!evaluated.weights.empty()) shards_.gather_at(exchange, kLeader, evaluated.weights);
-  if (exchange.rank() == kLeader) gathered_ = std::move(evaluated);
-}
-
-// Of the weights to evaluate, those that this worker has.
-std::optional<std::vector<parallel::FloatRange>> Replica::evaluated_ranges() const {
-  if (!by_stages_) return std::nullopt;
-  std::vector<parallel::FloatRange> out;
-  for (const parallel::BlockRange& held : shards_.held()) out.push_back(shards_.floats(held));
-  return out;
-}
-
-void Replica::follow_evaluation() {
-  if (!by_stages_) return;
-  JobState::EvaluationWeights other = take_gathered();
-  const WeightsSwap swap(state_.flat, other.weights, other.buffers, evaluated_ranges());
-  const EvaluationMode mode(*ingredients_.model);
-  by_stages_->follow();
-  by_stages_ = nullptr;
-}
-
-void Replica::end_evaluation() {
-  if (by_stages_) by_stages_->end();
-  by_stages_ = nullptr;
-}
-
-void Replica::tidy() {
-  if (!shards_.kept_where_read() || tidy_for_ == shards_.held()) return;
-  int64_t begin = 0;
-  for (const parallel::BlockRange& held : shards_.held()) {
-    give_back_blocks({begin, held.begin});
-    begin = held.end;
-  }
-  give_back_blocks({begin, shards_.num_blocks()});
-  give_back_freed();
-  tidy_for_ = shards_.held();
-}
-
-void Replica::give_back_blocks(parallel::BlockRange blocks) {
-  if (blocks.begin >= blocks.end) return;
-  const parallel::FloatRange range = shards_.floats(blocks);
-  const auto give = [&](auto values) {
-    if (values.empty()) return;
-    give_back(std::as_writable_bytes(values.subspan(static_cast<size_t>(range.begin),
-                                                    static_cast<size_t>(range.end - range.begin))));
-  };
-  give(state_.flat.weights());
-  give(state_.flat.half_weights());
-  give(state_.average.span());
-}
 
 // ---- Evaluation.
 
