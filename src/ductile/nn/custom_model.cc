@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/script_model_impl.h"
 
 namespace ductile::nn {
 namespace {
@@ -51,6 +52,7 @@ const ModelExport& open_library(const std::filesystem::path& library) {
 }  // namespace
 
 std::unique_ptr<Model> load_model(const std::filesystem::path& library, const ModelArgs& args) {
+  if (is_script_model(library)) return load_script_model(library, args);
   std::unique_ptr<Model> made(open_library(library).make(args));
   if (made == nullptr) {
     fail(ErrorCode::invalid_argument, "model.library = \"{}\": its maker returned no model",
@@ -60,6 +62,7 @@ std::unique_ptr<Model> load_model(const std::filesystem::path& library, const Mo
 }
 
 Threads library_threads(const std::filesystem::path& library) {
+  if (is_script_model(library)) return Threads::fixed;  // nobody has promised more
   return open_library(library).threads;
 }
 
