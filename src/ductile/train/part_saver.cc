@@ -15,10 +15,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Unique to the worker and the generation: another one may have its tensors written by others.
-std::string part_tag(control::WorkerId worker, control::Generation generation) {
-  return fmt::format("{}-g{}", link::checkpoint_tag(worker), generation);
-}
+// Of a step that is done again in another generation a part may lie there already. Its tensors have
+// the same bits, if they are the same ones; where others are, the parts make no whole (join_parts).
+std::string part_tag(control::WorkerId worker) { return link::checkpoint_tag(worker) + "-part"; }
 
 bool holds(const Replica::Blocks& held, const FlatModel::Entry& parameter) {
   constexpr int64_t kBlock = optim::kBlockFloats;
@@ -31,7 +30,9 @@ bool holds(const Replica::Blocks& held, const FlatModel::Entry& parameter) {
 }  // namespace
 
 PartSaver::PartSaver(fs::path folder, control::WorkerId self)
-    : folder_(std::move(folder)), self_(self) {}
+    : folder_(std::move(folder)),
+      self_(self),
+      writer_(folder_, {.pending_tag = part_tag(self), .keep_memory = false}) {}
 
 std::optional<std::vector<int>> PartSaver::writers(Replica& replica) {
   const auto& held = replica.shards().layout().held;
@@ -56,6 +57,9 @@ void PartSaver::write(Replica& replica, const std::vector<int>& writers,
     overtaken_->error = "another save began before all parts of it were there";
   }
   step_ = replica.step();
+  generation_ = plan.number;
+  tags_.clear();
+  for (const control::Member& m : plan.members) tags_.push_back(part_tag(m.worker));
   part_.reset();
   values_.reset();
   since_.reset();
@@ -65,8 +69,7 @@ void PartSaver::write(Replica& replica, const std::vector<int>& writers,
   const std::vector<bool> none(own.size(), false);
   num_tensors_ = each * std::ssize(own) + std::ssize(state.tensors_of(none, /*others=*/true));
   try {  // what one member cannot write costs the save and not the step
-    renew_writer(plan);
-    writer_->save(step_, nlohmann::json::object(), state.tensors_of(own, rank == 0));
+    writer_.save(step_, nlohmann::json::object(), state.tensors_of(own, rank == 0));
   } catch (const std::exception& e) {
     part_.emplace();
     part_->step = step_;
@@ -74,17 +77,6 @@ void PartSaver::write(Replica& replica, const std::vector<int>& writers,
     log_line(
         fmt::format("the part of the checkpoint of step {} is not written: {}", step_, e.what()));
   }
-}
-
-void PartSaver::renew_writer(const control::GenerationPlan& plan) {
-  if (writer_ && generation_ == plan.number) return;
-  generation_ = plan.number;
-  tags_.clear();
-  for (const control::Member& m : plan.members) tags_.push_back(part_tag(m.worker, plan.number));
-  writer_ = nullptr;  // it waits for what is under way
-  writer_ = std::make_unique<ckpt::CheckpointWriter>(
-      folder_,
-      ckpt::WriterOptions{.pending_tag = part_tag(self_, plan.number), .keep_memory = false});
 }
 
 void PartSaver::join(nlohmann::json values) { values_ = std::move(values); }
@@ -104,7 +96,7 @@ ckpt::SaveResult PartSaver::joined() {
 
 std::optional<ckpt::SaveResult> PartSaver::take_result(control::Generation generation) {
   if (overtaken_) return std::exchange(overtaken_, std::nullopt);
-  while (auto result = writer_ ? writer_->take_result() : std::nullopt) {
+  while (auto result = writer_.take_result()) {
     if (result->step != step_) continue;
     if (!result->error.empty())
       log_line(fmt::format("the part of the checkpoint of step {} was not written: {}", step_,
@@ -130,9 +122,8 @@ std::optional<ckpt::SaveResult> PartSaver::take_result(control::Generation gener
 }
 
 void PartSaver::wait() {
-  if (!writer_) return;
   try {
-    writer_->wait();
+    writer_.wait();
   } catch (const Error&) {  // take_result() has it
   }
 }

@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,7 +21,8 @@ namespace ductile::train {
 // One thread, which goes on training while files are written.
 class PartSaver {
  public:
-  // `folder`: of the checkpoints. `self`: the worker.
+  // `folder`: of the checkpoints. `self`: the worker. Throws as CheckpointWriter does. It waits for
+  // the disk, as nothing later does that is called between two steps.
   PartSaver(fs::path folder, control::WorkerId self);
 
   // Who writes the tensors of each parameter, by rank: the first worker of the replica's layout
@@ -50,20 +50,19 @@ class PartSaver {
  private:
   using Clock = std::chrono::steady_clock;
   ckpt::SaveResult joined();
-  void renew_writer(const control::GenerationPlan& plan);
 
   const fs::path folder_;
   const control::WorkerId self_;
   int64_t step_ = -1;
   int64_t num_tensors_ = 0;  // of the whole state
   Clock::time_point next_look_;
-  control::Generation generation_ = 0;              // whose members write
-  std::vector<std::string> tags_;                   // of all members' parts
-  std::unique_ptr<ckpt::CheckpointWriter> writer_;  // of this worker's, in this generation
-  std::optional<ckpt::SaveResult> part_;            // the last one, once it is durable
-  std::optional<nlohmann::json> values_;            // of the checkpoint that is to be made
-  std::optional<ckpt::SaveResult> overtaken_;       // a checkpoint that will not be made any more
-  std::optional<Clock::time_point> since_;          // the own part is durable, others are awaited
+  control::Generation generation_ = 0;         // whose members write
+  std::vector<std::string> tags_;              // of all members' parts
+  ckpt::CheckpointWriter writer_;              // of this worker's
+  std::optional<ckpt::SaveResult> part_;       // the last one, once it is durable
+  std::optional<nlohmann::json> values_;       // of the checkpoint that is to be made
+  std::optional<ckpt::SaveResult> overtaken_;  // a checkpoint that will not be made any more
+  std::optional<Clock::time_point> since_;     // the own part is durable, others are awaited
 };
 
 }  // namespace ductile::train
