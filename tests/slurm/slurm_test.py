@@ -80,8 +80,11 @@ class Scenarios:
         words = shlex.join([self.ductile, "-q", "train", "--out", str(run), "--listen", "127.0.0.1", "--launcher",
                             "srun --overlap -N1 -n1 -w {host}", *self.options])
         hosts = "$(scontrol show hostnames | sed 's/$/=127.0.0.1:1/' | paste -sd,)"
-        self.testbed.slurm("sbatch", "--wait", "-p", "main", "--nodes=2", "--ntasks-per-node=1", "-o",
-                           str(run.parent / "log"), "--wrap", f'{words} --hosts "{hosts}"')
+        log = run.parent / "log"
+        self.testbed.slurm("sbatch", "-J", "batch", "-p", "main", "--nodes=2", "--ntasks-per-node=1", "-o", str(log),
+                           "--wrap", f'{words} --hosts "{hosts}"')
+        until(lambda: not self.testbed.slurm("squeue", "-h", "-n", "batch").strip(), 300, "the end of the batch job")
+        assert (run / "events.jsonl").exists(), log.read_text()
         assert digest_of(run) == self.digest, "other bits than those of the job alone"
 
     def grows_and_shrinks(self):
