@@ -9,7 +9,7 @@ namespace ductile::cluster {
 namespace {
 
 // A job that is looked at every `look` seconds, whose processes change once.
-struct Change {
+struct ResizeCase {
   double asked = 10, look = 0.2, step = 0.5;
   double begin = 10;  // from when on the job stands still
   double pause = 4;
@@ -42,13 +42,13 @@ struct Change {
 };
 
 TEST(PauseMeter, SeesTheTimeFromARequestToTheFirstStepOfAStart) {
-  Change start;
+  ResizeCase start;
   start.starts = true;
   EXPECT_NEAR(start.seen(), 4, 0.5);
 }
 
 TEST(PauseMeter, AJobThatGoesOnMeanwhileLosesOnlyTheHandingOver) {
-  Change change;
+  ResizeCase change;
   change.asked = 2;  // and until 10 the processes before go on
   EXPECT_NEAR(change.seen(), 4, 0.7);
 }
@@ -56,7 +56,7 @@ TEST(PauseMeter, AJobThatGoesOnMeanwhileLosesOnlyTheHandingOver) {
 TEST(PauseMeter, LongStepsAreNoPause) {
   Rng rng(7, 0);
   for (int i = 0; i < 200; ++i) {
-    Change change;
+    ResizeCase change;
     change.starts = rng.below(2) == 0;
     change.step = rng.uniform(0.01, 8);
     change.pause = rng.uniform(0.5, 30);
