@@ -1,7 +1,10 @@
 """A captured module trained in C++: in one process, by stages, and by a plan of its own graph, with the same bits."""
 
+import copy
+import importlib.util
 import json
 import os
+import struct
 import subprocess
 import unittest
 
@@ -48,6 +51,12 @@ class Net(nn.Module):
 class Dropping(Net):
     def __init__(self):
         super().__init__(0.3)
+
+
+class Wide(Dropping):  # of several blocks of weights
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Sequential(nn.Linear(6 * 16, 300), nn.Linear(300, 300), nn.Linear(300, 10))
 """
 
 MACHINE = '[[nodes]]\ntype = "cpu"\ndevices = 2\nmemory = "4 GB"\n'
@@ -75,16 +84,17 @@ class Cells(support.Case):
                          "--rounds", 1)
 
     def trained(self, out, *sets, words=()):
-        """The weights of a run."""
+        """The weights of a run, and what its last evaluation came to."""
         options = ["model.name=custom", "model.library=net.pt", "data.train_limit=96", "data.test_limit=40", "train.batch_size=32",
                    "train.epochs=2", "optimizer.lr=0.05", *sets]
-        self.run_ductile("-q", "train", "--out", out, *words, *(word for key in options for word in ("--set", key)))
+        text = self.run_ductile("-q", "train", "--json", "--out", out, *words, *(word for key in options for word in ("--set", key)))
+        result = json.loads(text)["result"]
         with open(self.out(f"{out}/model.safetensors"), "rb") as file:
             data = file.read()
         end = 8 + int.from_bytes(data[:8], "little")
         header = json.loads(data[8:end])
         header.pop("__metadata__")
-        return header, data[end:]
+        return header, data[end:], result["final"]["loss"], result["final"]["accuracy"]
 
     def test_three_commands_and_one_process_come_to_the_same_bits(self):
         for name in ("Net", "Dropping"):
@@ -102,19 +112,42 @@ class Cells(support.Case):
                 self.assertNotEqual(one, plain)  # batch norm's running statistics
                 self.assertIn("blocks.0.bn1.running_mean", plain[0])
 
-    def test_one_step_is_that_of_python(self):
-        import importlib.util
+    def test_workers_that_keep_the_weights_of_their_stages_evaluate_the_whole(self):
+        self.capture("Wide")
+        some = ("train.method=pipelined", "train.pipelined.micro_batches=4", "data.test_limit=45")  # 32, and 13 that are not in the file
+        one = self.trained("one", *some)
+        self.assertEqual(self.trained("three", *some, "train.virtual_ranks=3", "train.shard_optimizer=true", "train.shard_copies=1",
+                                      words=("--workers", 3)), one)
 
+    def idx(self, images, labels):
+        """Files of the format idx, of training and held-out samples alike."""
+        os.mkdir(self.out("data"))
+        for split in ("train", "t10k"):
+            for name, values in (("images-idx3", images), ("labels-idx1", labels)):
+                with open(self.out(f"data/{split}-{name}-ubyte"), "wb") as file:
+                    file.write(struct.pack(f">HBB{values.dim()}I", 0, 8, values.dim(), *values.shape) + values.numpy().tobytes())
+
+    def test_one_step_is_that_of_python(self):
         self.capture("Net")
+        generator = torch.Generator().manual_seed(5)
+        images = torch.randint(0, 256, (32, SIDE, SIDE), generator=generator).to(torch.uint8)
+        labels = (torch.arange(32) % 10).to(torch.uint8)
+        self.idx(images, labels)
+        header, data, *_ = self.trained("step", "data.format=idx", "data.path=data", "augment.normalize=false", "train.max_steps=1",
+                                        "optimizer.momentum=0", "optimizer.weight_decay=0", "schedule.name=constant")
         spec = importlib.util.spec_from_file_location("net", self.out("net.py"))
         net = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(net)
         module = net.Net()
-        header, data = self.trained("still", "train.max_steps=1", "optimizer.lr=0", "train.virtual_ranks=1", "optimizer.weight_decay=0")
+        before = copy.deepcopy(module.state_dict())
+        nn.functional.cross_entropy(module(images.unsqueeze(1) / 255), labels.long()).backward()
+        torch.optim.SGD(module.parameters(), 0.05).step()
         for key, value in module.state_dict().items():
-            if value.is_floating_point() and "running" not in key:
+            if value.is_floating_point():
                 begin, end = header[key]["data_offsets"]
-                self.assertEqual(data[begin:end], value.numpy().tobytes(), key)
+                trained = torch.frombuffer(bytearray(data[begin:end]), dtype=torch.float32).view_as(value)
+                moved, error = (value - before[key]).norm(), (trained - value).norm()
+                self.assertLess(error, 1e-3 * moved + 1e-6, key)
 
     def test_what_cannot_be_trained_is_refused_by_name(self):
         self.capture("Net")
@@ -124,25 +157,78 @@ class Cells(support.Case):
         text = self.run_ductile("-q", "train", "--set", "model.name=custom", "--set", "model.library=net.pt", "--set",
                                 "train.precision=bf16", code=2)
         self.assertIn('train.precision = "bf16"', text)
-        self.write("no.pt", "PK\3\4 and no archive")
-        text = self.run_ductile("-q", "train", "--set", "model.name=custom", "--set", "model.library=no.pt", code=2)
-        self.assertIn("nor a model that ductile capture --model wrote", text)
 
-    def refused(self, forward, words, example=None):
+    def not_loaded(self, words, code=2):
+        text = self.run_ductile("-q", "train", "--set", "model.name=custom", "--set", "model.library=no.pt", code=code)
+        self.assertRegex(text, 'model.library = "[^"]*no.pt"')
+        self.assertIn(words, text)
+
+    def test_a_file_of_another_kind_is_told(self):
+        no_model = "nor a model that ductile capture --model wrote"
+        self.write("no.pt", "PK\3\4 and no archive")
+        self.not_loaded(no_model)
+        torch.jit.save(torch.jit.script(nn.Linear(2, 2)), self.out("no.pt"))
+        self.not_loaded(no_model + " (it holds no ductile.json)")
+        os.unlink(self.out("no.pt"))
+        os.mkfifo(self.out("no.pt"))
+        self.not_loaded("no such file", code=4)
+
+    def test_a_damaged_file_is_told(self):
+        self.capture("Net")
+
+        def changed(change, words):
+            extra = {"ductile.json": ""}
+            loaded = torch.jit.load(self.out("net.pt"), _extra_files=extra)
+            described = json.loads(extra["ductile.json"])
+            change(described, loaded)
+            torch.jit.save(loaded, self.out("no.pt"), _extra_files={"ductile.json": json.dumps(described)})
+            with self.subTest(words):
+                self.not_loaded(words)
+
+        def op(change):
+            return lambda described, loaded: change(described["ops"][1])
+
+        changed(op(lambda op: op.update(methods=[])), ": no method")
+        changed(op(lambda op: op["methods"][0]["shapes"].pop()), ": 0 shapes of 1 inputs")
+        changed(op(lambda op: op["methods"].append(op["methods"][0])), ": two methods for the same shapes")
+        changed(op(lambda op: op["methods"][0].update(name="another")), "another")
+        changed(op(lambda op: op.update(inputs=[[-1, 2147483647]])), "inputs is 2147483647, it must be from 0 to 0")
+        changed(op(lambda op: op.update(inputs=[[5000, 0]])), "which is not there")
+        changed(op(lambda op: op.update(inputs=[3])), "inputs must be pairs of numbers")
+        changed(op(lambda op: op.update(parameters=[-1])), "parameters is -1")
+        changed(op(lambda op: op.pop("kind")), "kind is missing")
+        changed(lambda described, loaded: described.update(version=2), "version is 2")
+        changed(lambda described, loaded: setattr(loaded, "parameter0", loaded.parameter0.double()), "parameter0 is no dense float32 tensor")
+
+    def refused(self, forward, words, example=None, parts=None, **how):
         module = type("Made", (nn.Module,), {"forward": forward})()
         module.fc = nn.Linear(6, 6)
+        for name, part in (parts or {}).items():
+            setattr(module, name, part)
         with self.assertRaises(ductile.Error) as caught:
-            ductile.capture(module, example or (lambda n: torch.randn(n, 6)), times=False, batch=6, model=self.out("made.pt"))
+            ductile.capture(module, example or (lambda n: torch.randn(n, 6)), times=False, batch=6, model=self.out("made.pt"), **how)
         self.assertIn(words, str(caught.exception))
+        self.assertEqual(sorted(os.listdir(self.folder)), ["machine.toml", "net.py"])
 
     def test_what_no_file_can_hold_is_refused_by_name(self):
         def without_gradient(self, x):
             with torch.no_grad():
                 return self.fc(x)
 
+        def by_the_number(self, x):
+            mean = self.fc(x).mean(0, keepdim=True)
+            return x + self.one(mean) + self.other(mean) / x.shape[0]
+
         self.refused(without_gradient, "runs under no_grad or autocast")
         self.refused(lambda self, x: (self.fc(x), x + 1), "forward() returns no tensor")
         self.refused(lambda self, x, y: self.fc(x) + y, "is given 2 tensors", lambda n: (torch.randn(n, 6), torch.randn(n, 6)))
+        part = {"part": type("Part", (nn.Module,), {"forward": without_gradient})()}
+        part["part"].fc = nn.Linear(6, 6)
+        self.refused(lambda self, x: self.fc(x) + self.part(x), "gives other gradients", parts=part, leaf="Part")
+        part = {"part": nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, momentum=None))}
+        self.refused(lambda self, x: self.part(x), "part.1 is a BatchNorm1d with momentum=None", parts=part, leaf="part")
+        twice = {"one": nn.Linear(6, 6), "other": nn.Linear(6, 6)}
+        self.refused(by_the_number, "depends on the number of samples, and no shape", parts=twice)
 
 
 if __name__ == "__main__":

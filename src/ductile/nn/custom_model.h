@@ -9,8 +9,9 @@
 #include "ductile/nn/model.h"
 #include "ductile/nn/threads.h"
 
-// A user's own model in a shared library: derive from Model (or LayerModel, layers.h; or wrap a
-// torch::nn::Module, torch_module.h), write
+// A user's own model, by model.library of a job. Either a PyTorch module, in the file that
+// `ductile capture --model` wrote (script_model_impl.h), or a shared library: derive from Model (or
+// LayerModel, layers.h; or wrap a torch::nn::Module, torch_module.h), write
 //
 //   std::unique_ptr<ductile::nn::Model> make(const ductile::nn::ModelArgs& args);
 //   DUCTILE_EXPORT_MODEL(make)
@@ -37,10 +38,12 @@ inline constexpr const char* kModelSymbol = "ductile_model_export";
 
 // Makes the model of a library. The library stays loaded until the process ends, since autograd
 // may hold its code. Throws not_found for a missing file, invalid_argument for one that cannot be
-// loaded, exports no model, or was built against another Ductile or libtorch.
+// loaded, exports no model, or was built against another Ductile or libtorch; and, of a captured
+// module, for a file that is damaged or no such file, and for a precision other than fp32.
 std::unique_ptr<Model> load_model(const std::filesystem::path& library, const ModelArgs& args);
 
-// What the library declares about the threads of its model. Throws as load_model does.
+// What the library declares about the threads of its model; of a captured module, that their number
+// is fixed. Throws as load_model does for a library that cannot be loaded.
 Threads library_threads(const std::filesystem::path& library);
 
 }  // namespace ductile::nn

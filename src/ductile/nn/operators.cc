@@ -7,10 +7,12 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/evaluates_whole.h"
 
 namespace ductile::nn {
 
 DeclaresOperators::~DeclaresOperators() = default;
+EvaluatesWhole::~EvaluatesWhole() = default;
 
 void OperatorGraph::check(const Source& source, const std::string& reader) const {
   const bool known = source.output >= 0 &&
@@ -114,6 +116,10 @@ at::Tensor forward(Model& model, std::span<const at::Tensor> inputs) {
          inputs.size());
   }
   return declares->operators().run(inputs).front();
+}
+
+bool operators_evaluate(const Model& model) {
+  return dynamic_cast<const EvaluatesWhole*>(&model) == nullptr;
 }
 
 OperatorGraph operators_of(Model& model) {

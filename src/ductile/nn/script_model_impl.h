@@ -1,12 +1,14 @@
 #pragma once
 
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <set>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
+#include "ductile/nn/evaluates_whole.h"
 #include "ductile/nn/model.h"
 #include "ductile/nn/operators.h"
 
@@ -33,17 +36,17 @@ inline c10::IValue call_script(const torch::jit::Method& method,
   return method(std::move(arguments));
 }
 
-class ScriptModel final : public Model, public DeclaresOperators {
+class ScriptModel final : public Model, public DeclaresOperators, public EvaluatesWhole {
  public:
   static constexpr const char* kDescription = "ductile.json";  // in the archive
 
   ScriptModel(const std::filesystem::path& file, torch::jit::Module module,
               const nlohmann::json& description)
       : file_(file.string()), module_(std::move(module)), evaluate_(module_.get_method(kEvaluate)) {
-    const JsonFields fields(description, file_);
+    const JsonFields fields(description, kDescription);
     int64_t number = 0;
     for (const nlohmann::json& item : fields.array("parameters")) {
-      const JsonFields parameter(item, file_);
+      const JsonFields parameter(item, kDescription);
       weights_.push_back(
           {parameter.text("name"),
            register_parameter(parameter.text("name"), value("parameter", number++),
@@ -54,8 +57,8 @@ class ScriptModel final : public Model, public DeclaresOperators {
       const auto name = item.get<std::string>();
       statistics_.push_back({name, register_buffer(name, value("buffer", number++))});
     }
-    for (const nlohmann::json& item : fields.array("ops")) add(JsonFields(item, file_));
-    graph_.set_results({source(fields.array("result"))});
+    for (const nlohmann::json& item : fields.array("ops")) add(JsonFields(item, kDescription));
+    graph_.set_results({source(fields, "result", fields.at("result"), 0)});
   }
 
   at::Tensor forward(const at::Tensor& x) override {
@@ -80,18 +83,53 @@ class ScriptModel final : public Model, public DeclaresOperators {
   };
 
   at::Tensor value(const char* kind, int64_t number) const {
-    return module_.attr(fmt::format("{}{}", kind, number)).toTensor().clone();
+    const std::string name = fmt::format("{}{}", kind, number);
+    const at::Tensor held = module_.attr(name).toTensor();
+    if (!held.defined() || held.layout() != at::kStrided || !held.device().is_cpu() ||
+        held.scalar_type() != at::kFloat) {
+      fail(ErrorCode::invalid_argument, "{} is no dense float32 tensor of the processor", name);
+    }
+    return held.clone();
   }
 
-  static Source source(const nlohmann::json& pair) {
-    return {pair.at(0).get<int>(), pair.at(1).get<int>()};
+  // A pair: the number of an operator, and of its output. Operator -1 is the model's one input.
+  static Source source(const JsonFields& fields, const char* key, const nlohmann::json& pair,
+                       int64_t first = kModelInput) {
+    if (!pair.is_array() || pair.size() != 2) fields.wrong(key, "pairs of numbers", pair);
+    const auto op = static_cast<int>(fields.as_integer(pair[0], key, first, kMost));
+    const int64_t outputs = op == kModelInput ? 0 : kMost;
+    return {op, static_cast<int>(fields.as_integer(pair[1], key, 0, outputs))};
   }
 
   static std::vector<NamedTensor> picked(const JsonFields& op, const char* key,
                                          const std::vector<NamedTensor>& from) {
     std::vector<NamedTensor> out;
-    for (const nlohmann::json& index : op.array(key)) out.push_back(from.at(index.get<size_t>()));
+    const int64_t last = static_cast<int64_t>(from.size()) - 1;
+    for (const nlohmann::json& index : op.array(key)) {
+      out.push_back(from[static_cast<size_t>(op.as_integer(index, key, 0, last))]);
+    }
     return out;
+  }
+
+  // Of one operator. They are told apart by the shapes of its inputs.
+  std::vector<Cell> cells_of(const JsonFields& op, const std::string& name, size_t inputs) const {
+    std::vector<Cell> cells;
+    std::set<std::vector<std::vector<int64_t>>> known;
+    for (const nlohmann::json& item : op.array("methods")) {
+      const JsonFields method(item, kDescription);
+      auto shapes = method.array("shapes").get<std::vector<std::vector<int64_t>>>();
+      if (shapes.size() != inputs) {
+        fail(ErrorCode::invalid_argument, "operator {}: {} shapes of {} inputs", name,
+             shapes.size(), inputs);
+      }
+      if (!known.insert(shapes).second) {
+        fail(ErrorCode::invalid_argument, "operator {}: two methods for the same shapes", name);
+      }
+      cells.push_back({module_.get_method(method.text("name")), std::move(shapes),
+                       method.integer("samples", 1, int64_t{1} << 40)});
+    }
+    if (cells.empty()) fail(ErrorCode::invalid_argument, "operator {}: no method", name);
+    return cells;
   }
 
   void add(const JsonFields& fields) {
@@ -100,21 +138,23 @@ class ScriptModel final : public Model, public DeclaresOperators {
     op.kind = fields.text("kind");
     op.num_outputs = static_cast<int>(fields.integer("outputs", 1, kMost));
     op.random = fields.boolean("random");
-    for (const nlohmann::json& input : fields.array("inputs")) op.inputs.push_back(source(input));
+    for (const nlohmann::json& input : fields.array("inputs")) {
+      op.inputs.push_back(source(fields, "inputs", input));
+    }
     op.parameters = picked(fields, "parameters", weights_);
     op.buffers = picked(fields, "buffers", statistics_);
-    std::vector<Cell> cells;
-    for (const nlohmann::json& item : fields.array("methods")) {
-      const JsonFields method(item, file_);
-      cells.push_back({module_.get_method(method.text("name")),
-                       method.at("shapes").get<std::vector<std::vector<int64_t>>>(),
-                       method.integer("samples", 1, int64_t{1} << 40)});
-    }
+    std::vector<Cell> cells = cells_of(fields, op.name, op.inputs.size());
     std::vector<at::Tensor> held;
     for (const NamedTensor& t : op.parameters) held.push_back(t.tensor);
     for (const NamedTensor& t : op.buffers) held.push_back(t.tensor);
     op.run = [this, name = op.name, cells = std::move(cells),
               held = std::move(held)](std::span<const at::Tensor> in) {
+      if (!training()) {
+        fail(ErrorCode::internal,
+             "model.library = \"{}\": operator {} is that of training; in evaluation the module "
+             "runs as a whole",
+             file_, name);
+      }
       std::vector<c10::IValue> arguments(in.begin(), in.end());
       arguments.insert(arguments.end(), held.begin(), held.end());
       const c10::IValue made = call_script(fitting(name, cells, in).method, std::move(arguments));
@@ -151,6 +191,8 @@ class ScriptModel final : public Model, public DeclaresOperators {
 
 // Whether the file is there and is an archive, and no shared library.
 inline bool is_script_model(const std::filesystem::path& file) {
+  std::error_code unknown;
+  if (!std::filesystem::is_regular_file(file, unknown)) return false;  // a pipe would not end
   std::ifstream in(file, std::ios::binary);
   char begin[4] = {};
   in.read(begin, sizeof begin);
@@ -169,23 +211,26 @@ inline std::unique_ptr<Model> load_script_model(const std::filesystem::path& fil
          "set it to \"fp32\"",
          args.precision, file.string());
   }
-  torch::jit::ExtraFilesMap extra = {{ScriptModel::kDescription, ""}};
   try {
-    torch::jit::Module module = torch::jit::load(file.string(), c10::nullopt, extra);
+    torch::jit::ExtraFilesMap extra = {{ScriptModel::kDescription, ""}};
+    torch::jit::Module module = torch::jit::load(file.string(), at::Device(at::kCPU), extra);
+    const std::string& written = extra.at(ScriptModel::kDescription);
+    if (written.empty()) {
+      fail(ErrorCode::invalid_argument, "it holds no {}", ScriptModel::kDescription);
+    }
     const nlohmann::json description =
-        parse_json(extra.at(ScriptModel::kDescription), file.string(), ErrorCode::invalid_argument);
-    const JsonFields fields(description, file.string());
-    if (fields.text("format") != "ductile.model") throw std::runtime_error("another format");
+        parse_json(written, ScriptModel::kDescription, ErrorCode::invalid_argument);
+    const JsonFields fields(description, ScriptModel::kDescription);
+    if (fields.text("format") != "ductile.model") {
+      fields.wrong("format", "\"ductile.model\"", fields.at("format"));
+    }
     (void)fields.integer("version", 1, 1);
     return std::make_unique<ScriptModel>(file, std::move(module), description);
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& e) {
+  } catch (const std::exception& e) {  // of libtorch, of JSON, and Error
     const std::string_view text = e.what();
     fail(ErrorCode::invalid_argument,
          "model.library = \"{}\" is neither a shared library nor a model that ductile capture "
-         "--model "
-         "wrote ({})",
+         "--model wrote ({})",
          file.string(), text.substr(0, text.find('\n')));
   }
 }

@@ -25,7 +25,8 @@ std::unique_ptr<Model> make_model(const ModelArgs& args) {
   if (!args.options.library.empty()) return load_model(args.options.library, args);
   if (args.options.name == "custom") {
     fail(ErrorCode::invalid_argument,
-         "model.name = \"custom\" needs model.library, the shared library that holds the model");
+         "model.name = \"custom\" needs model.library, the file that holds the model: a shared "
+         "library, or what ductile capture --model wrote");
   }
   return model_table().at(args.options.name).make(args);
 }

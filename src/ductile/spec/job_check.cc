@@ -168,7 +168,8 @@ void check_model(const JobOptions& job, const Bad& bad) {
                     job.model.heads));
   }
   if (job.model.name == "custom" && job.model.library.empty()) {
-    bad("model.name = \"custom\" needs model.library, the shared library that holds the model");
+    bad("model.name = \"custom\" needs model.library, the file that holds the model: a shared "
+        "library, or what ductile capture --model wrote");
   }
   if (job.model.name != "custom" && !job.model.library.empty()) {
     bad(

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ductile/base/pages.h"
+#include "ductile/nn/evaluates_whole.h"
 #include "ductile/nn/operators.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/replica.h"
@@ -36,7 +37,8 @@ void Replica::gather(parallel::Exchange& exchange) {
   // Statistics for the rule's weights are a pass in training, which is not run by stages.
   const bool needs_statistics =
       evaluated.of_the_rule && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty();
-  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics) {
+  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics &&
+      nn::operators_evaluate(*ingredients_.model)) {
     std::vector<int> hosts;  // of the first pipeline
     const std::vector<int64_t>& cut = exchange.layout().cut;
     for (const int stage : runner_.stages()) {

@@ -3,18 +3,22 @@
 A file holds a method for each operator and number of samples, since numbers in arguments that grow with the samples are
 constants of a trace; one method for the whole module in evaluation mode; the weights; and, as JSON, what belongs together."""
 
+import contextlib
+import errno
 import json
+import os
 import warnings
 
 import torch
 from torch import nn
 
 from ductile import _subjects
-from ductile._errors import Error, told
+from ductile._calls import Sized
+from ductile._errors import Error
 from ductile._seeds import seed_all
-from ductile._trace import INPUT, Ref, distinct, line_of, mapped, tensors
+from ductile._trace import INPUT, Ref, distinct, items, line_of, mapped, tensors
 
-DESCRIPTION = "ductile.json"  # nn/script_model.cc reads it
+DESCRIPTION = "ductile.json"  # nn/script_model_impl.h reads it
 EVALUATE = "evaluate"
 
 
@@ -63,11 +67,28 @@ class Cells:
         for name, tensor in [*self.root.named_parameters(), *self.root.named_buffers()]:
             if tensor.dtype != torch.float32 and (tensor.is_floating_point() or isinstance(tensor, nn.Parameter)):
                 self._refuse(f"{name} is {str(tensor.dtype).removeprefix('torch.')}", "Weights and statistics are float32")
+        self._check_counters()
         for op in self.passes.operators:
             for index in op.nodes:
                 node = calls.nodes[index]
                 if not node.grad or node.autocast is not None:
                     self._refuse(f"{line_of(node.where)} runs under no_grad or autocast", "Write detach() for no_grad, and cast with to()")
+
+    def _check_counters(self):
+        """A job keeps no whole numbers, and a trace has those that were there when it was made."""
+        known = set()
+        for path, module in self.root.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+                if module.momentum is None:
+                    self._refuse(f"{path or 'the module'} is a {type(module).__name__} with momentum=None, whose statistics are means over "
+                                 "all batches so far; their number is not in the file", "Give it a momentum")
+                known.add(id(module.num_batches_tracked))
+        for node in self.passes.calls.nodes:
+            for name in node.writes:
+                held = self.passes.held[name]
+                if not held.is_floating_point() and id(held) not in known:
+                    self._refuse(f"{line_of(node.where)} changes {name}, which is {str(held.dtype).removeprefix('torch.')}", "Statistics "
+                                 "are float32")
 
     # ---- What is traced.
 
@@ -108,7 +129,9 @@ class Cells:
     # ---- The file.
 
     def write(self, file, shares):
+        """The file is there when it has been compared with the module, and not before."""
         methods, ops = {}, [self._described(op) for op in self.passes.operators]
+        self.names = {}  # of methods, by operator and number of samples
         for samples in shares:
             made = {Ref(INPUT, i): tensor for i, tensor in enumerate(self.subject.inputs(samples))}
             for number, (op, described) in enumerate(zip(self.passes.operators, ops)):
@@ -116,17 +139,52 @@ class Cells:
                 args = given + self._values(self._held(op))
                 with torch.no_grad():
                     made.update(zip(op.outputs, cell(*(a.clone() for a in args))))
-                name = f"op{number}_of_{samples}"
-                methods[name] = cell, args
-                described["methods"].append({"name": name, "samples": samples, "shapes": [list(t.shape) for t in given]})
+                name = self._name_of_cell(op, number, samples, described, [list(t.shape) for t in given])
+                methods.setdefault(name, (cell, args))
         methods[EVALUATE] = self._whole(shares[-1], False), (self.subject.inputs(shares[-1])[0], *self._values([*self.parameters, *self.buffers]))
         try:
-            holder = self._traced(methods)
+            self._save(self._traced(methods), os.fspath(file), json.dumps(self._description(ops)), shares)
         finally:
             self.root.train()
             self.kept.restore()
-        torch.jit.save(holder, file, _extra_files={DESCRIPTION: json.dumps(self._description(ops))})
-        self._compare(file, shares)
+
+    def _name_of_cell(self, op, number, samples, described, shapes):
+        """Of the method for so many samples: that of other samples, if what it is given has the same shapes."""
+        same = [method for method in described["methods"] if method["shapes"] == shapes]
+        if same and (node := self._sized(op)):
+            self._refuse(f"{line_of(node.where)}: a number in an argument depends on the number of samples, and no shape of what the operator "
+                         f"{op.name} is given does", "Give --shares one number, or take it from a tensor that has the samples")
+        if not same:
+            described["methods"].append({"name": f"op{number}_of_{samples}", "samples": samples, "shapes": shapes})
+            same = described["methods"][-1:]
+        self.names[number, samples] = same[0]["name"]
+        return same[0]["name"]
+
+    def _sized(self, op):
+        """A call with a number that depends on the number of samples, or None."""
+        nodes = (self.passes.calls.nodes[index] for index in op.nodes)
+        return next((node for node in nodes if any(isinstance(leaf, Sized) for leaf in items((node.args, node.kwargs)))), None)
+
+    def _save(self, holder, file, description, shares):
+        part = f"{file}.part{os.getpid()}"
+        try:
+            with open(part, "wb") as out:
+                try:
+                    torch.jit.save(holder, out, _extra_files={DESCRIPTION: description})
+                except RuntimeError as error:
+                    self._refuse_script(error)
+            self._compare(part, shares)
+            os.replace(part, file)
+        except OSError as error:
+            code = "not_found" if error.errno == errno.ENOENT else "unavailable"
+            raise Error(code, f"--model: {file} cannot be written: {error.strerror or error}") from None
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+
+    def _refuse_script(self, error):
+        lines = [line for line in str(error).splitlines() if line] or [type(error).__name__]
+        self._refuse(f"it is no TorchScript ({lines[0]})", "What C++ is to run consists of functions of torch")
 
     def _traced(self, methods):
         class Holder(nn.Module):
@@ -148,7 +206,7 @@ class Cells:
             try:
                 return torch.jit.trace_module(holder, {name: args for name, (_, args) in methods.items()}, check_trace=False, strict=False)
             except Exception as error:
-                self._refuse(f"it is no TorchScript ({told(error)[1].splitlines()[-1]})", "What C++ is to run consists of functions of torch")
+                self._refuse_script(error)
 
     def _described(self, op):
         calls = self.passes.calls
@@ -173,26 +231,35 @@ class Cells:
     def _compare(self, file, shares):
         """What was written gives the module's bits, for other samples than those that were traced, too."""
         loaded = torch.jit.load(file)
-        with torch.jit.optimized_execution(False), torch.no_grad():
+        with torch.jit.optimized_execution(False):
             held = self._values([*self.parameters, *self.buffers])
             for samples in sorted({1, shares[0], shares[-1]}):
                 x = self._other(samples)
-                if not torch.equal(getattr(loaded, EVALUATE)(x, *held), self._whole(samples, False)(x)):
-                    self._differs(f"in evaluation mode, of {samples} samples")
-            if not any(self.passes.calls.nodes[index].random for op in self.passes.operators for index in op.nodes):
-                for samples in shares:
-                    self._compare_operators(loaded, samples)
-        self.root.train()
-        self.kept.restore()
+                with torch.no_grad():
+                    if not torch.equal(getattr(loaded, EVALUATE)(x, *held), self._whole(samples, False)(x)):
+                        self._differs(f"in evaluation mode, of {samples} samples")
+            for samples in shares:
+                self._compare_operators(loaded, samples)
 
     def _compare_operators(self, loaded, samples):
         x = self._other(samples)
-        made = {Ref(INPUT, 0): x}
+        made, differentiable = {Ref(INPUT, 0): x}, set()
         for number, op in enumerate(self.passes.operators):
-            args = tuple(made[ref] for ref in op.inputs) + self._values(self._held(op))
-            made.update(zip(op.outputs, getattr(loaded, f"op{number}_of_{samples}")(*args)))
-        if not torch.equal(made[self.passes.calls.results[0]], self._whole(samples, True)(x)):
-            self._differs(f"of {samples} samples")
+            given = [(made[ref], ref in differentiable) for ref in op.inputs]
+            ours = _Pass(self, op, getattr(loaded, self.names[number, samples]), given, samples)
+            theirs = _Pass(self, op, self._cell(op, samples), given, samples)
+            what = ours.difference(theirs)
+            if what == "gradients":
+                self._refuse(f"what is written gives other gradients than the module of {samples} samples, in the operator {op.name}",
+                             "TorchScript knows no no_grad: write detach(), or do without --leaf")
+            if what:
+                self._differs(f"of {samples} samples ({what} of the operator {op.name})")
+            made.update(zip(op.outputs, ours.outputs))
+            differentiable.update(ref for ref, wanting in zip(op.outputs, ours.differentiable) if wanting)
+        if not any(self.passes.calls.nodes[index].random for op in self.passes.operators for index in op.nodes):
+            with torch.no_grad():
+                if not torch.equal(made[self.passes.calls.results[0]], self._whole(samples, True)(x)):
+                    self._differs(f"of {samples} samples")
         self.kept.restore()
 
     def _other(self, samples):
@@ -202,3 +269,48 @@ class Cells:
     def _differs(self, what):
         self._refuse(f"what is written gives other values than the module {what}", "Python computes something of it from values, or from the "
                      "number of samples, which TorchScript keeps as it was")
+
+
+class _Pass:
+    """What an operator makes by `run`, forward and back: a trace knows nothing of no_grad in a module that is one operator."""
+
+    def __init__(self, cells, op, run, given, samples):
+        names = cells._held(op)
+        inputs, held = [_copy(tensor) for tensor, _ in given], cells._values(names)
+        weights = cells.passes.parameters
+        targets = [tensor for tensor, (_, wanting) in zip(inputs, given) if wanting]
+        targets += [tensor for name, tensor in zip(names, held) if name in weights and weights[name].requires_grad]
+        for tensor in targets:
+            tensor.requires_grad_(True)
+        seed_all(samples)
+        with torch.enable_grad():
+            made = run(*inputs, *held)
+        self.differentiable = [out.requires_grad for out in made]
+        ends = [out for out in made if out.requires_grad]
+        seed_all(samples)
+        seeds = [torch.randn_like(out) for out in ends]
+        self.gradients = torch.autograd.grad(ends, targets, seeds, allow_unused=True) if ends and targets else ()
+        self.outputs = [out.detach() for out in made]
+        self.statistics = [tensor for name, tensor in zip(names, held) if name not in weights]
+
+    def difference(self, other):
+        """Of what kind it is, or None. Gradients of several uses may add up in another order."""
+        for what in ("outputs", "statistics"):
+            if not all(map(torch.equal, getattr(self, what), getattr(other, what))):
+                return what
+        scale = max((float(g.abs().max()) for g in other.gradients if g is not None and g.numel()), default=0.0)
+        if self.differentiable != other.differentiable or not all(_near(a, b, scale) for a, b in zip(self.gradients, other.gradients)):
+            return "gradients"
+        return None
+
+
+def _copy(tensor):
+    """It lies in memory as the tensor does, since kernels choose by that."""
+    copied = tensor.detach().clone()
+    return copied if copied.stride() == tensor.stride() else tensor.detach()
+
+
+def _near(a, b, scale):
+    if a is None or b is None:
+        return a is b
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-5 * scale, equal_nan=True)
