@@ -18,6 +18,7 @@
 #include "ductile/run/new_folder.h"
 #include "ductile/trials/report.h"
 #include "ductile/trials/trial_process_impl.h"
+#include "ductile/tune/freeze_thaw.h"
 
 namespace ductile::trials {
 namespace {
@@ -147,6 +148,7 @@ void Session::make_policy() {
   policy_ = tune::make_trial_policy(
       tuning_.setup.policy, tune::make_searcher(tuning_.setup.searcher, tuning_.space, searcher),
       policy);
+  if (tuning_.setup.finish) tune::finish_best_afterwards(*policy_);
 }
 
 double Session::full() const { return static_cast<double>(job_.train.epochs); }

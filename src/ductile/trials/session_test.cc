@@ -202,6 +202,25 @@ TEST(Session, NamesAMetricThatTheRunsDoNotHave) {
   }
 }
 
+// A look at a new setting is worth something to the end where the best trial's own end is paid for
+// besides, and not where the budget has to pay for it.
+TEST(Session, LooksAtNewSettingsToTheEndIfTheBestIsFinishedAfterwards) {
+  spec::JobOptions job;
+  job.train.epochs = 10;
+  std::string lines;
+  for (int epoch = 1; epoch <= 10; ++epoch) lines += evaluation(epoch, R"("accuracy":0.5)");
+  for (const bool finish : {false, true}) {
+    const TempFolder place;
+    Tuning tuning = default_tuning(job);
+    tuning.setup.budget = 16;
+    tuning.setup.at_once = 1;
+    tuning.setup.finish = finish;
+    Session session = Session::create(place.path() / "session", OptionSet(job).to_toml(), tuning);
+    EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+    EXPECT_EQ(session.trials().size(), finish ? 16U : 9U);
+  }
+}
+
 TEST(Session, TellsAbsenceFromDamage) {
   const TempFolder place;
   EXPECT_EQ(open_error(place.path() / "nowhere"), ErrorCode::not_found);

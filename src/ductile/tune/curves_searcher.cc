@@ -29,7 +29,7 @@ constexpr double kNewDeviation = 0.7;  // how much of its doubt speaks for a new
 // of the end: the rest would be spent on trials that are soon known to be mediocre, or on ever more
 // new ones, if the two competed by expected improvement (docs/design/015-tune.md). Among new
 // settings, and among paused trials, the expected improvement at the full budget decides, or at
-// the largest one that the rest of the whole budget lets a trial reach.
+// the largest one that the rest (ForecastingSearcher::Rest) lets a trial reach.
 class CurvesSearcher final : public ForecastingSearcher {
  public:
   CurvesSearcher(std::string_view name, const Space& space, const SearcherOptions& options)

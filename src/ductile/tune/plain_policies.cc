@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "ductile/base/json_fields.h"
+#include "ductile/tune/freeze_thaw.h"
 #include "ductile/tune/searchers_impl.h"
 #include "ductile/tune/trial_policies_impl.h"
 
@@ -103,28 +105,44 @@ class FreezeThawPolicy final : public TrialPolicy {
          "freeze_thaw: the searcher \"{}\" does not forecast curves; take \"curves\"",
          this->searcher().name());
   }
+  void finish_best_afterwards() { finishes_best_ = true; }
 
  private:
   Move decide() override {
     std::vector<int64_t> paused;
     for (int64_t t = 0; t < static_cast<int64_t>(trials().size()); ++t)
       if (status(t) == Status::paused) paused.push_back(t);
-    // A new trial has to be worth something at its end, which a look at it is not. Where there is
-    // hardly more than a run in all, half of that still goes to looks.
-    const double enough = std::min(options().full_budget, options().total_budget / 2);
-    forecasting_->set_rest({left(), left() >= enough});
+    const bool pays_for_new = left() >= enough_for_new();
+    // Those that run may be worth what is left once they pause. Where no trial is left to go on
+    // with, a new one is: nothing else can be had for the rest.
+    if (paused.empty() && !pays_for_new && num_running() > 0)
+      return wait_or_stop("what is left of the total budget is kept for the trials that run");
+    const double reach = finishes_best_ ? std::numeric_limits<double>::infinity() : left();
+    forecasting_->set_rest({reach, pays_for_new});
     const std::optional<int64_t> trial = own_searcher().ask_or_resume(paused);
     if (!trial) return wait_or_stop("every setting of the space has been run to its end");
     const double from = trials()[static_cast<size_t>(*trial)].budget();
     const double next = from == 0
-                            ? std::max(options().least_budget, kFirstLook * options().full_budget)
+                            ? first_look()
                             : std::max(from * options().freeze_thaw.growth, from + options().unit);
     return run_new_or_old(*trial, next,
                           from == 0 ? "a new setting is forecast to be worth the most"
                                     : "going on with it is forecast to be worth the most");
   }
 
+  double first_look() const {
+    return std::max(options().least_budget, kFirstLook * options().full_budget);
+  }
+  // What must be left for a new trial. If the best one is run to its end afterwards, a look may
+  // find it. Else the search has to pay for that end, without which a look is worth nothing; where
+  // the total is less than two runs, half of it still goes to looks.
+  double enough_for_new() const {
+    return finishes_best_ ? rounded(first_look())
+                          : std::min(options().full_budget, options().total_budget / 2);
+  }
+
   ForecastingSearcher* const forecasting_;
+  bool finishes_best_ = false;  // what is kept is judged at the full budget
 };
 
 }  // namespace
@@ -139,6 +157,10 @@ MadePolicy make_one_epoch(std::unique_ptr<Searcher> searcher, const PolicyOption
 
 MadePolicy make_freeze_thaw(std::unique_ptr<Searcher> searcher, const PolicyOptions& options) {
   return std::make_unique<FreezeThawPolicy>("freeze_thaw", std::move(searcher), options);
+}
+
+void finish_best_afterwards(TrialPolicy& policy) {
+  if (auto* own = dynamic_cast<FreezeThawPolicy*>(&policy)) own->finish_best_afterwards();
 }
 
 }  // namespace ductile::tune

@@ -14,7 +14,7 @@ std::unique_ptr<Searcher> make_gp(const Space& space, const SearcherOptions& opt
 std::unique_ptr<Searcher> make_curves(const Space& space, const SearcherOptions& options);
 
 // A searcher that forecasts curves. Whoever asks it for the next piece of budget says before each
-// question what is left of the whole: no trial comes further than that.
+// question how much more a trial can still get.
 class ForecastingSearcher : public Searcher {
  public:
   using Searcher::Searcher;
@@ -22,7 +22,9 @@ class ForecastingSearcher : public Searcher {
 
   struct Rest {
     double budget = std::numeric_limits<double>::infinity();
-    bool pays_for_new = true;  // what a new trial could reach is worth a look at it
+    // What a new trial could reach is worth a look at it. If not, one is begun only where there is
+    // no other to go on with.
+    bool pays_for_new = true;
   };
   void set_rest(Rest rest) { rest_ = rest; }
 

@@ -10,6 +10,7 @@
 
 #include "ductile/base/json.h"
 #include "ductile/base/testing.h"
+#include "ductile/tune/freeze_thaw.h"
 #include "ductile/tune/halving.h"
 #include "ductile/tune/testing/problems.h"
 
@@ -34,8 +35,9 @@ std::unique_ptr<TrialPolicy> make(const std::string& name, const PolicyOptions& 
 }
 
 // Curves that keep their order: a + 1 / budget. Every ninth trial diverges, every eleventh ends
-// early.
-Result answer(const TrialPolicy& policy, const Move& move) {
+// early; all diverge at `lost_from`.
+Result answer(const TrialPolicy& policy, const Move& move,
+              double lost_from = std::numeric_limits<double>::infinity()) {
   const Trial& trial = policy.searcher().trials()[static_cast<size_t>(move.trial)];
   Result out;
   out.trial = move.trial;
@@ -44,7 +46,7 @@ Result answer(const TrialPolicy& policy, const Move& move) {
       out.ended = true;
       break;
     }
-    const bool lost = move.trial % 9 == 4 && b >= 3;
+    const bool lost = b >= lost_from || (move.trial % 9 == 4 && b >= 3);
     out.seen.push_back({b, lost ? kNan : testing::far_from_optimum(trial.setting) + 1 / b});
     if (lost) break;
   }
@@ -237,28 +239,75 @@ TEST_P(TrialPolicyTest, RefusesResultsThatCannotBe) {
   EXPECT_EQ(code({}, true), ErrorCode::conflict);
 }
 
+// How many trials begin when less than `enough` is left; each must find no other to go on with.
+int late_starts(const PolicyOptions& options, double enough, size_t at_once, double lost_from) {
+  const auto policy = make("freeze_thaw", options);
+  std::vector<Move> running;
+  std::set<int64_t> paused;
+  int starts = 0, late = 0;
+  while (true) {
+    const double left = options.total_budget - policy->spent();
+    const Move move = policy->next();
+    if (move.kind == MoveKind::stop) break;
+    if (move.kind == MoveKind::start) {
+      ++starts;
+      if (left < enough) {
+        ++late;
+        EXPECT_TRUE(running.empty() && paused.empty()) << move.trial << " with " << left;
+      }
+    }
+    if (move.kind != MoveKind::wait) {
+      paused.erase(move.trial);
+      running.push_back(move);
+      if (running.size() < at_once) continue;
+    }
+    const Result result = answer(*policy, running.front(), lost_from);
+    running.erase(running.begin());
+    policy->tell(result);
+    const Trial& trial = policy->searcher().trials()[static_cast<size_t>(result.trial)];
+    if (!trial.diverged && !result.ended && trial.budget() < options.full_budget)
+      paused.insert(result.trial);
+  }
+  EXPECT_TRUE(running.empty());
+  EXPECT_GE(starts, 4);
+  EXPECT_EQ(policy->spent(), options.total_budget);
+  return late;
+}
+
 // Or, where there is hardly more than one run in all, none in the second half.
 TEST(FreezeThawTest, StartsNoTrialThatCouldNotBeRunToItsEnd) {
   for (const double total : {8.0, 30.0, 100.0}) {
+    for (const size_t at_once : {1, 4}) {
+      SCOPED_TRACE(fmt::format("{} at once, {} in all", at_once, total));
+      PolicyOptions options;
+      options.full_budget = 20;
+      options.total_budget = total;
+      const double enough = std::min(20.0, total / 2);
+      for (const double lost_from : {1000.0, 2.0}) late_starts(options, enough, at_once, lost_from);
+      EXPECT_GT(late_starts(options, enough, at_once, 1), 0) << "nothing else could be run";
+    }
+  }
+}
+
+// Where the best trial is run to its end afterwards, the total budget is the end of no trial.
+TEST(FreezeThawTest, DecidesWithoutTheTotalIfTheBestIsRunToItsEndAfterwards) {
+  for (const bool finish : {false, true}) {
     PolicyOptions options;
     options.full_budget = 20;
-    options.total_budget = total;
-    const auto policy = make("freeze_thaw", options);
-    int starts = 0;
-    while (true) {
-      const double left = total - policy->spent();
-      const Move move = policy->next();
-      if (move.kind == MoveKind::stop) break;
-      if (move.kind == MoveKind::start) {
-        EXPECT_GE(left, std::min(20.0, total / 2)) << total;
-        ++starts;
-      }
-      const Trial& trial = policy->searcher().trials()[static_cast<size_t>(move.trial)];
-      policy->tell({move.trial,
-                    {{move.budget, testing::far_from_optimum(trial.setting) + 1 / move.budget}}});
+    const auto moves = [&](double total) {
+      options.total_budget = total;
+      const auto policy = make("freeze_thaw", options);
+      if (finish) finish_best_afterwards(*policy);
+      return drive(*policy, 200).moves;
+    };
+    const auto ends = moves(40), goes_on = moves(1000);
+    ASSERT_GE(goes_on.size(), ends.size());
+    bool is_same = true;
+    for (size_t i = 0; i < ends.size(); ++i) {
+      if (ends[i].kind == MoveKind::stop || ends[i].budget < goes_on[i].budget) break;  // cut off
+      is_same = is_same && text_of({ends[i]}) == text_of({goes_on[i]});
     }
-    EXPECT_GE(starts, 4) << total;
-    EXPECT_EQ(policy->spent(), total);
+    EXPECT_EQ(is_same, finish) << text_of(ends);
   }
 }
 
