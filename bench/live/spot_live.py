@@ -44,6 +44,18 @@ def window(trace, ticks, which):
     return max(able, key=lambda i: sum(changes[i:i + ticks - 1]))
 
 
+def part(args, trace, which):
+    """Seconds of a tick, the first tick, the number of machines in each."""
+    tick = trace.gap / args.speed
+    ticks = max(2, round(60 * args.minutes / tick))
+    first = window(trace, ticks, which)
+    return tick, first, trace.data[first:first + ticks]
+
+
+def most_of(args, trace, which):
+    return max(part(args, trace, which)[2])
+
+
 def schedule(machines, tick, notice):
     """[(time, what, machine)] of all comings, notices and goings; `machines`: how many there are at each tick."""
     events = []
@@ -89,6 +101,9 @@ class Ours(Market):
         assert status in (200, 201), text
         return text
 
+    def used(self):
+        return sum(bool(node["jobs"]) for node in json.loads(self.ask("GET", "/v1/nodes"))["nodes"])
+
     def up(self):
         try:
             return sum(node["state"] == "up" for node in json.loads(self.ask("GET", "/v1/nodes"))["nodes"])
@@ -118,17 +133,36 @@ class Ours(Market):
         super().end()
 
 
-def play(args, trace, which, every, of):
-    """Goodput of a part of the trace, and what led to it. `of`: Ours, spot_rival.Told or spot_rival.Killed."""
-    tick = trace.gap / args.speed
-    ticks = max(2, round(60 * args.minutes / tick))
-    first = window(trace, ticks, which)
-    machines = trace.data[first:first + ticks]
+def settle(args, market, there):
+    """Jobs have begun, and workers on all machines had time to start."""
+    wait(lambda: sum(market.steps(run) >= 2 for run in market.runs) >= min(args.jobs, there), "first steps")
+    wait(lambda: market.used() >= there, "jobs on all machines")
+    time.sleep(args.start + 2)
+
+
+def undisturbed(args, most):
+    """The machine seconds of a step on so many machines that stay: of the step itself and of its exchange."""
+    seconds, market = 20, Ours(args, most, args.step, args.every[0], 1, most)
+    try:
+        settle(args, market, most)
+        before = sum(market.steps(run) for run in market.runs)
+        begin = time.monotonic()
+        time.sleep(seconds)
+        steps = sum(market.steps(run) for run in market.runs) - before
+        return most * (time.monotonic() - begin) / steps
+    finally:
+        market.end()
+
+
+def play(args, trace, which, every, of, step):
+    """Goodput of a part of the trace, and what led to it. `of`: Ours, spot_rival.Told or spot_rival.Killed; `step`: machine
+    seconds of an undisturbed one."""
+    tick, first, machines = part(args, trace, which)
+    ticks = len(machines)
     notice = args.notice / args.speed
     market = of(args, max(machines), args.step, every, notice, machines[0])
     try:
-        begun = min(args.jobs, machines[0])
-        wait(lambda: sum(market.steps(run) >= 2 for run in market.runs) >= begun, "first steps")
+        settle(args, market, machines[0])
         begin, late = time.monotonic(), 0.0
         before = sum(market.steps(run) for run in market.runs)
         for when, what, machine in schedule(machines, tick, notice):
@@ -141,7 +175,7 @@ def play(args, trace, which, every, of):
         market.save()  # what was lost again does not count
         done = sum(min(t, market.saved(run)) for t, run in zip(told, market.runs)) - before
         seconds = sum(machines) * tick
-        return {"goodput": done * args.step * max(machines) / seconds, "steps": done, "machine_seconds": seconds,
+        return {"goodput": done * step / seconds, "steps": done, "machine_seconds": seconds,
                 "changes": sum(abs(b - a) for a, b in zip(machines, machines[1:])), "first_tick": first,
                 "ticks": ticks, "most": max(machines), "restarts": starts, "late": late}
     finally:
@@ -165,13 +199,18 @@ def in_live(args, traces):
     rows = []
     for trace in traces:
         for which in args.windows.split(","):
-            found = {}
+            found, most = {}, most_of(args, trace, which)
+            key = f"undisturbed {most} {args.step} {args.jobs} {args.worker}"
+            if key not in done:
+                done[key] = undisturbed(args, most)
+                print(f"{key}: {done[key]:.2f} machine seconds for a step", flush=True)
+            step = done[key]
             for n in range(args.rounds):
                 for who, every, of in [("ours", args.every[0], Ours), *rivals(args)]:
                     key = " ".join(str(w) for w in (trace.name, which, who, n, args.minutes, args.speed, args.step,
                                                     args.start, args.jobs, args.policy, args.worker))
                     if key not in done:
-                        done[key] = play(args, trace, which, every, of)
+                        done[key] = play(args, trace, which, every, of, step)
                         print(f"{key}: {json.dumps(done[key])}", flush=True)
                         if args.out:
                             args.out.write_text(json.dumps(done, indent=1))

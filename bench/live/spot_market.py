@@ -17,7 +17,8 @@ fixed number of machines. The checkpoints themselves cost the rival nothing.
 
 live plays parts of traces with a real `ductile server` and real jobs on emulated machines, a minute of the trace in
 a second (spot_live.py says what is emulated, and what the rival is): the busiest part, or one at random by a number.
-Goodput is counted from the jobs' committed steps as the service tells them. It needs root, and a quiet computer; takes
+Goodput is counted from the jobs' committed steps as the service tells them; what a step takes is measured before, on
+machines that stay. It needs root, and a quiet computer; takes
 --minutes and some seconds for each part, and once more for each of --every; with --out it goes on where it stopped; and
 removes all that it made.
 """

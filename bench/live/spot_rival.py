@@ -97,6 +97,9 @@ class Told(Market):
     def starts(self):
         return sum(gang.starts for gang in self.gangs)
 
+    def used(self):
+        return sum(len(gang.held) for gang in self.gangs)
+
     def owner(self, machine):
         return self.gangs[machine % len(self.gangs)]
 
