@@ -73,7 +73,7 @@ void Service::Impl::open_front(Live& live, const ServeSpec& spec) {
     if (found != live_.end() && found->second.front) follow_load(found->second);
   };
   callbacks.tell = [this, id](const std::string& line) {
-    writer_.write_newest(fmt::format("serving {}", id),
+    writer_.write_newest(fmt::format("serving {} {}", id, line),
                          [id, body = dump_json(nlohmann::json{{"text", line}})](Change& change) {
                            if (!has_ended(change.job(id).phase))
                              change.record(id, "serving", body, wall_seconds());

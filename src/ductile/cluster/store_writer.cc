@@ -30,7 +30,9 @@ void StoreWriter::write_newest(std::string key, CommitQueue::Write write,
                                std::function<void()> then) {
   if (failed_) return;
   const auto before = key.empty() ? by_key_.end() : by_key_.find(key);
-  if (before != by_key_.end() && !(writing_ && before->second == writes_.begin())) {
+  const bool replaces =
+      refusal_ && before != by_key_.end() && !(writing_ && before->second == writes_.begin());
+  if (replaces) {
     writes_.splice(writes_.end(), writes_, before->second);
     writes_.back().write = std::move(write);
   } else {

@@ -39,9 +39,9 @@ class StoreWriter {
 
   // `then` is called in the loop once the change is on the disk.
   void write(CommitQueue::Write write, std::function<void()> then = {});
-  // The same for what is written again and again, where only the newest counts: while a change with
-  // this key waits, this one is written in its stead (last, and `then` of both is called), so that
-  // what waits for a disk with no room does not grow.
+  // The same for what is written again and again. While the store refuses changes and one with this
+  // key waits, this one is written in its stead (last, and `then` of both is called), so that what
+  // waits for a disk with no room does not grow. While it takes them, each is written.
   void write_newest(std::string key, CommitQueue::Write write, std::function<void()> then = {});
 
   bool idle() const { return writes_.empty() && !writing_; }
