@@ -1,10 +1,12 @@
 #!/usr/bin/python3
-"""The recipe of examples/cifar10_airbench.toml in PyTorch on the CPU, at its best: the rival of the CIFAR-10 record.
+"""The recipe of examples/cifar10_airbench.toml in PyTorch, at its best: the rival of the CIFAR-10 record.
 
   cifar10_torch.py --data DIR                          one run: an evaluation at the end, one JSON line
   cifar10_torch.py --data DIR --epochs 5.5 --seed 2 --every-epoch
   cifar10_torch.py --data DIR --steps 10               timings of single steps, no evaluation
   cifar10_torch.py --data DIR --driven                 a step for each line "go" on stdin
+  cifar10_torch.py --data DIR --device cuda --width 96 --deep --cutout 8 --pad 4
+                                                       on a GPU, where recipes are searched; another network
 
 DIR holds CIFAR-10's binary files. The recipe is that of KellerJordan/cifar10-airbench (airbench94_muon): frozen
 whitening filters, Muon on the filters, Nesterov SGD on the rest, flips that alternate by epoch, and test-time views
@@ -46,6 +48,12 @@ def parse():
     parser.add_argument("--decay", type=float, default=2e-6, help="per sample and step")
     parser.add_argument("--smoothing", type=float, default=0.2)
     parser.add_argument("--whiten-bias-epochs", type=float, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--width", type=int, default=64, help="channels of the first group")
+    parser.add_argument("--later-width", type=int, default=0, help="channels of the later groups; 0 = 4 times --width")
+    parser.add_argument("--deep", action="store_true", help="a third convolution in each group, with a residual around two")
+    parser.add_argument("--pad", type=int, default=2, help="border of which crops are taken")
+    parser.add_argument("--cutout", type=int, default=0, help="side of the square that is set to the mean")
     parser.add_argument("--activation", choices=["gelu", "silu"], default="gelu")
     parser.add_argument("--views-share", type=float, default=0.25)
     parser.add_argument("--every-epoch", action="store_true", help="evaluate after each epoch, off the clock")
@@ -80,6 +88,8 @@ class Group(nn.Module):
         super().__init__()
         self.conv1, self.norm1 = self.conv(inputs, outputs), self.norm(outputs)
         self.conv2, self.norm2 = self.conv(outputs, outputs), self.norm(outputs)
+        if ARGS.deep:
+            self.conv3, self.norm3 = self.conv(outputs, outputs), self.norm(outputs)
 
     @staticmethod
     def conv(inputs, outputs):
@@ -95,16 +105,18 @@ class Group(nn.Module):
 
     def forward(self, x):
         x = ACT(self.norm1(F.max_pool2d(self.conv1(x), 2)))
-        return ACT(self.norm2(self.conv2(x)))
+        y = ACT(self.norm2(self.conv2(x)))
+        return ACT(self.norm3(self.conv3(y)) + x) if ARGS.deep else y
 
 
 class Net(nn.Module):
-    def __init__(self, width=64):
+    def __init__(self):
         super().__init__()
+        width, later = ARGS.width, ARGS.later_width or 4 * ARGS.width
         self.whiten = nn.Conv2d(3, 24, 2)
         self.whiten.weight.requires_grad = False
-        self.groups = nn.Sequential(Group(24, width), Group(width, 4 * width), Group(4 * width, 4 * width))
-        self.head = nn.Linear(4 * width, 10, bias=False)
+        self.groups = nn.Sequential(Group(24, width), Group(width, later), Group(later, later))
+        self.head = nn.Linear(later, 10, bias=False)
         self.head.weight.data /= self.head.weight.data.std()
 
     def forward(self, x):
@@ -147,26 +159,35 @@ class Muon(torch.optim.Optimizer):
 
 
 class Batches:
-    """Crops of images with a border of 2 and flips that alternate, a whole batch at a time."""
+    """Crops of images with a border and flips that alternate, a whole batch at a time."""
 
     def __init__(self, images, labels):
-        self.padded, self.labels = F.pad(images, (2, 2, 2, 2), "reflect"), labels
-        self.flipped = torch.rand(len(images)) < 0.5
+        self.padded, self.labels = F.pad(images, (ARGS.pad,) * 4, "reflect"), labels
+        self.flipped = torch.rand(len(images), device=images.device) < 0.5
+
+    def cut(self, x):
+        """Sets a square in each image to the mean; its middle is anywhere in the image."""
+        at = torch.arange(32, device=x.device)
+        middle = torch.randint(0, 32, (2, len(x), 1), device=x.device)
+        inside = (at - middle + ARGS.cutout // 2).remainder(2**15) < ARGS.cutout
+        return x.masked_fill_((inside[0].unsqueeze(2) & inside[1].unsqueeze(1)).unsqueeze(1), 0)
 
     def epoch(self, number):
-        order = torch.randperm(len(self.labels))
+        device = self.labels.device
+        order = torch.randperm(len(self.labels), device=device)
         windows = self.padded.unfold(2, 32, 1).unfold(3, 32, 1)
         for i in range(len(order) // ARGS.batch):
             rows = order[i * ARGS.batch:(i + 1) * ARGS.batch]
-            top, left = torch.randint(0, 5, (2, len(rows)))
+            top, left = torch.randint(0, 2 * ARGS.pad + 1, (2, len(rows)), device=device)
             x = windows[rows, :, top, left]
             flip = self.flipped[rows] ^ (number % 2 == 1)
             x = torch.where(flip.view(-1, 1, 1, 1), x.flip(3), x)
+            x = self.cut(x) if ARGS.cutout else x
             yield x.contiguous(memory_format=torch.channels_last), self.labels[rows]
 
 
 def autocast():
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=ARGS.precision == "bf16")
+    return torch.autocast(ARGS.device, dtype=torch.bfloat16, enabled=ARGS.precision == "bf16")
 
 
 def logits_of(net, images):
@@ -196,7 +217,7 @@ def accuracy(net, images, labels):
 class Training:
     def __init__(self, images, labels):
         torch.manual_seed(ARGS.seed)
-        self.net = Net().to(memory_format=torch.channels_last)
+        self.net = Net().to(images.device, memory_format=torch.channels_last)
         self.net.whiten.weight.data.copy_(whitening(images[:: len(images) // 5000][:5000]))
         self.batches = Batches(images, labels)
         self.per_epoch = len(labels) // ARGS.batch
@@ -250,8 +271,8 @@ def timed_steps(training):
 def main():
     torch.set_num_threads(ARGS.threads)
     torch.set_flush_denormal(True)
-    train, labels = read(ARGS.data, "data_batch_*.bin")
-    test, test_labels = read(ARGS.data, "test_batch.bin")
+    train, labels = (x.to(ARGS.device) for x in read(ARGS.data, "data_batch_*.bin"))
+    test, test_labels = (x.to(ARGS.device) for x in read(ARGS.data, "test_batch.bin"))
     wall, cpu = time.perf_counter(), time.process_time()
     values = train.float() / 255
     mean, std = values.mean((0, 2, 3), keepdim=True), values.std((0, 2, 3), keepdim=True)
