@@ -149,7 +149,7 @@ TEST_F(NcclOnGpus, SendToAPeer) {
     if (comm.rank() == 1) comm.send(0, data.data(), 64);
     if (comm.rank() == 0) comm.receive(1, data.data(), 64);
     comm.wait();
-    if (comm.rank() == 0) EXPECT_EQ(data.values(), std::vector<uint8_t>(64, 7));
+    EXPECT_TRUE(comm.rank() != 0 || data.values() == std::vector<uint8_t>(64, 7));
   });
 }
 

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "ductile/nn/compat.h"

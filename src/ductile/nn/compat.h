@@ -24,6 +24,14 @@ using Maybe = std::optional<T>;
 inline constexpr std::nullopt_t kNone = std::nullopt;
 #endif
 
+// With deterministic algorithms torch 2 fills memory that nobody has written yet with NaN; nothing
+// of ours reads it, and it costs a pass over each tensor. `context` is at::globalContext().
+template <class Context>
+void leave_memory_unfilled(Context& context) {
+  if constexpr (requires { context.setDeterministicFillUninitializedMemory(false); })
+    context.setDeterministicFillUninitializedMemory(false);
+}
+
 // The type of the totals that c10::MemoryReportingInfoBase is told of: signed in 1.13, size_t
 // later.
 template <class Total>
