@@ -12,6 +12,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "ductile/nn/compat.h"
 #include "ductile/nn/model.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/stage_executor.h"
@@ -46,7 +47,7 @@ void run_plain(nn::Model& model, const nn::Tensors& in, Times& times) {
     forward += cpu_seconds() - begin;
     begin = cpu_seconds();
     const nn::Tensors found =
-        torch::autograd::grad({mean}, leaves, {}, c10::nullopt, false, /*allow_unused=*/true);
+        torch::autograd::grad({mean}, leaves, {}, nn::kNone, false, /*allow_unused=*/true);
     for (size_t i = 0; i < found.size(); ++i) {
       if (m == 0)
         sums.push_back(found[i].clone());

@@ -17,22 +17,6 @@ if(DUCTILE_UCX)
   pkg_check_modules(ucx IMPORTED_TARGET ucx)
 endif()
 
-# NCCL needs the CUDA toolkit and nccl.h (Debian: nvidia-cuda-toolkit, libnccl-dev; else NCCL_HOME).
-set(DUCTILE_NCCL_FOUND OFF)
-if(NOT DUCTILE_NCCL STREQUAL "OFF")
-  find_package(CUDAToolkit QUIET)
-  find_path(DUCTILE_NCCL_INCLUDE nccl.h
-    HINTS $ENV{NCCL_HOME} ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
-  find_library(DUCTILE_NCCL_LIBRARY nccl
-    HINTS $ENV{NCCL_HOME} ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
-  if(CUDAToolkit_FOUND AND DUCTILE_NCCL_INCLUDE AND DUCTILE_NCCL_LIBRARY)
-    set(DUCTILE_NCCL_FOUND ON)
-  elseif(DUCTILE_NCCL STREQUAL "ON")
-    message(FATAL_ERROR "DUCTILE_NCCL=ON needs the CUDA toolkit, nccl.h and libnccl: install them, "
-      "set NCCL_HOME to where NCCL lies, or use DUCTILE_NCCL=AUTO")
-  endif()
-endif()
-
 # ccache keeps results of sources with a precompiled header only when it is told that it may.
 set(DUCTILE_OWN_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
 find_program(DUCTILE_CCACHE ccache)
@@ -59,10 +43,45 @@ set_property(GLOBAL APPEND PROPERTY JOB_POOLS torch=${_torch_jobs})
 
 if(DUCTILE_TORCH)
   find_package(OpenMP REQUIRED COMPONENTS CXX)
-  find_package(Torch REQUIRED)
+  include(DuctileTorch)
   include(TorchAbi)
   # Torch's own flags go on the modules that use it only (TORCH_LIBRARIES), never globally.
 endif()
+# NCCL needs nccl.h and CUDA's runtime (Debian: nvidia-cuda-toolkit, libnccl-dev; else NCCL_HOME and
+# CUDA_HOME). A torch of pip for GPUs has both beside itself; headers that do not compile count as none.
+set(DUCTILE_NCCL_FOUND OFF)
+if(NOT DUCTILE_NCCL STREQUAL "OFF")
+  find_package(CUDAToolkit QUIET)
+  set(_nvidia)
+  if(DUCTILE_TORCH)
+    get_filename_component(_packages ${TORCH_INSTALL_PREFIX} DIRECTORY)
+    file(GLOB _nvidia ${_packages}/nvidia/nccl ${_packages}/nvidia/cu[0-9]* ${_packages}/nvidia/cuda_runtime)
+  endif()
+  find_path(DUCTILE_NCCL_INCLUDE nccl.h
+    HINTS $ENV{NCCL_HOME} ${_nvidia} ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+  find_library(DUCTILE_NCCL_LIBRARY NAMES nccl libnccl.so.2 NAMES_PER_DIR
+    HINTS $ENV{NCCL_HOME} ${_nvidia} ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
+  find_path(DUCTILE_CUDART_INCLUDE cuda_runtime_api.h
+    HINTS $ENV{CUDA_HOME} ${_nvidia} ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
+  find_library(DUCTILE_CUDART_LIBRARY NAMES cudart libcudart.so.13 libcudart.so.12 NAMES_PER_DIR
+    HINTS $ENV{CUDA_HOME} ${_nvidia} ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
+  if(DUCTILE_NCCL_INCLUDE AND DUCTILE_NCCL_LIBRARY AND DUCTILE_CUDART_INCLUDE AND DUCTILE_CUDART_LIBRARY)
+    include(CheckCXXSourceCompiles)
+    set(CMAKE_REQUIRED_INCLUDES ${DUCTILE_NCCL_INCLUDE} ${DUCTILE_CUDART_INCLUDE})
+    set(CMAKE_REQUIRED_LIBRARIES ${DUCTILE_NCCL_LIBRARY} ${DUCTILE_CUDART_LIBRARY})
+    check_cxx_source_compiles("#include <cuda_runtime_api.h>
+      #include <nccl.h>
+      int main() { int v = 0; return ncclGetVersion(&v) + cudaSetDevice(0); }" DUCTILE_NCCL_COMPILES)
+    unset(CMAKE_REQUIRED_INCLUDES)
+    unset(CMAKE_REQUIRED_LIBRARIES)
+    set(DUCTILE_NCCL_FOUND ${DUCTILE_NCCL_COMPILES})
+  endif()
+  if(DUCTILE_NCCL STREQUAL "ON" AND NOT DUCTILE_NCCL_FOUND)
+    message(FATAL_ERROR "DUCTILE_NCCL=ON needs nccl.h, libnccl, cuda_runtime_api.h and libcudart: install them, "
+      "set NCCL_HOME and CUDA_HOME to where they lie, or use DUCTILE_NCCL=AUTO")
+  endif()
+endif()
+
 if(DUCTILE_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)

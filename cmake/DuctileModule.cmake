@@ -266,6 +266,6 @@ function(ductile_install)
     ${PROJECT_BINARY_DIR}/ductile-config.cmake
     INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ductile)
   install(FILES ${PROJECT_BINARY_DIR}/ductile-config.cmake
-    ${PROJECT_BINARY_DIR}/ductile-config-version.cmake
+    ${PROJECT_BINARY_DIR}/ductile-config-version.cmake ${DUCTILE_CMAKE_DIR}/DuctileTorch.cmake
     DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/ductile)
 endfunction()

@@ -54,6 +54,10 @@ function(ductile_use_pch target kind)
     ductile_pch_owner(${kind})
   endif()
   target_precompile_headers(${target} REUSE_FROM ductile_pch_${kind})
+  # GCC 13 sets this from -O2 on, and takes no header of another setting; below, it does nothing.
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13 AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    target_compile_options(${target} PRIVATE -munroll-only-small-loops)
+  endif()
   # GCC 12 warns of its own std::string (bug 105651); -Wno-restrict says no to that, but what it has
   # read from a precompiled header it takes for ours, and warns of the same by other names.
   target_compile_options(${target} PRIVATE -Wno-array-bounds -Wno-stringop-overflow

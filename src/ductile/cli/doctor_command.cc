@@ -163,6 +163,19 @@ Json worker_facts() {
   return facts;
 }
 
+// A torch that lies in no usual folder, such as pip's: the worker says what it is linked with.
+void add_torch_of_worker(Json& facts) {
+  const Json& worker = facts["worker"];
+  if (!facts["torch"].is_null() || !worker.is_object() || !worker.contains("says")) return;
+  facts["torch"] = {{"version", worker["says"].value("torch", "unknown version")},
+                    {"path", worker["path"]}};
+}
+
+// Whether the worker's torch brings a BLAS of its own.
+bool has_own_blas(const Json& worker) {
+  return worker.is_object() && worker.contains("says") && worker["says"].value("blas", "") == "MKL";
+}
+
 // How jobs see this machine. What the files of NVIDIA's driver do not say, its program may.
 Json topology_facts() {
   Json facts = server::to_json(server::NodeDevices(1).hardware());
@@ -208,8 +221,9 @@ std::vector<Missing> find_missing(const Json& facts) {
   };
   need(!facts["torch"].is_null(), "libtorch", "ductile-worker computes with it", "libtorch-dev");
   const Json& blas = facts["blas"];
-  need(!blas.is_null() && blas["name"].get<std::string>() != "reference", "an optimised BLAS",
-       "the reference BLAS is many times slower", "libopenblas0-pthread");
+  need(has_own_blas(facts["worker"]) ||
+           (!blas.is_null() && blas["name"].get<std::string>() != "reference"),
+       "an optimised BLAS", "the reference BLAS is many times slower", "libopenblas0-pthread");
   need(!facts["ucx"].is_null(), "UCX", "workers on several hosts talk through it", "libucx-dev");
   const bool has_gpus = std::ranges::any_of(
       facts["gpus"], [](const Json& gpu) { return gpu["trouble"].get<std::string>().empty(); });
@@ -347,6 +361,7 @@ ExitCode doctor(const DoctorCommand& command, Context& context) {
   facts["torch"] = library_facts(torch ? torch : find_library("libtorch_cpu.so"));
   facts["blas"] = blas_facts();
   facts["worker"] = worker_facts();
+  add_torch_of_worker(facts);
   facts["ucx"] = ucx_facts();
   facts["nccl"] = nccl_facts();
   facts["topology"] = topology_facts();

@@ -76,13 +76,13 @@ class CifarDataset final : public MemoryDataset {
              "{}: no such file; {} needs the binary version of the data set, with {}",
              file.string(), variant.format, fmt::join(variant.train, ", "));
       }
-      read(variant, file, record, limit);
+      read_file(variant, file, record, limit);
     }
     finish();
   }
 
  private:
-  void read(const Variant& variant, const fs::path& path, int64_t record, int64_t limit) {
+  void read_file(const Variant& variant, const fs::path& path, int64_t record, int64_t limit) {
     const MappedFile file(path);
     const auto bytes = file.bytes();
     const int64_t count = static_cast<int64_t>(bytes.size()) / record;

@@ -64,12 +64,12 @@ const Kernels& scalar_kernels() {
 }
 
 const Kernels& kernels() {
-  static const Kernels& best = [&]() -> const Kernels& {
-    if (const Kernels* k = avx512_kernels()) return *k;
-    if (const Kernels* k = avx2_kernels()) return *k;
-    return scalar_kernels();
+  static const Kernels* const best = [] {
+    if (const Kernels* k = avx512_kernels()) return k;
+    if (const Kernels* k = avx2_kernels()) return k;
+    return &scalar_kernels();
   }();
-  return best;
+  return *best;
 }
 
 }  // namespace ductile::data

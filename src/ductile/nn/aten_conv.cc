@@ -5,8 +5,10 @@
 #include <tuple>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "ductile/nn/compat.h"
 #include "ductile/nn/flops.h"
 #include "ductile/nn/kernels/product.h"
 #include "ductile/nn/matrix_impl.h"
@@ -100,8 +102,7 @@ std::array<at::Tensor, 3> product_backward(const at::Tensor& dy_any, const at::T
 
 struct AtenConv : Function<AtenConv> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
-                            const c10::optional<at::Tensor>& bias, int64_t stride,
-                            int64_t padding) {
+                            const Maybe<at::Tensor>& bias, int64_t stride, int64_t padding) {
     ctx->save_for_backward({x, w});
     ctx->saved_data["stride"] = stride;
     ctx->saved_data["padding"] = padding;
@@ -133,8 +134,7 @@ at::Tensor aten_conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tenso
     return at::conv2d(x, w, bias, {stride, stride}, {padding, padding}, {1, 1},
                       x.size(1) / w.size(1));
   }
-  return AtenConv::apply(x, w, bias.defined() ? c10::optional<at::Tensor>(bias) : c10::nullopt,
-                         stride, padding);
+  return AtenConv::apply(x, w, bias.defined() ? Maybe<at::Tensor>(bias) : kNone, stride, padding);
 }
 
 std::array<at::Tensor, 3> aten_conv2d_backward(const at::Tensor& dy_any, const at::Tensor& x,

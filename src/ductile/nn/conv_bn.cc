@@ -7,6 +7,7 @@
 
 #include "ductile/nn/aten_conv.h"
 #include "ductile/nn/batch_group.h"
+#include "ductile/nn/compat.h"
 #include "ductile/nn/flops.h"
 #include "ductile/nn/kernels/batch_norm.h"
 #include "ductile/nn/kernels/conv.h"
@@ -23,8 +24,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-c10::optional<at::Tensor> present(const at::Tensor& t) {
-  return t.defined() ? c10::optional<at::Tensor>(t) : c10::nullopt;
+Maybe<at::Tensor> present(const at::Tensor& t) {
+  return t.defined() ? Maybe<at::Tensor>(t) : kNone;
 }
 
 kernels::Act act_of(Activation act) { return static_cast<kernels::Act>(act); }
@@ -255,9 +256,9 @@ struct NormGradient {
 struct ConvBnAct : Function<ConvBnAct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& w,
                             const at::Tensor& gamma, const at::Tensor& beta,
-                            const c10::optional<at::Tensor>& residual_any,
-                            const at::Tensor& running_mean, const at::Tensor& running_var,
-                            int64_t stride, int64_t padding, const NormArgs& norm, bool keep) {
+                            const Maybe<at::Tensor>& residual_any, const at::Tensor& running_mean,
+                            const at::Tensor& running_var, int64_t stride, int64_t padding,
+                            const NormArgs& norm, bool keep) {
     const at::Tensor x = nhwc(x_any);
     const auto shape = conv_shape(x, w, stride, padding);
     const int64_t channels = shape.out;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "ductile/nn/compat.h"
 #include "ductile/nn/flops.h"
 #include "ductile/nn/kernels/product.h"
 #include "ductile/nn/matrix_impl.h"
@@ -46,7 +47,7 @@ at::Tensor multiplied(const at::Tensor& a, const at::Tensor& b, const at::Tensor
 // y [N, O] = x [N, I] w [I, O] + b. The weight may be stored either way round.
 struct Affine : Function<Affine> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& w,
-                            const c10::optional<at::Tensor>& b) {
+                            const Maybe<at::Tensor>& b) {
     ctx->save_for_backward({x, w});
     ctx->saved_data["bias"] = b.has_value();
     const KnownFlops known(2 * static_cast<double>(x.numel()) * static_cast<double>(w.size(1)));
@@ -122,7 +123,7 @@ at::Tensor affine_in(at::ScalarType type, const at::Tensor& x, const at::Tensor&
                      const at::Tensor& b) {
   std::vector<int64_t> shape = x.sizes().vec();
   shape.back() = w.size(1);
-  c10::optional<at::Tensor> bias;
+  Maybe<at::Tensor> bias;
   if (b.defined()) bias = b.to(type);
   const at::Tensor y = Affine::apply(x.to(type).reshape({-1, w.size(0)}), w.to(type), bias);
   return y.view(shape).to(x.scalar_type());

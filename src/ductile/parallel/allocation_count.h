@@ -10,6 +10,8 @@
 #include <c10/core/Allocator.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include "ductile/nn/compat.h"
+
 namespace ductile::parallel {
 
 // Bytes that libtorch's allocator gives out in one thread while a Watch lives, by owner: whoever
@@ -64,8 +66,8 @@ class AllocationCount : public c10::MemoryReportingInfoBase {
   // The most that was live of one owner at a time.
   int64_t most_of(int owner) const { return of(owner).most; }
 
-  void reportMemoryUsage(void* where, int64_t size, int64_t /*allocated*/, int64_t /*reserved*/,
-                         c10::Device /*device*/) override {
+  void reportMemoryUsage(void* where, int64_t size, nn::MemoryTotal /*allocated*/,
+                         nn::MemoryTotal /*reserved*/, c10::Device /*device*/) override {
     if (size > 0) {
       blocks_[where] = {owner_, size};
       add(owner_, size);

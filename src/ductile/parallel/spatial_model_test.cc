@@ -13,12 +13,14 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 
 #include "ductile/base/error.h"
 #include "ductile/comm/arena.h"
 #include "ductile/comm/shm_transport.h"
 #include "ductile/comm/testing/local_processes.h"
 #include "ductile/comm/testing/rank_threads.h"
+#include "ductile/nn/compat.h"
 #include "ductile/nn/halo.h"
 #include "ductile/nn/model.h"
 #include "ductile/nn/ops.h"
@@ -254,9 +256,9 @@ TEST_F(SpatialModels, EqualThemselvesInProcesses) {
 }
 
 // Counts the bytes of tensors.
-class CountingAllocator : public c10::Allocator {
+class CountingAllocator : public nn::HostAllocator {
  public:
-  c10::DataPtr allocate(size_t bytes) const override {
+  c10::DataPtr give(size_t bytes) const override {
     void* block = std::aligned_alloc(kHeader, kHeader + (bytes + kHeader - 1) / kHeader * kHeader);
     *static_cast<size_t*>(block) = bytes;
     live_ += bytes;

@@ -144,7 +144,8 @@ void Agents::hear(size_t h, const json& said) {
       return changed(h);
     }
     if (said.contains("hardware")) return hear_hardware(h, said["hardware"]);
-    const json& value = said.begin().value();
+    const auto only = said.begin();
+    const json& value = only.value();
     const auto job = jobs_.find(value.at("run").get<std::string>());
     if (job != jobs_.end()) job->second->heard(h, said);
   } catch (const json::exception&) {  // not an agent of this version: its words are lost

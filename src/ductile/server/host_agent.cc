@@ -82,8 +82,9 @@ class HostAgent {
     const json request = parse_json(text);
     if (!request.is_object() || request.size() != 1)
       return say({{"error", fmt::format("not a request: {}", text.substr(0, 80))}});
-    const std::string what = request.begin().key();
-    const json& value = request.begin().value();
+    const auto only = request.begin();
+    const std::string what = only.key();
+    const json& value = only.value();
     try {
       if (what == "hello" && !wire_.sealed()) return hello(value);
       if (!wire_.ready()) fail(ErrorCode::invalid_argument, "'{}' before 'hello'", what);

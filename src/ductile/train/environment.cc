@@ -18,6 +18,7 @@
 #include "ductile/base/isa.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
+#include "ductile/nn/compat.h"
 #include "ductile/nn/threads.h"
 #include "ductile/run/meters.h"
 
@@ -72,6 +73,7 @@ void prepare_torch(const spec::JobOptions& job) {
     reinterpret_cast<void (*)(int)>(symbol)(1);
   }
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  nn::leave_memory_unfilled(at::globalContext());
   if (!nn::thread_invariant(job.model)) check_team(threads);
 }
 

@@ -13,6 +13,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/pages.h"
+#include "ductile/nn/compat.h"
 #include "ductile/optim/elementwise.h"
 
 namespace ductile::train {
@@ -133,7 +134,7 @@ std::vector<at::Tensor> FlatModel::gradients(const at::Tensor& loss) const {
     if (p.tensor.requires_grad()) inputs.push_back(p.tensor);
   }
   std::vector<at::Tensor> found =
-      torch::autograd::grad({loss}, inputs, {}, c10::nullopt, false, /*allow_unused=*/true);
+      torch::autograd::grad({loss}, inputs, {}, nn::kNone, false, /*allow_unused=*/true);
   std::vector<at::Tensor> all(parameters_.size());
   for (size_t i = 0, next = 0; i < all.size(); ++i) {
     if (parameters_[i].tensor.requires_grad()) all[i] = std::move(found[next++]);

@@ -21,6 +21,7 @@
 #include "ductile/comm/communicator.h"
 #include "ductile/comm/inproc.h"
 #include "ductile/graph/graph.h"
+#include "ductile/nn/compat.h"
 #include "ductile/nn/operator_model.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/pipeline.h"
@@ -307,7 +308,7 @@ inline Outcome run_plain(nn::Model& model, const PipelineHost::Step& step) {
       leaves.push_back(p.tensor);
       names.push_back(p.name);
     }
-    const Tensors found = torch::autograd::grad({loss.losses.mean()}, leaves, {}, c10::nullopt,
+    const Tensors found = torch::autograd::grad({loss.losses.mean()}, leaves, {}, nn::kNone,
                                                 false, /*allow_unused=*/true);
     for (size_t i = 0; i < found.size(); ++i) {
       if (!found[i].defined()) continue;
