@@ -8,6 +8,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "ductile/base/isa.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
@@ -71,6 +72,20 @@ std::optional<std::string> output_of(const std::string& command) {
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+// The vectors of our kernels and what multiplies bf16 in them, or why there are none.
+Json kernel_facts() {
+  Json facts;
+  try {
+    facts["vectors"] = may_use(IsaLevel::avx512) ? "avx512"
+                       : may_use(IsaLevel::avx2) ? "avx2"
+                                                 : "baseline";
+    facts["bf16_products"] = bf16_products();
+  } catch (const Error& error) {
+    facts["error"] = error.what();
+  }
+  return facts;
+}
+
 Json cpu_facts() {
   const CpuShare share = cpu_share();
   const CpuModel model = cpu_model();
@@ -86,7 +101,8 @@ Json cpu_facts() {
           {"quota", share.quota > 0 ? Json(share.quota) : Json(nullptr)},
           {"usable", share.usable()},
           {"features", features},
-          {"bf16", native_bf16 ? "native" : "emulated"}};
+          {"bf16", native_bf16 ? "native" : "emulated"},
+          {"kernels", kernel_facts()}};
 }
 
 Json memory_facts() {
@@ -251,6 +267,12 @@ std::vector<std::string> find_advice(const Json& facts) {
   return advice;
 }
 
+std::string kernels_text(const Json& kernels) {
+  if (kernels.contains("error")) return kernels["error"].get<std::string>();
+  return fmt::format("{}; products of bf16: {}", kernels["vectors"].get<std::string>(),
+                     kernels["bf16_products"].get<std::string>());
+}
+
 std::string gpu_text(const Json& gpu) {
   std::string out = gpu["name"].get<std::string>();
   if (!gpu["memory"].is_null())
@@ -319,6 +341,7 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
       {"topology", topology_text(topology)},
       {"features", features.empty() ? "none of note" : features.substr(1)},
       {"bf16", cpu["bf16"] == "native" ? "native" : "emulated: no bf16 instructions here"},
+      {"kernels", kernels_text(cpu["kernels"])},
       {"memory", bytes},
       {"torch", library("torch")},
       {"blas", blas.is_null() ? "not found"

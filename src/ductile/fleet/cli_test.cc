@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/isa.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
 #include "ductile/cli/blas_kernels.h"
@@ -176,6 +177,7 @@ TEST(Doctor, TellsWhatItFoundAsJson) {
   ASSERT_EQ(said.code, kDone);
   const auto facts = nlohmann::json::parse(said.out);
   EXPECT_EQ(facts.at("cpu").at("usable"), cpu_share().usable());
+  EXPECT_EQ(facts.at("cpu").at("kernels").at("bf16_products"), bf16_products());
   EXPECT_GT(facts.at("memory").at("total"), 0);
   for (const auto& missing : facts.at("missing"))
     EXPECT_EQ(missing.at("command").get<std::string>().rfind("sudo apt-get install ", 0), 0u);

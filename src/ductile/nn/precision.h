@@ -10,8 +10,8 @@
 // do normalisation statistics, softmax and losses.
 //
 // Storage and arithmetic are separate matters. Values between operators are always stored in the
-// low type. An operator multiplies in it only where the processor does so natively (avx512_bf16,
-// a GPU); elsewhere it widens its inputs to float, computes, and rounds the result once: the same
+// low type. An operator multiplies in it only where the processor does so natively (avx512_bf16
+// with or without amx_bf16, a GPU); elsewhere it widens its inputs to float, computes, and rounds the result once: the same
 // rounding points, without libtorch's slow reference kernels (and 1.13 has none for half on CPUs).
 namespace ductile::nn {
 

@@ -115,6 +115,7 @@ nlohmann::json describe_environment() {
           {"cores", cpu_share().usable()},
           {"cpu_capability", used_capability()},
           {"bf16_native", may_use(IsaLevel::bf16)},
+          {"bf16_products", bf16_products()},
           {"energy", run::EnergyMeter().state()}};
 }
 

@@ -269,6 +269,7 @@ void direct_forward(const ConvShape& s, const void* x, const float* weight, Stor
 
 #pragma omp parallel
   {
+    const TilesKept tiles(l.out_bf16);
     const int64_t image_words = words(pad.floats(), l.width());
     ScratchCutter local(
         scratch(ScratchKind::local, image_words + std::max<int64_t>(pixels, 2) * s.out + 2 * 16));
@@ -309,6 +310,7 @@ void direct_backward(const ConvShape& s, const void* x, const float* weight, con
 
 #pragma omp parallel
   {
+    const TilesKept tiles(l.out_bf16);
     const BackwardWork work(l);
     if (dx != nullptr) {
 #pragma omp for schedule(static)

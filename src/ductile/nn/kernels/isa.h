@@ -155,6 +155,7 @@ struct Isa {
 // neighbours along the axis that a product sums over, in 32 bits, the first in the low half; where
 // it is counted and addressed it stands for one float. Values are rounded to the nearest, ties to
 // even; each sum adds the product of the second halves, then that of the first, rounded each time.
+// On tiles, sums have the order that amx_impl.h describes.
 struct Bf16Isa {
   const char* name;
   int lanes;
@@ -183,6 +184,27 @@ struct Bf16Isa {
                           float* work, float* u);
   void (*winograd_filter_rotated)(const float* weight, int64_t in, int64_t out, int64_t first,
                                   int64_t last, float* work, float* u);
+
+  void (*keep_tiles)(bool) = nullptr;  // see TilesKept; null: there are none
+};
+
+// While it lives, the calling thread's products on tiles leave these as they are for the next one:
+// to make them ready takes as long as a small product. Nothing but these kernels may run on the
+// thread meanwhile, since other libraries use tiles, too.
+class TilesKept {
+ public:
+  // Of the table, which may be null.
+  explicit TilesKept(const Bf16Isa* isa) : keep_(isa != nullptr ? isa->keep_tiles : nullptr) {
+    if (keep_ != nullptr) keep_(true);
+  }
+  ~TilesKept() {
+    if (keep_ != nullptr) keep_(false);
+  }
+  TilesKept(const TilesKept&) = delete;
+  TilesKept& operator=(const TilesKept&) = delete;
+
+ private:
+  void (*keep_)(bool);
 };
 
 // The widest table of this processor whose lanes divide `channels`; null where there is none.

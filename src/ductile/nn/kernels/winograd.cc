@@ -183,6 +183,7 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
 
 #pragma omp parallel
   {
+    const TilesKept tiles(tables.out_bf16);
     const int64_t v_floats = 36 * frequency_stride(s.in), m_floats = 36 * frequency_stride(s.out);
     ScratchCutter local(
         scratch(ScratchKind::local, images * pad.floats() + v_floats + m_floats + 64));
@@ -238,6 +239,7 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
 
 #pragma omp parallel
   {
+    const TilesKept tiles(tables.out_bf16);
     const int64_t v_floats = 36 * frequency_stride(s.in), d_floats = 36 * frequency_stride(s.out);
     ScratchCutter local(scratch(
         ScratchKind::local, images * (pad_x.floats() + pad_g.floats()) + v_floats + d_floats + 64));
