@@ -202,6 +202,7 @@ spec::Allocation Service::Impl::held_before(JobId id, Counts& left) {
 // The job is over. Until the store says so, it says that the job lives, which must not be believed.
 void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
   scheduler_.remove(id);
+  show_claim();
   live_.erase(id);
   view_.forget(id);
   ending_.insert(id);
@@ -276,7 +277,11 @@ void Service::Impl::keep_in_place(Live& live) {
 void Service::Impl::decide_soon() {
   // A policy of rounds begins one at once where nothing runs: nobody's share is disturbed by it.
   if (stopping_ || !(scheduler_.traits().on_events || scheduler_.nothing_runs())) return;
-  decide_soon_ = loop_.after(milliseconds(0), [this] { decide(); });
+  // A round over ten thousand jobs takes a while, and each submission asks for one: together they
+  // take a quarter of a processor at most, and leave the rest to those who submit.
+  const net::Deadline soonest = decided_ + 3 * turn_;
+  decide_soon_ = loop_.after(std::max<net::Clock::duration>(milliseconds(0), soonest - loop_.now()),
+                             [this] { decide(); });
 }
 
 void Service::Impl::decide() {
@@ -315,6 +320,8 @@ void Service::Impl::decide() {
   }
   write_reasons();
   show();
+  decided_ = loop_.now();
+  turn_ = std::chrono::steady_clock::now() - begin;
   view_.note_round(decided, seconds_since(begin));
 }
 
@@ -424,6 +431,7 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
         live.starting = false;
         live.record.phase = Phase::running;
         scheduler_.holds(id, devices, schedule_time());
+        show_claim();
         if (stopping_) return ended(id, {});
         start_runner(live, devices);
         follow_wish(live);

@@ -161,6 +161,7 @@ void Service::Impl::follow_devices(Live& live, const Submission& wanted) {
   if (scheduler_.knows(id)) {
     scheduler_.set_bounds(id, static_cast<int32_t>(wanted.min_devices),
                           static_cast<int32_t>(std::min(wanted.max_devices, nodes_.devices())));
+    show_claim();
   } else if (live.record.phase == Phase::queued && !live.rest.armed()) {
     admit(live);  // it asked for more than there is
   }
@@ -177,6 +178,7 @@ void Service::Impl::follow_wish(Live& live) {
   if (wish == Wish::cancel) return end(id, Phase::cancelled, "It was cancelled.");
   if (wish == Wish::pause && live.record.phase == Phase::queued) {
     scheduler_.remove(id, false);
+    show_claim();
     live.rest.cancel();
     live.granted.clear();
     live.record.phase = Phase::paused;
@@ -313,7 +315,19 @@ LiveState Service::Impl::state_of(const Live& live) const {
   return {Moment::waiting, scheduler_.why(id), cause};
 }
 
+void Service::Impl::show_claim() {
+  std::optional<NodeClaim> shown;
+  if (const auto& claim = scheduler_.claim()) {
+    const JobRecord& job = live_.at(claim->job).record;
+    shown =
+        NodeClaim{job.id,        job.submission.name, job.submission.tier, nodes_.name(claim->node),
+                  job.submitted, claim->since};
+  }
+  view_.set_claim(std::move(shown));
+}
+
 void Service::Impl::show() {
+  show_claim();
   bool moves = false;  // somebody's state changes soon, without an event
   for (const auto& [id, live] : live_) {
     LiveState state = state_of(live);

@@ -115,7 +115,8 @@ class Service::Impl {
   void say(Live& live, const std::string& reason);
   void write_reasons();
   LiveState state_of(const Live& live) const;
-  void show();  // to those who ask: what each job is doing
+  void show();        // to those who ask: what each job is doing
+  void show_claim();  // and for whom a node is kept
   void decide_soon();
   void end_if_idle();
   bool store_takes_nothing();
@@ -147,6 +148,8 @@ class Service::Impl {
   int64_t hardware_seen_ = 0;  // of the changes of nodes_
   const double began_ = wall_seconds();
   const net::Deadline began_steady_ = loop_.now();
+  net::Deadline decided_ = began_steady_;  // when the last round ended
+  net::Clock::duration turn_{};            // and how long it took
   bool stopping_ = false, gave_up_ = false;
   std::function<void()> on_stopped_;
   std::optional<net::Deadline> unwritten_since_;  // by a service that ends, and has no job left

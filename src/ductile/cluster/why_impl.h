@@ -53,6 +53,13 @@ struct RoundFigures {
   double last_turn = 0;  // with all that the service does for it
 };
 
+// A node whose room is kept for a job that has waited for long (Scheduler::Claim).
+struct NodeClaim {
+  JobId job = 0;
+  std::string name, tier, node;
+  double submitted = 0, since = 0;  // seconds since 1970
+};
+
 // What the service tells those who ask, on other threads. Thread-safe.
 class LiveView {
  public:
@@ -68,6 +75,8 @@ class LiveView {
   std::map<std::string, server::NodeHardware> hardware() const;
   void set_gpus(JobId job, int64_t gpus);
   std::map<JobId, int64_t> gpus() const;  // of those that ask for any
+  void set_claim(std::optional<NodeClaim> claim);
+  std::optional<NodeClaim> claim() const;
 
   // Why the store takes nothing now; none: it does.
   void set_refusal(StoreFault fault, std::string text);
@@ -92,6 +101,7 @@ class LiveView {
   std::map<JobId, ServingFigures> serving_;
   std::map<std::string, server::NodeHardware> hardware_;
   std::map<JobId, int64_t> gpus_;
+  std::optional<NodeClaim> claim_;
   std::pair<StoreFault, std::string> refusal_;
 };
 
@@ -109,6 +119,7 @@ struct WhyFacts {
   std::optional<int64_t> quota, gpu_quota;               // of its team
   std::map<std::string, server::NodeHardware> hardware;  // by node
   std::map<JobId, int64_t> gpus;                         // that jobs ask for
+  std::optional<NodeClaim> claim;
 };
 
 // In a sentence: why the job waits, or is as it is, with what it asks for, what is free, who holds
