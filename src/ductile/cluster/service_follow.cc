@@ -12,6 +12,7 @@
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/service_impl.h"
 
@@ -25,6 +26,8 @@ constexpr milliseconds kShow{500};                     // while jobs start
 constexpr double kSoonest = 0.02, kLookAtDrains = 60;  // seconds
 constexpr std::chrono::minutes kSayAgain{10};
 constexpr const char* kClock = "clock";  // its name in the store
+constexpr size_t kMostMemory = 16 << 20;
+constexpr const char* kMemory = "scheduler";  // its name in the store
 
 }  // namespace
 
@@ -225,6 +228,44 @@ void Service::Impl::follow_demand() {
     if (gpus > 0 && !holds) demand.on_gpus.push_back({asked.min_devices, gpus});
   }
   engine_->follow(demand);
+}
+
+// Without it jobs and policy learn the same again: damage is said, and stops nothing.
+void Service::Impl::recall() {
+  try {
+    const std::string text = reader_.memory(kMemory);
+    if (text.empty()) return;
+    scheduler_.restore(parse_json(text, "what the scheduler had learnt", ErrorCode::data_loss),
+                       schedule_time());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::data_loss) throw;
+    log_line(error.message());
+  }
+}
+
+void Service::Impl::remember() {
+  if (stopping_) return;
+  // Once a round, and of very many jobs less often. Where the disk is full nothing piles up.
+  constexpr int kMostShare = 20;
+  const net::Deadline begin = loop_.now();
+  if (writer_.idle()) remember_now();
+  const auto round = milliseconds(static_cast<int64_t>(options_.interval * 1000));
+  remember_ = loop_.after(std::max<net::Clock::duration>(round, kMostShare * (loop_.now() - begin)),
+                          [this] { remember(); });
+}
+
+void Service::Impl::remember_now() {
+  std::string text = dump_json(scheduler_.state());
+  const bool too_much = text.size() > kMostMemory;
+  if (too_much && !std::exchange(forgets_, true))
+    log_line(
+        fmt::format("what the scheduler has learnt is {} bytes, of which at most {} are kept: the "
+                    "next service will learn anew",
+                    text.size(), kMostMemory));
+  if (too_much) return;
+  forgets_ = false;
+  writer_.write_newest(
+      kMemory, [text = std::move(text)](Change& change) { change.set_memory(kMemory, text); });
 }
 
 // What an earlier service believed last; of a store that has no such time yet, when something

@@ -30,7 +30,7 @@ namespace ductile::cluster {
 
 // The service itself: service_serving.cc is about jobs that answer requests, service.cc goes from
 // what is granted to what is held, service_follow.cc follows what the store, its users and its
-// nodes say, and tells them what becomes of it.
+// nodes say, and tells them what becomes of it and what was learnt.
 class Service::Impl {
  public:
   Impl(net::Loop& loop, ServiceOptions options);
@@ -151,6 +151,7 @@ class Service::Impl {
   net::Deadline decided_ = began_steady_;  // when the last round ended
   net::Clock::duration turn_{};            // and how long it took
   bool stopping_ = false, gave_up_ = false;
+  bool forgets_ = false;  // what it has learnt is too much to be kept; that was said
   std::function<void()> on_stopped_;
   std::optional<net::Deadline> unwritten_since_;  // by a service that ends, and has no job left
   std::string prune_trouble_;                     // that was said

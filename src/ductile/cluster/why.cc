@@ -371,6 +371,17 @@ void LiveView::set(JobId job, LiveState state) {
   states_[job] = std::move(state);
 }
 
+void LiveView::enter(JobId job, const std::string& owner) {
+  const std::lock_guard lock(mutex_);
+  if (owners_.emplace(job, owner).second) ++live_of_[owner];
+}
+
+std::pair<int64_t, int64_t> LiveView::live(const std::string& owner) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = live_of_.find(owner);
+  return {static_cast<int64_t>(owners_.size()), found == live_of_.end() ? 0 : found->second};
+}
+
 void LiveView::set_hardware(std::map<std::string, server::NodeHardware> hardware) {
   const std::lock_guard lock(mutex_);
   hardware_ = std::move(hardware);
@@ -463,6 +474,8 @@ void LiveView::forget(JobId job) {
   states_.erase(job);
   serving_.erase(job);
   gpus_.erase(job);
+  if (const auto owner = owners_.extract(job))
+    if (--live_of_[owner.mapped()] == 0) live_of_.erase(owner.mapped());
 }
 
 std::optional<LiveState> LiveView::of(JobId job) const {

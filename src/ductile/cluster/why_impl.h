@@ -68,7 +68,10 @@ class LiveView {
       : quotas_(std::move(quotas)), gpu_quotas_(std::move(gpu_quotas)) {}
 
   void set(JobId job, LiveState state);
+  void enter(JobId job, const std::string& owner);  // it has not ended
   void forget(JobId job);
+  // Jobs that have not ended: of all, and of one owner.
+  std::pair<int64_t, int64_t> live(const std::string& owner) const;
 
   // What each node has, as far as it has said so, and how many GPUs a job asks for.
   void set_hardware(std::map<std::string, server::NodeHardware> hardware);
@@ -97,6 +100,8 @@ class LiveView {
   const std::map<std::string, int64_t> quotas_, gpu_quotas_;
   mutable std::mutex mutex_;
   std::map<JobId, LiveState> states_;
+  std::map<JobId, std::string> owners_;
+  std::map<std::string, int64_t> live_of_;  // by owner
   RoundFigures rounds_;
   std::map<JobId, ServingFigures> serving_;
   std::map<std::string, server::NodeHardware> hardware_;
