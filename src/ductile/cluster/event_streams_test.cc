@@ -227,20 +227,20 @@ TEST_F(Streams, OneWhoseClientHasGoneIsOverAtOnceOverTcpToo) {
 
 TEST_F(Streams, WhoSaysNoMoreAndStillListensIsTold) {
   begin();
-  const Revision last = Reader(file).last_event();
-  for (Watcher* const watcher : {&watch(0, last), &watch_by_tcp(last)}) {
-    ASSERT_EQ(::shutdown(watcher->mine.get(), SHUT_WR), 0);
-    const std::string word = "f\r\n: nothing new\n\n\r\n";
+  for (const bool by_tcp : {false, true}) {
+    const Revision last = Reader(file).last_event();
+    Watcher& watcher = by_tcp ? watch_by_tcp(last) : watch(0, last);
+    ASSERT_EQ(::shutdown(watcher.mine.get(), SHUT_WR), 0);
     ASSERT_TRUE(comes([&] {  // once, to learn whether it has gone
-      watcher->read();
-      return watcher->over || watcher->bytes == word;
+      watcher.read();
+      return watcher.over || watcher.bytes == "f\r\n: nothing new\n\n\r\n";
     }));
     happen(1);
     ASSERT_TRUE(comes([&] {
-      watcher->read();
-      return watcher->over || watcher->bytes.ends_with(expected(*watcher) + "\r\n");
+      watcher.read();
+      return watcher.over || watcher.bytes.ends_with(expected(watcher) + "\r\n");
     }));
-    EXPECT_FALSE(watcher->over);
+    EXPECT_FALSE(watcher.over);
   }
 }
 
