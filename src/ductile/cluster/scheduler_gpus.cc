@@ -197,23 +197,27 @@ void Scheduler::keep_claim(const sched::Round& round, sched::Decisions& decision
   if (!claim_) return;
   const Claim claim = *claim_;
   const Job& job = jobs_.at(claim.job);
-  const auto own = std::ranges::find(decisions.changes, claim.job, &sched::Decision::job);
-  if (own != decisions.changes.end() && !own->allocation.empty()) {
-    const int32_t node = own->allocation.front().node;
-    const bool finds_gpus = job.gpus == 0 || gpus_after(round.jobs, decisions).at(node) <=
-                                                 gpus_[static_cast<size_t>(node)];
-    if (own->allocation.size() == 1 && finds_gpus) return;  // it is served
-    decisions.changes.erase(own);                           // by policies that know no nodes
+  const auto own = [&] {
+    return std::ranges::find(decisions.changes, claim.job, &sched::Decision::job);
+  };
+  const bool placed = own() != decisions.changes.end() && !own()->allocation.empty();
+  NodeCounts used, gpus = gpus_after(round.jobs, decisions);
+  if (placed) {
+    const sched::Allocation& where = own()->allocation;
+    const int32_t node = where.front().node;
+    if (where.size() == 1 && (job.gpus == 0 || gpus[node] <= gpus_[static_cast<size_t>(node)]))
+      return;  // it is served; else a policy placed it that knows neither nodes nor GPUs
+    gpus[node] -= job.gpus;
   }
   const int32_t least = job.view.min_devices, all = round.cluster.usable(claim.node);
   std::map<JobId, const sched::Allocation*> before, after;
   for (const sched::JobView& view : round.jobs) before[view.id] = after[view.id] = &view.allocation;
   for (const sched::Decision& change : decisions.changes) after[change.job] = &change.allocation;
-  const bool shown = after.contains(claim.job);
-  if (shown && !after[claim.job]->empty()) return;
-  NodeCounts used, gpus = gpus_after(round.jobs, decisions);
+  const bool shown = before.contains(claim.job);
+  if (shown && !before[claim.job]->empty()) return;
   for (const auto& [id, allocation] : after)
-    for (const sched::NodeShare& share : *allocation) used[share.node] += share.devices;
+    for (const sched::NodeShare& share : *allocation)
+      if (id != claim.job) used[share.node] += share.devices;
   for (sched::Decision& change : decisions.changes) {
     const int32_t missing = least - (all - used[claim.node]);
     if (missing <= 0 || devices_on(change.allocation, claim.node) == 0 ||
@@ -230,8 +234,12 @@ void Scheduler::keep_claim(const sched::Round& round, sched::Decisions& decision
   });
   if (!shown || all - used[claim.node] < least) return;
   if (job.gpus > 0 && gpus[claim.node] + job.gpus > gpus_[static_cast<size_t>(claim.node)]) return;
-  decisions.changes.push_back(
-      {claim.job, {{claim.node, least}}, "it has waited for long for room on one node"});
+  sched::Decision grant{
+      claim.job, {{claim.node, least}}, "it has waited for long for room on one node"};
+  if (placed)
+    *own() = std::move(grant);
+  else
+    decisions.changes.push_back(std::move(grant));
 }
 
 // A job that policies cannot place is shown to them only now and then, and may get nothing for
