@@ -4,9 +4,14 @@
 A store with many ended jobs and a long queue, whose node is drained, so that everything waits. Measured:
 the start until the first answer, submissions at a fixed rate, pages of the list, event streams, the
 scheduler's rounds, and the memory of the service. Prints JSON, and one line for each demand.
+
+Who submits and who reads the streams are processes of their own, so that no client waits for another one's turn in
+one interpreter. With --client threads all are threads of one process, as until November 2026: what differs between
+the two is the client's own.
 """
 import argparse
 import json
+import multiprocessing
 import os
 import resource
 import selectors
@@ -85,28 +90,46 @@ def fill(folder, spec, queued, ended):
     store.close()
 
 
-def submit_at(service, spec, rate, seconds, threads=4):
-    """Submissions at a fixed rate; each counts from when it was due."""
-    took, lock = [], threading.Lock()
-    begin = time.monotonic() + 0.1
-
-    def run(index):
-        connection = UnixConnection(service.socket)
-        for i in range(index, int(rate * seconds), threads):
-            due = begin + i / rate
-            time.sleep(max(0, due - time.monotonic()))
-            status, text = ask(connection, "POST", "/v1/jobs",
-                               {"name": f"load-{i}", "spec": spec})
-            assert status == 201, text
-            with lock:
-                took.append(time.monotonic() - due)
-
-    all_threads = [threading.Thread(target=run, args=(i,)) for i in range(threads)]
-    for thread in all_threads:
-        thread.start()
-    for thread in all_threads:
-        thread.join()
+def submit_some(path, spec, rate, indices, begin):
+    """Seconds of each, from when it was due."""
+    took = []
+    connection = UnixConnection(path)
+    connection.connect()
+    for i in indices:
+        due = begin + i / rate
+        time.sleep(max(0, due - time.monotonic()))
+        status, text = ask(connection, "POST", "/v1/jobs", {"name": f"load-{i}", "spec": spec})
+        assert status == 201, text
+        took.append(time.monotonic() - due)
     return took
+
+
+class Client:
+    """A call in a process (or a thread) of its own; result() gives what it returned."""
+
+    def __init__(self, own_process, call, *arguments):
+        self.ours, theirs = multiprocessing.Pipe(duplex=False)
+        kind = multiprocessing.get_context("fork").Process if own_process else threading.Thread
+        self.runner = kind(target=lambda: theirs.send(call(*arguments)))
+        self.runner.start()
+        if own_process:
+            theirs.close()
+
+    def result(self):
+        try:
+            out = self.ours.recv()
+        except EOFError:
+            sys.exit("a client ended before it was done")
+        self.runner.join()
+        return out
+
+
+def submit_at(service, spec, rate, count, clients=4, processes=True):
+    """Submissions at a fixed rate; each counts from when it was due."""
+    begin = time.monotonic() + 0.3  # all have begun
+    running = [Client(processes, submit_some, service.socket, spec, rate, range(i, count, clients), begin)
+               for i in range(clients)]
+    return [seconds for client in running for seconds in client.result()]
 
 
 def pages(service, count):
@@ -154,7 +177,9 @@ def watch(streams, seconds):
     end, total = time.monotonic() + seconds, 0
     while time.monotonic() < end:
         for key, _ in selector.select(0.1):
-            total += len(key.fileobj.recv(1 << 16))
+            got = len(key.fileobj.recv(1 << 16))
+            assert got, "a stream ended"
+            total += got
     return total
 
 
@@ -167,6 +192,7 @@ def main():
     parser.add_argument("--rate", type=float, default=200)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--client", choices=["processes", "threads"], default="processes")
     arguments = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -188,19 +214,21 @@ def main():
         out["start_megabytes"] = service.megabytes()
         print(json.dumps(out, indent=1), flush=True)
         out["pages"] = figures(pages(service, 400))
+        processes = arguments.client == "processes"
+        count = int(arguments.rate * arguments.seconds)
+        before = service.seconds()
         out["submissions"] = figures(
-            submit_at(service, text, arguments.rate, arguments.seconds))
+            submit_at(service, text, arguments.rate, count, processes=processes))
+        out["cpu_seconds_alone"] = service.seconds() - before
         burst = time.monotonic()
-        took = submit_at(service, text, 1e9, 1000 / 1e9, threads=8)
-        out["submissions_per_second"] = len(took) / (time.monotonic() - burst)
+        took = submit_at(service, text, 1e9, 1000, clients=8, processes=processes)
+        out["submissions_per_second"] = len(took) / (time.monotonic() - burst - 0.3)
         streams = open_streams(service, arguments.streams, 50)
         before = service.seconds()
-        reader = threading.Thread(target=lambda: out.update(
-            stream_bytes=watch(streams, arguments.seconds / 2 + 1)))
-        reader.start()
+        reader = Client(processes, watch, streams, arguments.seconds / 2 + 1)
         out["submissions_beside_streams"] = figures(
-            submit_at(service, text, arguments.rate, arguments.seconds / 2))
-        reader.join()
+            submit_at(service, text, arguments.rate, count // 2, processes=processes))
+        out["stream_bytes"] = reader.result()
         out["cpu_seconds_beside_streams"] = service.seconds() - before
         out["pages_beside_streams"] = figures(pages(service, 100))
         out["last_round_seconds"] = service.metric("ductile_last_round_seconds")

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <chrono>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "ductile/base/clock.h"
@@ -225,6 +226,12 @@ void Request::with_ledger(const std::function<void(const Ledger&)>& look) {
     const std::vector<Event> events = reader.allocation_events(api_.ledger_.seen(), kPage);
     for (const Event& event : events) api_.ledger_.add(event);
     if (static_cast<int64_t>(events.size()) < kPage) break;
+  }
+  if (api_.ledger_.sums() > api_.most_sums_) {
+    std::set<JobId> kept;
+    reader.for_each_owner([&](const Reader::JobOwner& job) { kept.insert(job.id); });
+    api_.ledger_.keep_only(kept);
+    api_.most_sums_ = std::max(api_.most_sums_, 2 * api_.ledger_.sums());
   }
   look(api_.ledger_);
 }

@@ -124,6 +124,7 @@ class Api {
   const std::unique_ptr<EventFeed> feed_;
   std::mutex ledger_mutex_;
   Ledger ledger_;
+  size_t most_sums_ = 200'000;  // of the ledger, until it forgets
   CurveCache curves_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Reader>> readers_;  // idle

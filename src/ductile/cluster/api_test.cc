@@ -14,6 +14,7 @@
 #include "ductile/cluster/testing/event_text.h"
 #include "ductile/cluster/testing/failing_vfs.h"
 #include "ductile/cluster/tokens.h"
+#include "ductile/cluster/why_impl.h"
 
 namespace ductile::cluster {
 namespace {
@@ -61,6 +62,39 @@ class Service : public ::testing::Test {
   Api api{file, queue, [this] { return now; }};
   Principal who{"ada", Role::submit};
 };
+
+// Each of them is in the service's memory, and looked at in each round.
+TEST_F(Service, AJobIsRefusedWhereTooManyOfItsOwnerHaveNotEnded) {
+  LiveView view({});
+  api.show(&view);
+  const std::string body = "{\"spec\": {}}";
+  for (JobId id = 1; id <= 50'000; ++id) view.enter(id, "ada");
+  const Answer answer = send("POST", "/v1/jobs", body);
+  EXPECT_EQ(answer.status, 503) << answer.body;
+  EXPECT_NE(answer.body.find("ada has 50000 jobs that have not ended"), std::string::npos);
+  who.name = "tia";
+  EXPECT_EQ(send("POST", "/v1/jobs", body).status, 201) << "hers are few";
+  who.name = "ada";
+  view.forget(7);
+  EXPECT_EQ(send("POST", "/v1/jobs", body).status, 201);
+  for (JobId id = 50'001; id <= 250'010; ++id) view.enter(id, std::to_string(id));
+  who.role = Role::admin;
+  EXPECT_EQ(send("POST", "/v1/jobs", body).status, 503);
+}
+
+TEST_F(Service, ADamagedEventEndsNeitherAListNorAStream) {
+  const JobId id = submit("a");
+  queue.commit([&](Change& change) {
+    change.record(id, "torn", "{\"a\"", now);
+    change.record(id, "whole", "{\"a\": 1}", now);
+  });
+  const Json events = get("/v1/events").at("events");
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[1].at("kind"), "torn");
+  EXPECT_NE(events[1].at("body").value("error", "").find("event "), std::string::npos) << events;
+  EXPECT_EQ(events[2].at("body").at("a"), 1);
+  EXPECT_NO_THROW(api.look_at_events());
+}
 
 TEST_F(Service, AJobIsSubmittedShownAndCancelled) {
   const JobId id = submit("resnet");

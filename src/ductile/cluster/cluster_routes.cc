@@ -66,6 +66,7 @@ std::string why(Request& request, const JobRecord& job) {
   facts.live = view->of(job.id);
   facts.hardware = view->hardware();
   facts.gpus = view->gpus();
+  facts.claim = view->claim();
   const auto quota = view->quotas().find(job.submission.team);
   if (quota != view->quotas().end()) facts.quota = quota->second;
   const auto gpu_quota = view->gpu_quotas().find(job.submission.team);

@@ -97,6 +97,46 @@ TEST_F(Gpus, AreOfOneCommandAtATime) {
   for (const JobId id : {none, b, c}) service.wait_for(id, "finished");
 }
 
+// Its attempt is ended in good order, and the next one follows when there is room again.
+TEST_F(Gpus, GoToAHigherTierAndTheOtherOneGoesOnAfterwards) {
+  LiveService service(
+      [](ServiceOptions& options) {
+        options.devices = 8;
+        options.policy = "fifo";
+        options.interval = 1;
+      },
+      enter());
+  const auto submit_tier = [&](const std::string& name, const char* tier, int64_t gpus,
+                               const std::string& script) {
+    const Json body = {{"name", name},
+                       {"kind", "command"},
+                       {"tier", tier},
+                       {"spec",
+                        {{"command", {"/bin/sh", "-c", script}},
+                         {"directory", service.folder().string()},
+                         {"gpus", gpus}}}};
+    return service.send("POST", "/v1/jobs", dump_json(body)).at("body").value("id", JobId{0});
+  };
+  const std::string saves =
+      "echo $DUCTILE_RESTART $DUCTILE_GPUS >> low; trap 'echo saved >> low; exit 0' TERM; "
+      "while [ ! -e go ]; do sleep 0.02; done";
+  const JobId low = submit_tier("low", "basic", 3, saves);
+  service.wait_for(low, "running");
+  wait_for_lines(service.folder() / "low", 1);
+  const JobId high = submit_tier(
+      "high", "standard", 2, "echo $DUCTILE_GPUS > high; while [ ! -e on ]; do sleep 0.02; done");
+  wait_for_lines(service.folder() / "high", 1);
+  EXPECT_EQ(lines_of(service.folder() / "low"), 2) << text_of(service.folder() / "low");
+  service.wait_for(low, "queued");
+  await_why(service, low, "job 2 (high) holds 2 and comes first, since its tier is standard");
+  write_file_atomic(service.folder() / "on", "");
+  service.wait_for(high, "finished");
+  wait_for_lines(service.folder() / "low", 3);
+  EXPECT_NE(text_of(service.folder() / "low").find("saved\n1 "), std::string::npos);
+  write_file_atomic(service.folder() / "go", "");
+  service.wait_for(low, "finished");
+}
+
 TEST_F(Gpus, AreWhatTheNodeSaysAndNotTheSubmitter) {
   LiveService service(on_this_machine(2), enter());
   const Json mine = {
@@ -229,6 +269,36 @@ TEST(Why, NamesTheQuotaOfGpus) {
             "it starts when the team gives up 1 GPU.");
   facts.gpu_quota = 1;
   EXPECT_NE(why(facts).find("the quota of team vision is 1 GPU"), std::string::npos);
+}
+
+TEST(Why, NamesTheJobThatANodeIsKeptForAndSinceWhen) {
+  WhyFacts facts;
+  facts.job.id = 7;
+  facts.job.submission.kind = "command";
+  facts.job.submitted = 10;
+  NodeRecord& node = facts.nodes.emplace_back();
+  node.node = "a";
+  node.devices = 8;
+  node.state = NodeState::up;
+  facts.hardware = {{"a", {.usable_gpus = 4}}};
+  facts.gpus = {{7, 4}, {8, 1}};
+  facts.now = 1300;
+  facts.claim = NodeClaim{8, "large", "standard", "a", 9, 1000};
+  const auto says = [&](const std::string& part) {
+    return why(facts).find(part) != std::string::npos;
+  };
+  EXPECT_TRUE(
+      says("Node a is kept for job 8 (large), which comes first and has waited for long, "
+           "for 5 min now"))
+      << why(facts);
+  facts.claim->submitted = 11;
+  EXPECT_FALSE(says("kept")) << "it comes later: " << why(facts);
+  facts.claim->tier = "premium";
+  EXPECT_TRUE(says("Node a is kept for job 8")) << why(facts);
+  facts.claim->job = 7;
+  EXPECT_TRUE(says("node a is kept for it, for 5 min now")) << why(facts);
+  facts.nodes[0].state = NodeState::lost;
+  EXPECT_FALSE(says("kept")) << why(facts);
 }
 
 TEST(Why, NamesADrainedNodeThatAloneHasTheGpus) {

@@ -9,8 +9,6 @@
 namespace ductile::cluster {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 // Lines are only ever added to either file.
 std::string version_of(const run::RunFolder& folder) {
   std::string out;
@@ -23,6 +21,11 @@ std::string version_of(const run::RunFolder& folder) {
 }
 
 }  // namespace
+
+CurveCache::CurveCache(Read read, Now now)
+    : read_(read ? std::move(read)
+                 : [](const run::RunFolder& folder) { return dump_json(run::chart_data(folder)); }),
+      now_(std::move(now)) {}
 
 std::shared_ptr<CurveCache::Entry> CurveCache::entry_of(const fs::path& run) {
   const std::lock_guard lock(mutex_);
@@ -39,15 +42,38 @@ std::shared_ptr<CurveCache::Entry> CurveCache::entry_of(const fs::path& run) {
 
 CurveCache::Curves CurveCache::of(const fs::path& run) {
   const auto folder = run::RunFolder::open(run);
-  const std::string version = version_of(folder);
   const std::shared_ptr<Entry> entry = entry_of(run);
-  const std::lock_guard lock(entry->mutex);
-  if (entry->curves.version == version || Clock::now() < entry->again) return entry->curves;
-  const auto begin = Clock::now();
-  entry->curves = {version, dump_json(run::chart_data(folder))};
-  const auto end = Clock::now();
-  entry->again = end + 10 * (end - begin);
-  return entry->curves;
+  std::unique_lock lock(entry->mutex);
+  // Whoever has nothing to show waits for the one who reads.
+  entry->known.wait(lock, [&] { return !entry->reading || entry->curves; });
+  const std::string version = version_of(folder);
+  const bool is_newest = !entry->failure && entry->curves && entry->curves->version == version;
+  if (!entry->reading && !is_newest && now_() >= entry->again) {
+    entry->reading = true;
+    lock.unlock();
+    read(*entry, folder, version);
+    lock.lock();
+  }
+  if (entry->failure) std::rethrow_exception(entry->failure);
+  return *entry->curves;
+}
+
+void CurveCache::read(Entry& entry, const run::RunFolder& folder, std::string version) const {
+  const auto begin = now_();
+  std::optional<Curves> curves;
+  std::exception_ptr failure;
+  try {
+    curves = Curves{std::move(version), read_(folder)};
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const auto end = now_();
+  const std::lock_guard lock(entry.mutex);
+  entry.reading = false;
+  entry.failure = failure;
+  if (curves) entry.curves = std::move(curves);
+  entry.again = end + 10 * (end - begin);
+  entry.known.notify_all();
 }
 
 }  // namespace ductile::cluster

@@ -18,6 +18,13 @@ void EventFeed::follow(Reader& reader, uint64_t commits) {
   const std::lock_guard lock(mutex_);
   if (to_ >= 0 && commits_ >= commits) return;
   if (to_ < 0) from_ = to_ = reader.last_event();  // streams that are behind read the store
+  // Nobody listened for long: what memory would forget again is not read. Who is behind asks the
+  // store.
+  constexpr auto kRemembered = static_cast<Revision>(kMost);
+  if (const Revision last = reader.last_event(); last - to_ > kRemembered) {
+    entries_.clear();
+    from_ = to_ = last - kRemembered;
+  }
   const Revision before = to_;
   while (true) {
     const std::vector<Event> events = reader.events(to_, static_cast<int64_t>(kMost));

@@ -71,5 +71,34 @@ TEST(EventFeed, GivesWhatTheStoreHasWhereverAStreamIs) {
   EXPECT_EQ(text, "");
 }
 
+// Nobody listened, so that nothing was looked at.
+TEST(EventFeed, OfWhatHappenedMeanwhileReadsNoMoreThanItRemembers) {
+  const TempFolder folder;
+  Store store(folder.path() / "store.db");
+  CommitQueue queue(store);
+  Reader reader(folder.path() / "store.db");
+  EventFeed feed;
+  const auto add = [&](size_t count) {
+    queue.commit([&](Change& change) {
+      for (size_t i = 0; i < count; ++i) change.record(1, "test", "{}", 1);
+    });
+  };
+  queue.commit([](Change& change) { change.submit({.name = "a", .owner = "ada"}, "{}", 1); });
+  feed.follow(reader, queue.commits());
+  const Revision before = reader.last_event();
+  add(3 * EventFeed::kMost);
+  feed.follow(reader, queue.commits());
+  EXPECT_EQ(feed.newest(), reader.last_event());
+  std::string text, expected;
+  Revision at = before;
+  EXPECT_EQ(feed.read(at, 0, text), Rest::forgotten);
+  Revision twin_at = at = feed.newest() - static_cast<Revision>(EventFeed::kMost);
+  for (Rest rest = Rest::more; rest == Rest::more;) rest = feed.read(at, 0, text);
+  for (std::string part = "x"; part != ""; expected += part) part = twin(reader, twin_at, 0);
+  EXPECT_EQ(text, expected);
+  at = feed.newest() - static_cast<Revision>(EventFeed::kMost) - 1;
+  EXPECT_EQ(feed.read(at, 0, text), Rest::forgotten);
+}
+
 }  // namespace
 }  // namespace ductile::cluster

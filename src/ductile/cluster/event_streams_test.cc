@@ -4,7 +4,9 @@
 #include <string>
 #include <thread>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
@@ -64,13 +66,32 @@ class Streams : public ::testing::Test {
   void begin(EventStreams::Duration patience = 10min, EventStreams::Duration heartbeat = 10min) {
     streams.emplace(api, patience, heartbeat);
   }
-  Watcher& watch(JobId job, Revision after) {
-    Watcher& watcher = watchers.emplace_back(job, after);
+  Watcher& watch(JobId job, Revision after) { return add(watchers.emplace_back(job, after)); }
+  // All events, over a connection of the loopback interface.
+  Watcher& watch_by_tcp(Revision after) {
+    Watcher& watcher = watchers.emplace_back(0, after);
+    const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in here{};
+    here.sin_family = AF_INET;
+    here.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    auto* const address = reinterpret_cast<sockaddr*>(&here);
+    socklen_t size = sizeof here;
+    EXPECT_EQ(::bind(listener.get(), address, size), 0);
+    EXPECT_EQ(::listen(listener.get(), 1), 0);
+    EXPECT_EQ(::getsockname(listener.get(), address, &size), 0);
+    watcher.mine = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::connect(watcher.mine.get(), address, size), 0);
+    EXPECT_EQ(::fcntl(watcher.mine.get(), F_SETFL, O_NONBLOCK), 0);
+    watcher.theirs =
+        Descriptor(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    return add(watcher);
+  }
+  Watcher& add(Watcher& watcher) {
     watcher.wire.emplace(watcher.theirs.get());
     EventStreams::Stream stream;
     stream.wire = &*watcher.wire;
-    stream.job = job;
-    stream.at = after;
+    stream.job = watcher.job;
+    stream.at = watcher.at;
     stream.welcome = [&watcher] { return watcher.welcome.load(); };
     stream.over = [&watcher] { watcher.over = true; };
     EXPECT_TRUE(streams->add(std::move(stream)));
@@ -178,6 +199,58 @@ TEST_F(Streams, WhoIsToldNothingElseIsToldSo) {
     return watcher.bytes.find(": nothing new\n\n\r\n") != std::string::npos;
   }));
   EXPECT_FALSE(watcher.over);
+}
+
+// Nothing is said to it for ten minutes.
+TEST_F(Streams, OneWhoseClientHasGoneIsOverAtOnce) {
+  begin();
+  const Revision last = Reader(file).last_event();
+  for (int i = 0; i < 20; ++i) watch(i % 3, last);
+  Watcher& stays = watch(0, last);
+  for (Watcher& watcher : watchers)
+    if (&watcher != &stays) watcher.mine.close();
+  for (Watcher& watcher : watchers)
+    if (&watcher != &stays) ASSERT_TRUE(comes([&] { return watcher.over.load(); }));
+  happen(1);
+  ASSERT_TRUE(gets_all(stays));
+  EXPECT_FALSE(stays.over);
+  EXPECT_EQ(stays.text(), expected(stays));
+}
+
+// Over TCP a client that has closed its connection looks at first like one that says no more.
+TEST_F(Streams, OneWhoseClientHasGoneIsOverAtOnceOverTcpToo) {
+  begin();
+  Watcher& goes = watch_by_tcp(Reader(file).last_event());
+  goes.mine.close();
+  EXPECT_TRUE(comes([&] { return goes.over.load(); }));
+}
+
+TEST_F(Streams, WhoSaysNoMoreAndStillListensIsTold) {
+  begin();
+  for (const bool by_tcp : {false, true}) {
+    const Revision last = Reader(file).last_event();
+    Watcher& watcher = by_tcp ? watch_by_tcp(last) : watch(0, last);
+    ASSERT_EQ(::shutdown(watcher.mine.get(), SHUT_WR), 0);
+    ASSERT_TRUE(comes([&] {  // once, to learn whether it has gone
+      watcher.read();
+      return watcher.over || watcher.bytes == "f\r\n: nothing new\n\n\r\n";
+    }));
+    happen(1);
+    ASSERT_TRUE(comes([&] {
+      watcher.read();
+      return watcher.over || watcher.bytes.ends_with(expected(watcher) + "\r\n");
+    }));
+    EXPECT_FALSE(watcher.over);
+  }
+}
+
+TEST(EventStreams, OfManyEachIsWrittenToLessOftenAndAllTogetherNotMoreOften) {
+  EXPECT_EQ(EventStreams::rest_of(1), EventStreams::kRest);
+  for (const size_t streams : {300, 500, 1024, 10'000}) {
+    const double seconds = std::chrono::duration<double>(EventStreams::rest_of(streams)).count();
+    EXPECT_LE(static_cast<double>(streams) / seconds, 1.01 * EventStreams::kMostWrites) << streams;
+    EXPECT_LE(seconds, 5) << streams;
+  }
 }
 
 TEST_F(Streams, AtTheEndAllAreOverAndNoneIsTaken) {

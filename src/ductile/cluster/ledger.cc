@@ -54,4 +54,8 @@ double Ledger::device_seconds(JobId job, double now) const {
   return out;
 }
 
+void Ledger::keep_only(const std::set<JobId>& jobs) {
+  std::erase_if(sums_, [&](const auto& sum) { return !jobs.contains(sum.first); });
+}
+
 }  // namespace ductile::cluster

@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,10 @@ class Ledger {
   // Those that reach beyond `since`, in the order of their ends; what is still held comes last.
   std::vector<HeldSpan> spans(double since) const;
   double device_seconds(JobId job, double now) const;
+  // Sums of how many jobs it remembers. The store forgets jobs, and tells nobody: who keeps one
+  // store's ledger for long lets it forget those that are not there any more.
+  size_t sums() const { return sums_.size(); }
+  void keep_only(const std::set<JobId>& jobs);
 
  private:
   void end_spans(JobId job, double time);

@@ -67,6 +67,19 @@ TEST(Ledger, AgreesWithCountingEachSecond) {
   }
 }
 
+TEST(Ledger, ForgetsTheSumsOfJobsThatAreNotKept) {
+  Ledger ledger;
+  for (JobId job = 1; job <= 3; ++job) {
+    ledger.add(allocation(2 * job, 10, job, {{"a", 1}}));
+    ledger.add({2 * job + 1, 15, job, "finished", "{}"});
+  }
+  EXPECT_EQ(ledger.sums(), 3u);
+  ledger.keep_only({2});
+  EXPECT_EQ(ledger.sums(), 1u);
+  EXPECT_EQ(ledger.device_seconds(2, 100), 5);
+  EXPECT_EQ(ledger.device_seconds(3, 100), 0);
+}
+
 TEST(Ledger, RemembersABoundedNumberOfSpans) {
   Ledger ledger;
   for (int64_t i = 1; i <= 30000; ++i)

@@ -1,8 +1,33 @@
 #include <algorithm>
 
+#include <sys/resource.h>
+
 #include "ductile/cluster/limits_impl.h"
 
 namespace ductile::cluster {
+namespace {
+
+constexpr uint64_t kOtherDescriptors = 1024;
+
+}  // namespace
+
+int connections_within(uint64_t descriptors, int wanted) {
+  const uint64_t others = std::min(kOtherDescriptors, descriptors / 2);
+  return static_cast<int>(
+      std::clamp<uint64_t>(descriptors - others, 1, static_cast<uint64_t>(std::max(1, wanted))));
+}
+
+int connections_for(int wanted) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
+  const rlim_t needed = static_cast<rlim_t>(std::max(1, wanted)) + kOtherDescriptors;
+  if (limit.rlim_cur < needed && limit.rlim_cur < limit.rlim_max) {
+    rlimit more = limit;
+    more.rlim_cur = std::min(needed, limit.rlim_max);
+    if (::setrlimit(RLIMIT_NOFILE, &more) == 0) limit = more;
+  }
+  return connections_within(limit.rlim_cur, wanted);
+}
 
 void Limits::Seat::release() {
   if (limits_ != nullptr) std::exchange(limits_, nullptr)->leave(who_, kind_);

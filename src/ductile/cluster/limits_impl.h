@@ -85,6 +85,13 @@ class Limits {
   int connections_ = 0, strangers_ = 0, streams_ = 0;
 };
 
+// How many of `wanted` connections so many descriptors allow, of which the service, its store and
+// its jobs need some.
+int connections_within(uint64_t descriptors, int wanted);
+// Raises the limit of descriptors of this process as far as that needs and may be, and says how
+// many connections it allows.
+int connections_for(int wanted);
+
 // How limits call those who have not said who they are begin with this.
 inline constexpr char kStranger = '?';
 

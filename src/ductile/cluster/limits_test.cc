@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <thread>
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "ductile/base/rng.h"
 #include "ductile/cluster/limits_impl.h"
@@ -112,6 +114,26 @@ TEST(Limits, StreamsAreCounted) {
   EXPECT_FALSE(limits.stream("=z")) << "three are all";
   a.release();
   EXPECT_TRUE(limits.stream("=z"));
+}
+
+TEST(Limits, ConnectionsLeaveDescriptorsForTheRest) {
+  EXPECT_EQ(connections_within(1 << 20, 2048), 2048);
+  EXPECT_EQ(connections_within(2048 + 1024, 2048), 2048);
+  EXPECT_EQ(connections_within(2048, 2048), 1024);
+  EXPECT_EQ(connections_within(256, 2048), 128);
+  EXPECT_EQ(connections_within(1, 2048), 1);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = std::min<rlim_t>(256, before.rlim_max);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  const int most = connections_for(100);
+  rlimit raised{};
+  EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &raised), 0);
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(most, connections_within(raised.rlim_cur, 100));
+  EXPECT_EQ(raised.rlim_cur, std::min<rlim_t>(100 + 1024, before.rlim_max));
+  EXPECT_EQ(raised.rlim_max, before.rlim_max);
 }
 
 // Many clients that come once leave nothing behind; one that is there is not forgotten.

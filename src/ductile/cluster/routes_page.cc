@@ -3,6 +3,7 @@
 #include <fstream>
 #include <map>
 #include <tuple>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -51,17 +52,17 @@ Answer show_allocations(Request& request) {
   const auto since =
       static_cast<double>(request.number("since", static_cast<int64_t>(now) - 3600, 0, INT64_MAX));
   Json out = {{"now", now}, {"spans", Json::array()}};
-  request.with_ledger([&](const Ledger& ledger) {
-    for (const HeldSpan& span : ledger.spans(since)) {
-      Json shown = {{"job", span.job},
-                    {"node", span.node},
-                    {"devices", span.devices},
-                    {"from", span.from},
-                    {"to", nullptr}};
-      if (span.to) shown["to"] = *span.to;
-      out["spans"].push_back(std::move(shown));
-    }
-  });
+  std::vector<HeldSpan> spans;  // written without the ledger, which others wait for
+  request.with_ledger([&](const Ledger& ledger) { spans = ledger.spans(since); });
+  for (const HeldSpan& span : spans) {
+    Json shown = {{"job", span.job},
+                  {"node", span.node},
+                  {"devices", span.devices},
+                  {"from", span.from},
+                  {"to", nullptr}};
+    if (span.to) shown["to"] = *span.to;
+    out["spans"].push_back(std::move(shown));
+  }
   return json_answer(out);
 }
 

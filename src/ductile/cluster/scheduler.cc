@@ -203,6 +203,7 @@ void Scheduler::remove(JobId id, bool ended) {
   if (!ended) policy_->forget(id);
   scattered_.erase(id);
   without_gpus_.erase(id);
+  if (claim_ && claim_->job == id) claim_.reset();
   jobs_.erase(id);
 }
 
@@ -216,6 +217,10 @@ int32_t Scheduler::most_batch(const Job& job) {
 void Scheduler::set_bounds(JobId id, int32_t least, int32_t most) {
   Job& job = jobs_.at(id);
   sched::JobView& view = job.view;
+  if (view.min_devices != least) {  // it asks for something else from now on
+    if (claim_ && claim_->job == id) claim_.reset();
+    job.lacks_since.reset();
+  }
   if (view.service) {
     bound_service(view, least, most);
     least = view.min_devices, most = view.max_devices;
@@ -340,6 +345,7 @@ void Scheduler::holds(JobId id, const spec::Allocation& allocation, double now) 
   Job& job = jobs_.at(id);
   sched::JobView& view = job.view;
   if (job.granted == allocation) job.granted.reset();
+  if (claim_ && claim_->job == id && !allocation.empty()) claim_.reset();
   if (!allocation.empty() && view.region >= 0) view.region = region_of(allocation.front().node);
   if (view.allocation == allocation) return;
   if (std::exchange(job.held_before, std::nullopt) == allocation) {
@@ -473,6 +479,21 @@ std::vector<Allotment> Scheduler::decide(double now) {
   }
   without_gpus_.clear();
   choose_claim(views, now);
+  const std::map<JobId, std::string> taken = take_gpus(views, now);
+  // Also of those that are not shown to the policy now.
+  std::map<JobId, Allotment> out;
+  for (const sched::JobView& view : views) {
+    const Job& job = jobs_.at(view.id);
+    if (view.allocation == job.granted.value_or(job.view.allocation)) continue;
+    const auto why = taken.find(view.id);
+    out[view.id] = {view.id, view.allocation,
+                    why == taken.end() ? "a node is drained or lost" : why->second};
+  }
+  // Whoever is stopped for another one may go on elsewhere once it has ended: until then it holds
+  // what it is to give up.
+  std::erase_if(views, [&](const sched::JobView& view) {
+    return view.allocation.empty() && taken.contains(view.id);
+  });
   views = within_quotas(that_find_gpus(std::move(views), false));  // they hold up nobody's quota
   views = that_fit_a_node(that_find_gpus(std::move(views), true));
   for (sched::JobView& view : views) {
@@ -491,12 +512,6 @@ std::vector<Allotment> Scheduler::decide(double now) {
   keep_what_nobody_takes(round, decisions,
                          [&](JobId id, int32_t node) { return takes_gpus(id, node, gpus); });
   sched::check_decisions(round, decisions);
-  std::map<JobId, Allotment> out;
-  for (const sched::JobView& view : views) {
-    const Job& job = jobs_.at(view.id);
-    if (view.allocation != job.granted.value_or(job.view.allocation))
-      out[view.id] = {view.id, view.allocation, "a node is drained or lost"};
-  }
   for (sched::Decision& change : decisions.changes) {
     const Job& job = jobs_.at(change.job);
     if (change.allocation == job.granted.value_or(job.view.allocation))

@@ -90,7 +90,8 @@ class Scheduler {
   // Of a service; whether it needs more replicas than it holds or was granted, and may have them.
   bool served(JobId job, const ServiceLoad& load);
   // So many GPUs can be used there. Policies know nothing of them: a job that asks for some is
-  // shown to the policy while a node has so many free, and then placed on such a node.
+  // shown to the policy while a node has so many free, and then placed on such a node; one that
+  // lacks them takes them from lower tiers.
   // `lost`: and so many that jobs hold have failed since.
   void has_gpus(int32_t node, int32_t usable, int32_t lost = 0);
   // GPUs that the jobs of a team hold at most, by team; of a team with a quota of devices.
@@ -110,6 +111,10 @@ class Scheduler {
   // A job that has to be on one node, and has found no room for so many seconds, is not overtaken
   // any more: the room of a node is kept for the one of these that is first by tier and age.
   static constexpr double kOvertaken = 120;
+  // A job of a higher tier that has lacked GPUs for so many seconds takes them from jobs of a lower
+  // one, which are saved and go on when and where there is room. Never from services, and never
+  // from its own tier.
+  static constexpr double kTakes = 5;
   // Until a pause of any job was measured, and the longest that is believed: more is something
   // else, as a debugger.
   static constexpr double kFirstPause = 3, kLongestPause = 600;
@@ -125,6 +130,15 @@ class Scheduler {
   std::vector<double> modelled_speeds(JobId job) const;
   // Why the job waits, or holds what it holds.
   std::string why(JobId job) const;
+  // The node whose room is kept, for whom, and since when. It ends with that job, when the job has
+  // its devices, is not to run now, asks for something else, or can have them nowhere.
+  struct Claim {
+    JobId job = 0;
+    int32_t node = -1;
+    double since = 0;
+    bool operator==(const Claim&) const = default;
+  };
+  const std::optional<Claim>& claim() const { return claim_; }
 
   // Whether its team's quota alone kept it from the policy in the last decision.
   bool over_quota(JobId job) const { return over_quota_.contains(job); }
@@ -160,6 +174,18 @@ class Scheduler {
     double pause = 0;                   // as `pause_` below, of its own; 0: none was measured
   };
 
+  // What a team's jobs hold.
+  struct Held {
+    int64_t devices = 0, gpus = 0;
+  };
+  // Jobs, by their places in the list of views, that are stopped on a node, or have so many devices
+  // less there.
+  struct Takeover {
+    int32_t node = -1;
+    std::vector<size_t> stopped;
+    std::vector<std::pair<size_t, int32_t>> shrunk;
+  };
+
   int32_t region_named(std::string_view name) const;  // -1: there is none
   int32_t region_of(int32_t node) const;
   void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
@@ -178,6 +204,18 @@ class Scheduler {
   int32_t kept_gpus(const sched::JobView& view, int32_t node) const;  // from it, there
   bool claim_has_devices(std::span<const sched::JobView> views) const;
   void keep_claim(const sched::Round& round, sched::Decisions& decisions) const;
+  void keep_from_growing(int32_t missing, const sched::Allocation& before, sched::Decision& change,
+                         NodeCounts& used) const;
+  bool is_elsewhere(const sched::JobView& view, int32_t node) const;
+  static void take_from(sched::Allocation& allocation, int32_t node, int32_t devices);
+  std::map<int32_t, Held> held_by_teams(std::span<const sched::JobView> views) const;
+  bool fits_quota(const sched::JobView& view, const std::map<int32_t, Held>& held) const;
+  std::map<JobId, std::string> take_gpus(std::vector<sched::JobView>& views, double now);
+  std::optional<Takeover> best_takeover(const sched::JobView& taker,
+                                        std::span<const sched::JobView> views) const;
+  std::optional<Takeover> takeover_on(int32_t node, const sched::JobView& taker,
+                                      std::span<const sched::JobView> views,
+                                      int32_t held_gpus) const;
   void give_way(const sched::Round& round, int32_t missing, sched::Decision& change,
                 NodeCounts& used, NodeCounts& gpus) const;
   void note_lacks(double now);
@@ -200,11 +238,6 @@ class Scheduler {
   std::map<JobId, int> scattered_;
   std::vector<int32_t> gpus_, lost_gpus_;  // by node; of the former, those that have failed
   std::map<int32_t, int64_t> gpu_quotas_;
-  // Whose room is kept, and where.
-  struct Claim {
-    JobId job = 0;
-    int32_t node = -1;
-  };
   std::optional<Claim> claim_;
   std::set<JobId> without_gpus_{};  // no node had so many free in the last decision
 };

@@ -3,30 +3,14 @@
 #include <algorithm>
 #include <map>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
-#include "ductile/cluster/scheduler.h"
+#include "ductile/cluster/scheduler_impl.h"
 
 namespace ductile::cluster {
-namespace {
-
-// Who comes before whom.
-std::tuple<sched::Tier, double, JobId> turn_of(const sched::JobView& view) {
-  return {view.tier, view.arrival, view.id};
-}
-
-int32_t devices_on(const sched::Allocation& allocation, int32_t node) {
-  int32_t out = 0;
-  for (const sched::NodeShare& share : allocation)
-    if (share.node == node) out += share.devices;
-  return out;
-}
-
-}  // namespace
 
 void Scheduler::has_gpus(int32_t node, int32_t usable, int32_t lost) {
   gpus_.at(static_cast<size_t>(node)) = usable + lost;
@@ -106,11 +90,12 @@ int32_t Scheduler::best_node(const sched::Round& round, const Job& job, int32_t 
 // node where the least is missing for it, and stays with that one.
 void Scheduler::choose_claim(std::span<const sched::JobView> views, double now) {
   const std::optional<Claim> before = std::exchange(claim_, std::nullopt);
+  const auto held_by_team = held_by_teams(views);
   const sched::JobView* first = nullptr;
   for (const sched::JobView& view : views) {
     const Job& job = jobs_.at(view.id);
     if (!job.lacks_since || now - *job.lacks_since < kOvertaken || !view.allocation.empty() ||
-        over_quota_.contains(view.id))
+        !fits_quota(view, held_by_team))
       continue;
     if (first == nullptr || turn_of(view) < turn_of(*first)) first = &view;
   }
@@ -121,11 +106,9 @@ void Scheduler::choose_claim(std::span<const sched::JobView> views, double now) 
   bool may_stay = false;
   for (int32_t node = 0; node < static_cast<int32_t>(gpus_.size()); ++node) {
     const int32_t devices = cluster_.usable(node), all = gpus_[static_cast<size_t>(node)];
-    const bool elsewhere = policy_->traits().sees_regions && first->region >= 0 &&
-                           !first->movable && region_of(node) != first->region;
     // Those that have failed are none when the jobs that still hold them have gone.
     const int32_t lasting = all - lost_gpus_[static_cast<size_t>(node)];
-    if (devices < first->min_devices || lasting < gpus || elsewhere) continue;
+    if (devices < first->min_devices || lasting < gpus || is_elsewhere(*first, node)) continue;
     int32_t free = devices;
     for (const sched::JobView& view : views) free -= devices_on(view.allocation, node);
     const int32_t missing = std::max(0, first->min_devices - free) +
@@ -133,11 +116,23 @@ void Scheduler::choose_claim(std::span<const sched::JobView> views, double now) 
     may_stay = may_stay || (before && before->job == first->id && before->node == node);
     if (claim_ && missing >= least) continue;
     least = missing;
-    claim_ = Claim{first->id, node};
+    claim_ = Claim{first->id, node, now};
   }
   // It stays where it is, so that what became free there was kept for something, unless another
   // node has all of it now.
-  if (may_stay && least > 0) claim_ = before;
+  if (may_stay && (least > 0 || claim_->node == before->node)) claim_ = before;
+}
+
+// It may not run there.
+bool Scheduler::is_elsewhere(const sched::JobView& view, int32_t node) const {
+  return policy_->traits().sees_regions && view.region >= 0 && !view.movable &&
+         region_of(node) != view.region;
+}
+
+void Scheduler::take_from(sched::Allocation& allocation, int32_t node, int32_t devices) {
+  for (sched::NodeShare& share : allocation)
+    if (share.node == node) share.devices -= devices;
+  std::erase_if(allocation, [](const sched::NodeShare& s) { return s.devices <= 0; });
 }
 
 // Whether it has to leave that node's room to the one that it is kept for.
@@ -166,9 +161,7 @@ void Scheduler::give_way(const sched::Round& round, int32_t missing, sched::Deci
   const int32_t devices = sched::device_count(change.allocation);
   const int32_t cut = std::min(missing, devices_on(change.allocation, node));
   if (!job.one_node && devices - cut >= job.view.min_devices) {
-    for (sched::NodeShare& share : change.allocation)
-      if (share.node == node) share.devices -= cut;
-    std::erase_if(change.allocation, [](const sched::NodeShare& s) { return s.devices == 0; });
+    take_from(change.allocation, node, cut);
     used[node] -= cut;
     return;
   }
@@ -183,34 +176,70 @@ void Scheduler::give_way(const sched::Round& round, int32_t missing, sched::Deci
   gpus[best] += job.gpus;
 }
 
-// Who would start where room is kept gives way, until enough is left; and that is given to the one
-// that it is kept for, although the policy would choose others. Who runs there may go on.
+// What runs there may go on, and grows no more: else it would take for ever what others give up.
+// Services do, since nobody may take from them what their requests need.
+void Scheduler::keep_from_growing(int32_t missing, const sched::Allocation& before,
+                                  sched::Decision& change, NodeCounts& used) const {
+  const int32_t node = claim_->node;
+  const Job& job = jobs_.at(change.job);
+  const int32_t more = devices_on(change.allocation, node) - devices_on(before, node);
+  const int32_t cut = std::min(missing, more);
+  if (cut <= 0 || job.one_node || job.view.service || job.view.scaling == sched::Scaling::rigid ||
+      sched::device_count(change.allocation) - cut < job.view.min_devices)
+    return;
+  take_from(change.allocation, node, cut);
+  used[node] -= cut;
+}
+
+// Who would start where room is kept gives way, and who would grow there does not, until enough is
+// left; and that is given to the one that it is kept for, although the policy would choose others.
 void Scheduler::keep_claim(const sched::Round& round, sched::Decisions& decisions) const {
   if (!claim_) return;
   const Claim claim = *claim_;
   const Job& job = jobs_.at(claim.job);
+  const auto own = [&] {
+    return std::ranges::find(decisions.changes, claim.job, &sched::Decision::job);
+  };
+  const bool placed = own() != decisions.changes.end() && !own()->allocation.empty();
+  NodeCounts used, gpus = gpus_after(round.jobs, decisions);
+  if (placed) {
+    const sched::Allocation& where = own()->allocation;
+    const int32_t node = where.front().node;
+    if (where.size() == 1 && (job.gpus == 0 || gpus[node] <= gpus_[static_cast<size_t>(node)]))
+      return;  // it is served; else a policy placed it that knows neither nodes nor GPUs
+    gpus[node] -= job.gpus;
+  }
   const int32_t least = job.view.min_devices, all = round.cluster.usable(claim.node);
   std::map<JobId, const sched::Allocation*> before, after;
   for (const sched::JobView& view : round.jobs) before[view.id] = after[view.id] = &view.allocation;
   for (const sched::Decision& change : decisions.changes) after[change.job] = &change.allocation;
-  const bool shown = after.contains(claim.job);
-  if (shown && !after[claim.job]->empty()) return;  // it is served
-  NodeCounts used, gpus = gpus_after(round.jobs, decisions);
+  const bool shown = before.contains(claim.job);
+  if (shown && !before[claim.job]->empty()) return;
   for (const auto& [id, allocation] : after)
-    for (const sched::NodeShare& share : *allocation) used[share.node] += share.devices;
+    for (const sched::NodeShare& share : *allocation)
+      if (id != claim.job) used[share.node] += share.devices;
   for (sched::Decision& change : decisions.changes) {
     const int32_t missing = least - (all - used[claim.node]);
-    if (missing > 0 && devices_on(change.allocation, claim.node) > 0 &&
-        before[change.job]->empty() && yields(jobs_.at(change.job).view, claim.node))
+    if (missing <= 0 || devices_on(change.allocation, claim.node) == 0 ||
+        !yields(jobs_.at(change.job).view, claim.node))
+      continue;
+    const sched::Allocation& held = *before[change.job];
+    if (held.empty())
       give_way(round, missing, change, used, gpus);
+    else
+      keep_from_growing(missing, held, change, used);
   }
   std::erase_if(decisions.changes, [&](const sched::Decision& change) {
     return change.allocation.empty() && before[change.job]->empty();
   });
   if (!shown || all - used[claim.node] < least) return;
   if (job.gpus > 0 && gpus[claim.node] + job.gpus > gpus_[static_cast<size_t>(claim.node)]) return;
-  decisions.changes.push_back(
-      {claim.job, {{claim.node, least}}, "it has waited for long for room on one node"});
+  sched::Decision grant{
+      claim.job, {{claim.node, least}}, "it has waited for long for room on one node"};
+  if (placed)
+    *own() = std::move(grant);
+  else
+    decisions.changes.push_back(std::move(grant));
 }
 
 // A job that policies cannot place is shown to them only now and then, and may get nothing for

@@ -25,6 +25,8 @@ json Scheduler::state() const {
   json jobs = json::array();
   for (const auto& [id, job] : jobs_) {
     const sched::JobView& v = job.view;
+    // Nothing was learnt of one that never ran, and a hundred thousand of them may wait.
+    if (v.started < 0 && v.allocation.empty() && !job.held_before && v.progress <= 0) continue;
     jobs.push_back({{"job", id},
                     {"agent", job.agent->state()},
                     {"service", v.attained_service},

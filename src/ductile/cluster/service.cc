@@ -16,6 +16,7 @@
 #include "ductile/cluster/engine_impl.h"
 #include "ductile/cluster/http_server.h"
 #include "ductile/cluster/job_runner_impl.h"
+#include "ductile/cluster/limits_impl.h"
 #include "ductile/cluster/nodes_impl.h"
 #include "ductile/cluster/page_access.h"
 #include "ductile/cluster/scheduler.h"
@@ -32,8 +33,6 @@ constexpr int kMostDoublings = 9;     // of that, up to 43 minutes
 constexpr milliseconds kSettle{100};  // while devices are given up
 // At the end, a store that takes nothing is waited for so long, and looked at so often.
 constexpr milliseconds kUnwritten{10'000}, kLookAtStore{1000};
-constexpr size_t kMostMemory = 16 << 20;
-constexpr const char* kMemory = "scheduler";  // its name in the store
 constexpr int kMostWaits = 50;  // of these, until a job whose place is to move is preempted
 
 std::vector<int64_t> by_node(const spec::Allocation& allocation, int32_t nodes) {
@@ -107,6 +106,7 @@ void Service::Impl::take_up(JobRecord record) {
                                : fs::path(record.run).filename().string();
   live.run = runs_ / name;
   live.record = std::move(record);
+  view_.enter(id, live.record.submission.owner);
   view_.set_gpus(id, gpus_of(live.work));
   Live& kept = live_[id] = std::move(live);
   if (kept.record.phase != Phase::paused) admit(kept);
@@ -120,41 +120,6 @@ void Service::Impl::admit(Live& live) {
     return say(live, lack);
   scheduler_.add(
       demand_of(live.record, live.work, options_.quotas, nodes_.devices(), schedule_time()));
-}
-
-// Without it jobs and policy learn the same again: damage is said, and stops nothing.
-void Service::Impl::recall() {
-  try {
-    const std::string text = reader_.memory(kMemory);
-    if (text.empty()) return;
-    scheduler_.restore(parse_json(text, "what the scheduler had learnt", ErrorCode::data_loss),
-                       schedule_time());
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::data_loss) throw;
-    log_line(error.message());
-  }
-}
-
-void Service::Impl::remember() {
-  if (stopping_) return;
-  // Once a round, and of very many jobs less often. Where the disk is full nothing piles up.
-  constexpr int kMostShare = 20;
-  const net::Deadline begin = loop_.now();
-  if (writer_.idle()) remember_now();
-  const auto round = milliseconds(static_cast<int64_t>(options_.interval * 1000));
-  remember_ = loop_.after(std::max<net::Clock::duration>(round, kMostShare * (loop_.now() - begin)),
-                          [this] { remember(); });
-}
-
-void Service::Impl::remember_now() {
-  std::string text = dump_json(scheduler_.state());
-  if (text.size() > kMostMemory)
-    return log_line(
-        fmt::format("what the scheduler has learnt is {} bytes, of which at most {} are kept: the "
-                    "next service will learn anew",
-                    text.size(), kMostMemory));
-  writer_.write_newest(
-      kMemory, [text = std::move(text)](Change& change) { change.set_memory(kMemory, text); });
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
@@ -202,6 +167,7 @@ spec::Allocation Service::Impl::held_before(JobId id, Counts& left) {
 // The job is over. Until the store says so, it says that the job lives, which must not be believed.
 void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
   scheduler_.remove(id);
+  show_claim();
   live_.erase(id);
   view_.forget(id);
   ending_.insert(id);
@@ -276,7 +242,11 @@ void Service::Impl::keep_in_place(Live& live) {
 void Service::Impl::decide_soon() {
   // A policy of rounds begins one at once where nothing runs: nobody's share is disturbed by it.
   if (stopping_ || !(scheduler_.traits().on_events || scheduler_.nothing_runs())) return;
-  decide_soon_ = loop_.after(milliseconds(0), [this] { decide(); });
+  // A round over ten thousand jobs takes a while, and each submission asks for one: together they
+  // take a quarter of a processor at most, and leave the rest to those who submit.
+  const net::Deadline soonest = decided_ + 3 * turn_;
+  decide_soon_ = loop_.after(std::max<net::Clock::duration>(milliseconds(0), soonest - loop_.now()),
+                             [this] { decide(); });
 }
 
 void Service::Impl::decide() {
@@ -315,6 +285,8 @@ void Service::Impl::decide() {
   }
   write_reasons();
   show();
+  decided_ = loop_.now();
+  turn_ = std::chrono::steady_clock::now() - begin;
   view_.note_round(decided, seconds_since(begin));
 }
 
@@ -424,6 +396,7 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
         live.starting = false;
         live.record.phase = Phase::running;
         scheduler_.holds(id, devices, schedule_time());
+        show_claim();
         if (stopping_) return ended(id, {});
         start_runner(live, devices);
         follow_wish(live);
@@ -579,8 +552,11 @@ void Service::Impl::stop(std::function<void()> on_stopped) {
   end_if_idle();  // where nothing is written any more
 }
 
-Service::Service(net::Loop& loop, ServiceOptions options)
-    : impl_(std::make_unique<Impl>(loop, std::move(options))) {}
+Service::Service(net::Loop& loop, ServiceOptions options) {
+  // Before it starts a process, which has the same limit of descriptors.
+  connections_for(HttpLimits{}.connections);
+  impl_ = std::make_unique<Impl>(loop, std::move(options));
+}
 Service::~Service() = default;
 void Service::stop(std::function<void()> on_stopped) { impl_->stop(std::move(on_stopped)); }
 uint16_t Service::port() const { return impl_->port(); }

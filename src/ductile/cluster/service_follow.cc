@@ -12,6 +12,7 @@
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/service_impl.h"
 
@@ -25,6 +26,8 @@ constexpr milliseconds kShow{500};                     // while jobs start
 constexpr double kSoonest = 0.02, kLookAtDrains = 60;  // seconds
 constexpr std::chrono::minutes kSayAgain{10};
 constexpr const char* kClock = "clock";  // its name in the store
+constexpr size_t kMostMemory = 16 << 20;
+constexpr const char* kMemory = "scheduler";  // its name in the store
 
 }  // namespace
 
@@ -161,6 +164,7 @@ void Service::Impl::follow_devices(Live& live, const Submission& wanted) {
   if (scheduler_.knows(id)) {
     scheduler_.set_bounds(id, static_cast<int32_t>(wanted.min_devices),
                           static_cast<int32_t>(std::min(wanted.max_devices, nodes_.devices())));
+    show_claim();
   } else if (live.record.phase == Phase::queued && !live.rest.armed()) {
     admit(live);  // it asked for more than there is
   }
@@ -177,6 +181,7 @@ void Service::Impl::follow_wish(Live& live) {
   if (wish == Wish::cancel) return end(id, Phase::cancelled, "It was cancelled.");
   if (wish == Wish::pause && live.record.phase == Phase::queued) {
     scheduler_.remove(id, false);
+    show_claim();
     live.rest.cancel();
     live.granted.clear();
     live.record.phase = Phase::paused;
@@ -223,6 +228,44 @@ void Service::Impl::follow_demand() {
     if (gpus > 0 && !holds) demand.on_gpus.push_back({asked.min_devices, gpus});
   }
   engine_->follow(demand);
+}
+
+// Without it jobs and policy learn the same again: damage is said, and stops nothing.
+void Service::Impl::recall() {
+  try {
+    const std::string text = reader_.memory(kMemory);
+    if (text.empty()) return;
+    scheduler_.restore(parse_json(text, "what the scheduler had learnt", ErrorCode::data_loss),
+                       schedule_time());
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::data_loss) throw;
+    log_line(error.message());
+  }
+}
+
+void Service::Impl::remember() {
+  if (stopping_) return;
+  // Once a round, and of very many jobs less often. Where the disk is full nothing piles up.
+  constexpr int kMostShare = 20;
+  const net::Deadline begin = loop_.now();
+  if (writer_.idle()) remember_now();
+  const auto round = milliseconds(static_cast<int64_t>(options_.interval * 1000));
+  remember_ = loop_.after(std::max<net::Clock::duration>(round, kMostShare * (loop_.now() - begin)),
+                          [this] { remember(); });
+}
+
+void Service::Impl::remember_now() {
+  std::string text = dump_json(scheduler_.state());
+  const bool too_much = text.size() > kMostMemory;
+  if (too_much && !std::exchange(forgets_, true))
+    log_line(
+        fmt::format("what the scheduler has learnt is {} bytes, of which at most {} are kept: the "
+                    "next service will learn anew",
+                    text.size(), kMostMemory));
+  if (too_much) return;
+  forgets_ = false;
+  writer_.write_newest(
+      kMemory, [text = std::move(text)](Change& change) { change.set_memory(kMemory, text); });
 }
 
 // What an earlier service believed last; of a store that has no such time yet, when something
@@ -313,7 +356,19 @@ LiveState Service::Impl::state_of(const Live& live) const {
   return {Moment::waiting, scheduler_.why(id), cause};
 }
 
+void Service::Impl::show_claim() {
+  std::optional<NodeClaim> shown;
+  if (const auto& claim = scheduler_.claim()) {
+    const JobRecord& job = live_.at(claim->job).record;
+    shown =
+        NodeClaim{job.id,        job.submission.name, job.submission.tier, nodes_.name(claim->node),
+                  job.submitted, claim->since};
+  }
+  view_.set_claim(std::move(shown));
+}
+
 void Service::Impl::show() {
+  show_claim();
   bool moves = false;  // somebody's state changes soon, without an event
   for (const auto& [id, live] : live_) {
     LiveState state = state_of(live);

@@ -30,7 +30,7 @@ namespace ductile::cluster {
 
 // The service itself: service_serving.cc is about jobs that answer requests, service.cc goes from
 // what is granted to what is held, service_follow.cc follows what the store, its users and its
-// nodes say, and tells them what becomes of it.
+// nodes say, and tells them what becomes of it and what was learnt.
 class Service::Impl {
  public:
   Impl(net::Loop& loop, ServiceOptions options);
@@ -115,7 +115,8 @@ class Service::Impl {
   void say(Live& live, const std::string& reason);
   void write_reasons();
   LiveState state_of(const Live& live) const;
-  void show();  // to those who ask: what each job is doing
+  void show();        // to those who ask: what each job is doing
+  void show_claim();  // and for whom a node is kept
   void decide_soon();
   void end_if_idle();
   bool store_takes_nothing();
@@ -147,7 +148,10 @@ class Service::Impl {
   int64_t hardware_seen_ = 0;  // of the changes of nodes_
   const double began_ = wall_seconds();
   const net::Deadline began_steady_ = loop_.now();
+  net::Deadline decided_ = began_steady_;  // when the last round ended
+  net::Clock::duration turn_{};            // and how long it took
   bool stopping_ = false, gave_up_ = false;
+  bool forgets_ = false;  // what it has learnt is too much to be kept; that was said
   std::function<void()> on_stopped_;
   std::optional<net::Deadline> unwritten_since_;  // by a service that ends, and has no job left
   std::string prune_trouble_;                     // that was said

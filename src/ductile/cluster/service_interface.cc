@@ -10,6 +10,7 @@
 #include "ductile/base/log.h"
 #include "ductile/cluster/access_file.h"
 #include "ductile/cluster/front_impl.h"
+#include "ductile/cluster/limits_impl.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/service_impl.h"
 
@@ -61,6 +62,13 @@ void Service::Impl::open_interface() {
   api_->on_commit([post = make_poster(loop_, alive_), this] { post([this] { look(); }); });
   api_->set_policy(options_.policy);
   HttpOptions http;
+  const int most = http.limits.connections;
+  http.limits.connections = connections_for(most);
+  if (http.limits.connections < most)
+    log_line(fmt::format(
+        "{} connections at once instead of {}, since this process may open few files: raise the "
+        "hard limit (ulimit -Hn)",
+        http.limits.connections, most));
   http.socket = options_.folder / "api.sock";
   if (options_.port) {
     http.port = options_.port;

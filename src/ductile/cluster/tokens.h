@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -39,14 +40,15 @@ class Tokens {
   // What the store says, from now on. Of several at once the one counts that began to read last:
   // it has seen whatever the others have.
   void load(const std::function<std::vector<TokenRecord>()>& read);
-  // Looks at all of them, and at each in the same time, whatever is given.
+  // As long for many tokens as for few: it is asked at each request, and for each write to an event
+  // stream.
   Recognition recognise(std::string_view token) const;
 
  private:
   const std::function<double()> clock_;
   mutable std::mutex mutex_;
   uint64_t begun_ = 0, kept_ = 0;  // loads
-  std::vector<TokenRecord> records_;
+  std::map<std::string, TokenRecord> by_digest_;
 };
 
 }  // namespace ductile::cluster

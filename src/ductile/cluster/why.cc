@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -243,11 +244,48 @@ int64_t most_free_of_a_node(const WhyFacts& facts) {
   return most;
 }
 
+std::string text_of_span(double seconds) {
+  const auto whole = static_cast<int64_t>(std::max(0.0, seconds));
+  if (whole < 120) return fmt::format("{} s", whole);
+  if (whole < 7200) return fmt::format("{} min", whole / 60);
+  return fmt::format("{} h {} min", whole / 3600, whole / 60 % 60);
+}
+
+// Which node is kept, for whom and since when, where that concerns the job; with a space before it.
+std::string claim_text(const WhyFacts& facts) {
+  if (!facts.claim || !is_usable(facts, facts.claim->node)) return "";
+  const NodeClaim& claim = *facts.claim;
+  const std::string since = text_of_span(facts.now - claim.since);
+  if (claim.job == facts.job.id)
+    return fmt::format(
+        " Since it has waited for long, node {} is kept for it, for {} now: who comes behind it "
+        "starts nothing there in its stead.",
+        claim.node, since);
+  const auto turn = [](const std::string& tier, double submitted, JobId job) {
+    return std::tuple(rank_of(tier), submitted, job);
+  };
+  const JobRecord& job = facts.job;
+  if (turn(job.submission.tier, job.submitted, job.id) <
+      turn(claim.tier, claim.submitted, claim.job))
+    return "";
+  return fmt::format(
+      " Node {} is kept for job {} ({}), which comes first and has waited for long, for {} now; "
+      "that ends when it has started, is cancelled or is paused.",
+      claim.node, claim.job, claim.name, since);
+}
+
+std::string why_it_competes(const WhyFacts& facts, int64_t asked);
+
 std::string why_it_waits_among(const WhyFacts& facts) {
   const int64_t asked = facts.job.submission.min_devices;
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
   if (std::string text = gpu_quota_reason(facts); !text.empty()) return text;
+  return why_it_competes(facts, asked) + claim_text(facts);
+}
+
+// Others hold what it asks for.
+std::string why_it_competes(const WhyFacts& facts, int64_t asked) {
   if (std::string text = lack_of_gpus(facts); !text.empty()) return text;
   int64_t usable = 0;
   for (const NodeRecord& node : facts.nodes)
@@ -333,6 +371,17 @@ void LiveView::set(JobId job, LiveState state) {
   states_[job] = std::move(state);
 }
 
+void LiveView::enter(JobId job, const std::string& owner) {
+  const std::lock_guard lock(mutex_);
+  if (owners_.emplace(job, owner).second) ++live_of_[owner];
+}
+
+std::pair<int64_t, int64_t> LiveView::live(const std::string& owner) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = live_of_.find(owner);
+  return {static_cast<int64_t>(owners_.size()), found == live_of_.end() ? 0 : found->second};
+}
+
 void LiveView::set_hardware(std::map<std::string, server::NodeHardware> hardware) {
   const std::lock_guard lock(mutex_);
   hardware_ = std::move(hardware);
@@ -351,6 +400,16 @@ void LiveView::set_gpus(JobId job, int64_t gpus) {
 std::map<JobId, int64_t> LiveView::gpus() const {
   const std::lock_guard lock(mutex_);
   return gpus_;
+}
+
+void LiveView::set_claim(std::optional<NodeClaim> claim) {
+  const std::lock_guard lock(mutex_);
+  claim_ = std::move(claim);
+}
+
+std::optional<NodeClaim> LiveView::claim() const {
+  const std::lock_guard lock(mutex_);
+  return claim_;
 }
 
 void LiveView::note_round(double seconds, double turn) {
@@ -415,6 +474,8 @@ void LiveView::forget(JobId job) {
   states_.erase(job);
   serving_.erase(job);
   gpus_.erase(job);
+  if (const auto owner = owners_.extract(job))
+    if (--live_of_[owner.mapped()] == 0) live_of_.erase(owner.mapped());
 }
 
 std::optional<LiveState> LiveView::of(JobId job) const {

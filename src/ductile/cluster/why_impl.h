@@ -53,6 +53,13 @@ struct RoundFigures {
   double last_turn = 0;  // with all that the service does for it
 };
 
+// A node whose room is kept for a job that has waited for long (Scheduler::Claim).
+struct NodeClaim {
+  JobId job = 0;
+  std::string name, tier, node;
+  double submitted = 0, since = 0;  // seconds since 1970
+};
+
 // What the service tells those who ask, on other threads. Thread-safe.
 class LiveView {
  public:
@@ -61,13 +68,18 @@ class LiveView {
       : quotas_(std::move(quotas)), gpu_quotas_(std::move(gpu_quotas)) {}
 
   void set(JobId job, LiveState state);
+  void enter(JobId job, const std::string& owner);  // it has not ended
   void forget(JobId job);
+  // Jobs that have not ended: of all, and of one owner.
+  std::pair<int64_t, int64_t> live(const std::string& owner) const;
 
   // What each node has, as far as it has said so, and how many GPUs a job asks for.
   void set_hardware(std::map<std::string, server::NodeHardware> hardware);
   std::map<std::string, server::NodeHardware> hardware() const;
   void set_gpus(JobId job, int64_t gpus);
   std::map<JobId, int64_t> gpus() const;  // of those that ask for any
+  void set_claim(std::optional<NodeClaim> claim);
+  std::optional<NodeClaim> claim() const;
 
   // Why the store takes nothing now; none: it does.
   void set_refusal(StoreFault fault, std::string text);
@@ -88,10 +100,13 @@ class LiveView {
   const std::map<std::string, int64_t> quotas_, gpu_quotas_;
   mutable std::mutex mutex_;
   std::map<JobId, LiveState> states_;
+  std::map<JobId, std::string> owners_;
+  std::map<std::string, int64_t> live_of_;  // by owner
   RoundFigures rounds_;
   std::map<JobId, ServingFigures> serving_;
   std::map<std::string, server::NodeHardware> hardware_;
   std::map<JobId, int64_t> gpus_;
+  std::optional<NodeClaim> claim_;
   std::pair<StoreFault, std::string> refusal_;
 };
 
@@ -109,6 +124,7 @@ struct WhyFacts {
   std::optional<int64_t> quota, gpu_quota;               // of its team
   std::map<std::string, server::NodeHardware> hardware;  // by node
   std::map<JobId, int64_t> gpus;                         // that jobs ask for
+  std::optional<NodeClaim> claim;
 };
 
 // In a sentence: why the job waits, or is as it is, with what it asks for, what is free, who holds

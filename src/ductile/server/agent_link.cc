@@ -89,7 +89,11 @@ void AgentLink::dial(const net::Secret& secret) {
   talk_lines_ = {};
   nonce_ = net::to_hex(net::random_nonce());
   secret_ = secret;
-  say({{"hello", {{"folder", options_.folder.string()}, {"host", host_.name}, {"nonce", nonce_}}}});
+  say({{"hello",
+        {{"protocol", kAgentProtocol},
+         {"folder", options_.folder.string()},
+         {"host", host_.name},
+         {"nonce", nonce_}}}});
 }
 
 bool AgentLink::may_dial() const { return state_ == State::down && Clock::now() >= retry_at_; }
@@ -167,6 +171,12 @@ void AgentLink::remember(std::string_view words) {
 std::string AgentLink::hear_line(const json& value) {
   if (!value.contains("greet")) return "";
   const json& greet = value["greet"];
+  if (const int64_t theirs = agent_protocol_of(greet);
+      greet.is_object() && theirs != kAgentProtocol)
+    return fmt::format(
+        "host {}: its agent speaks protocol {} of agents, and this controller speaks {}: install "
+        "the same version of Ductile there ('{}'), and let pilots of an earlier one end",
+        host_.name, theirs, kAgentProtocol, options_.program.string());
   const json given = greet.is_object() ? greet.value("nonce", json()) : json();
   const std::string nonce = given.is_string() ? given.get<std::string>() : "";
   if (nonce.size() != nonce_.size() ||

@@ -1,16 +1,27 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <string>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "ductile/base/files.h"
 #include "ductile/net/secret.h"
 
 namespace ductile::server {
 
+// What agents and controllers speak; it rises by one with each change that the other end has to
+// know. Each says its own in its first line, "protocol", and refuses another one by name; who says
+// none is of before 2026-11-28, and counts as 1.
+constexpr int64_t kAgentProtocol = 2;
+
 constexpr std::chrono::seconds kAgentBeat{1};
 // An agent that was silent for longer has lost its connection, whatever that says of itself.
 constexpr std::chrono::seconds kAgentSilence{15};
+
+// Of a first line's value.
+int64_t agent_protocol_of(const nlohmann::json& value);
 
 // That the agent sees the same secret, and so the same run directory, as who asks. `what`: both
 // nonces, or a name of its own.

@@ -109,6 +109,13 @@ class HostAgent {
   }
 
   void hello(const json& value) {
+    // Before anything that another protocol may do in another way.
+    if (const int64_t theirs = agent_protocol_of(value); theirs != kAgentProtocol)
+      fail(
+          ErrorCode::conflict,
+          "the controller speaks protocol {} of agents, and the agent ({}) speaks {}: use the same "
+          "version of Ductile on all hosts",
+          theirs, fs::read_symlink("/proc/self/exe").string(), kAgentProtocol);
     const fs::path folder = value.at("folder").get<std::string>();
     const std::string host = value.at("host");
     constexpr const char* kShared =
@@ -135,7 +142,10 @@ class HostAgent {
     folder_ = folder;
     host_ = host;
     place_name_ = agent_proof(secret, "place of " + host);
-    say({{"greet", {{"nonce", ours}, {"proof", agent_proof(secret, theirs + ours)}}}});
+    say({{"greet",
+          {{"protocol", kAgentProtocol},
+           {"nonce", ours},
+           {"proof", agent_proof(secret, theirs + ours)}}}});
     wire_.seal(net::Seal::Side::server, agent_key(secret, theirs, ours, host));
   }
 
@@ -368,6 +378,12 @@ class HostAgent {
 };
 
 }  // namespace
+
+int64_t agent_protocol_of(const json& value) {
+  if (!value.is_object() || !value.contains("protocol")) return 1;
+  const json& protocol = value["protocol"];
+  return protocol.is_number_integer() ? protocol.get<int64_t>() : 0;
+}
 
 std::string agent_proof(const net::Secret& secret, const std::string& what) {
   return net::to_hex(secret.mac(

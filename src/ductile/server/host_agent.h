@@ -8,8 +8,9 @@ inline constexpr const char* kHostAgent = "host-agent";  // the argument that ru
 // `ductile host-agent`: takes requests from a controller from `in`, answers on `out`, in JSON. RUN
 // is the run directory of a job, by which the agent tells the jobs apart.
 //
-//   {"hello": {"folder", "host", "nonce"}} -> {"greet": {"nonce", "proof"}}, both as plain lines;
-// all that follows are messages that are encrypted, by a key from the secret in the folder:
+//   {"hello": {"protocol", "folder", "host", "nonce"}} -> {"greet": {"protocol", "nonce",
+// "proof"}}, both as plain lines, or {"error"} where they speak different protocols; all that
+// follows are messages that are encrypted, by a key from the secret in the folder:
 //   {"begin": {"worker", "keeper", "devices", "notice"}} -> {"ready": {"cores"}}, then {"hardware":
 //                                                        ...} (node_devices.h), with `devices`
 //   {"open": {"run", "log", "threads", "keepers"}}       before anything else about a run
