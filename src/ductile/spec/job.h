@@ -73,6 +73,8 @@ struct ModelOptions {
   int64_t vocab_size = 0;           // 0 = from the data
   std::string activation = "gelu";  // airbench
   double dropout = 0;
+  int64_t convolutions = 2;  // airbench: of each group
+  int64_t later_width = 0;   // airbench: 0 = 4 * width
 };
 
 struct SgdOptions {

@@ -188,6 +188,8 @@ void Rows::add_recipe() {
   recipe.train.bn_group = 2;
   add("recipe_groups_spread", recipe);
 }
+  recipe.model.convolutions = 3;
+  recipe.model.later_width = 16;
 
 void Rows::add_chosen_samples() {
   const auto choosing = [](const char* method) {
