@@ -528,6 +528,10 @@ void describe(Describer& d, TuneOptions& o) {
       .range(1, kMostCount);
   d.field("staleness", o.staleness, "values of train.staleness to choose from; empty = as it is")
       .range(0, kMostStaleness);
+  d.field("options", o.options,
+          "other options to tune, each with its least and largest value, for example "
+          "[\"optimizer.clip_norm:0.1:10\", \"train.label_smoothing:0:0.2\"]; what a step cannot "
+          "bring anew is refused");
   d.field(
        "clock_epochs", o.clock_epochs,
        "epochs per clock, at least a batch: a trial is judged by its mean loss in each clock, and "

@@ -294,6 +294,7 @@ struct TuneOptions {
   std::vector<double> weight_decay;
   std::vector<int64_t> batch_size;
   std::vector<int64_t> staleness;
+  std::vector<std::string> options;  // KEY:LEAST:LARGEST (live_options.h)
   double clock_epochs = 0.01;
   double budget = 0.25;
   int64_t patience = 4;
