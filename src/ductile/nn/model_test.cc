@@ -487,6 +487,12 @@ TEST(MakeModel, RefusesWhatDoesNotFitAndNamesTheRemedy) {
   args = args_for("unet");
   args.info.width = 20;
   EXPECT_NE(message(args).find("multiples of 8"), std::string::npos) << message(args);
+  args = args_for("airbench");
+  args.options.width = 12;
+  EXPECT_NE(message(args).find("model.width = 12"), std::string::npos) << message(args);
+  args.options.width = 16;
+  args.options.later_width = 20;
+  EXPECT_NE(message(args).find("model.later_width = 20"), std::string::npos) << message(args);
   args = args_for("cnn");
   args.precision = "fp8";
   EXPECT_NE(message(args).find("fp32, bf16 or fp16"), std::string::npos) << message(args);
