@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
@@ -16,16 +17,17 @@ namespace {
 
 // The network of KellerJordan/cifar10-airbench (airbench94_muon), in its names: 2x2 patches made
 // white by frozen filters, three pairs of 3x3 convolutions with batch norm without a learnt scale,
-// and a head whose logits are divided by the number of its inputs.
+// and a head whose logits are divided by the number of its inputs. With model.convolutions = 3 it
+// is the deeper network of airbench96: each group has a third convolution, and what the first one
+// came to is added to the third's.
 class Airbench : public OperatorModel {
  public:
   explicit Airbench(const ModelArgs& args) : OperatorModel(args) {
     const int64_t width = args.options.width > 0 ? args.options.width : 64;
-    // Of other widths libtorch would compute gradients that depend on the number of threads.
-    if (width % 8 != 0) {
-      fail(ErrorCode::invalid_argument,
-           "model.width = {} and model.name = \"airbench\": the width is a multiple of 8", width);
-    }
+    const int64_t later = args.options.later_width > 0 ? args.options.later_width : 4 * width;
+    check_width("model.width", width);
+    check_width("model.later_width", later);
+    const bool deep = args.options.convolutions == 3;
     const ops::Activation activation = activation_of(args.options.activation);
     pixels_ = args.info.height * args.info.width;
     int64_t channels = 2 * args.info.channels * kPatch * kPatch;
@@ -44,13 +46,17 @@ class Airbench : public OperatorModel {
     int64_t height = args.info.height - kPatch + 1, columns = args.info.width - kPatch + 1;
     for (int64_t number = 1; number <= 3; ++number) {
       const std::string at = "layers." + std::to_string(number);
-      const int64_t factor = number == 1 ? 1 : 4;
+      const int64_t inputs = channels;
+      channels = number == 1 ? width : later;
       Group group;
-      group.conv1 = add_filters(at + ".conv1.weight", channels, factor * width);
-      group.norm1 = add_norm(at + ".norm1", factor * width);
-      channels = factor * width;
+      group.conv1 = add_filters(at + ".conv1.weight", inputs, channels);
+      group.norm1 = add_norm(at + ".norm1", channels);
       group.conv2 = add_filters(at + ".conv2.weight", channels, channels);
       group.norm2 = add_norm(at + ".norm2", channels);
+      if (deep) {
+        group.conv3 = add_filters(at + ".conv3.weight", channels, channels);
+        group.norm3 = add_norm(at + ".norm3", channels);
+      }
       h = add_group(at, group, activation, h);
       height /= 2;
       columns /= 2;
@@ -83,9 +89,16 @@ class Airbench : public OperatorModel {
   static constexpr int64_t kPatch = 2;
 
   struct Group {
-    at::Tensor conv1, conv2;
-    ops::BatchNorm norm1, norm2;
+    at::Tensor conv1, conv2, conv3;  // conv3 and norm3: undefined where there are two
+    ops::BatchNorm norm1, norm2, norm3;
   };
+
+  // Of other widths libtorch would compute gradients that depend on the number of threads.
+  static void check_width(std::string_view option, int64_t width) {
+    if (width % 8 == 0) return;
+    fail(ErrorCode::invalid_argument,
+         "{} = {} and model.name = \"airbench\": the width is a multiple of 8", option, width);
+  }
 
   Source add_group(const std::string& at, const Group& g, ops::Activation activation, Source x) {
     x = add(at + ".conv1", "conv", {x}, {g.conv1}, [w = g.conv1](Inputs in) {
@@ -96,10 +109,17 @@ class Airbench : public OperatorModel {
             [this, n1, activation](Inputs in) {
               return ops::bn_act(in[0], n1, activation, training());
             });
-    return add(at + ".conv2", "conv_bn", {x},
-               {g.conv2, n2.weight, n2.bias, n2.running_mean, n2.running_var},
-               [this, w = g.conv2, n2, activation](Inputs in) {
-                 return ops::conv_bn_act(in[0], w, 1, 1, n2, {}, activation, training());
+    const Source y = add(at + ".conv2", "conv_bn", {x},
+                         {g.conv2, n2.weight, n2.bias, n2.running_mean, n2.running_var},
+                         [this, w = g.conv2, n2, activation](Inputs in) {
+                           return ops::conv_bn_act(in[0], w, 1, 1, n2, {}, activation, training());
+                         });
+    if (!g.conv3.defined()) return y;
+    const ops::BatchNorm& n3 = g.norm3;
+    return add(at + ".conv3", "conv_bn", {y, x},
+               {g.conv3, n3.weight, n3.bias, n3.running_mean, n3.running_var},
+               [this, w = g.conv3, n3, activation](Inputs in) {
+                 return ops::conv_bn_act(in[0], w, 1, 1, n3, in[1], activation, training());
                });
   }
 

@@ -471,8 +471,13 @@ at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride,
   const bool differentiate = requires_grad({x, w, bn.weight, bn.bias, residual});
   const bool covered = norm_covered(x, w.size(0), bn) && has_storage(w) && w.size(1) == x.size(1) &&
                        w.size(2) == w.size(3) &&
-                       (!residual.defined() ||
-                        (residual.scalar_type() == x.scalar_type() && !is_smooth(act_of(act))));
+                       (!residual.defined() || residual.scalar_type() == x.scalar_type());
+  // The gradient of a smooth activation needs what went into it, of which a residual is a part.
+  if (covered && residual.defined() && is_smooth(act_of(act))) {
+    const at::Tensor y =
+        conv_bn_act(x, w, stride, padding, bn, {}, Activation::none, training).add(residual);
+    return BiasAct::apply(y, at::zeros({y.size(1)}, at::kFloat), act_of(act));
+  }
   if (covered) {
     return ConvBnAct::apply(x, w, bn.weight, bn.bias, present(residual), bn.running_mean,
                             bn.running_var, stride, padding,

@@ -120,6 +120,14 @@ double airbench() {  // width 64; the first of two convolutions sees the size be
   return sum + conv(7, 256, 256, 3) + conv(3, 256, 256, 3);
 }
 
+// Groups of three convolutions at widths of 128 and 384.
+double deeper_airbench() {
+  double sum = conv(31, 3, 24, 2) + 384 * 10;
+  sum += conv(31, 24, 128, 3) + 2 * conv(15, 128, 128, 3);
+  sum += conv(15, 128, 384, 3) + 2 * conv(7, 384, 384, 3);
+  return sum + conv(7, 384, 384, 3) + 2 * conv(3, 384, 384, 3);
+}
+
 double gpt(const spec::ModelOptions& options) {
   const auto tokens = 128.0, vocabulary = 256.0;
   const auto dim = static_cast<double>(options.dim), layers = static_cast<double>(options.layers);
@@ -172,6 +180,14 @@ TEST(Flops, OfTheZooAreThoseOfThePapers) {
     }
   }
   EXPECT_EQ(known, model_table().size()) << "a model without its number here";
+}
+
+TEST(Flops, OfADeeperAirbenchAreThoseOfItsConvolutions) {
+  ModelArgs args = args_of("airbench");
+  args.options.width = 128;
+  args.options.later_width = 384;
+  args.options.convolutions = 3;
+  EXPECT_EQ(forward_flops(*make_model(args), sample_of(args)), 2 * deeper_airbench());
 }
 
 // Other kernels, the same arithmetic.

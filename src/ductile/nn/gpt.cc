@@ -56,6 +56,8 @@ class Gpt : public OperatorModel {
                [this, ln_f](Inputs x) { return ops::linear(norm(ln_f, x[0]), wte_, {}); }));
   }
 
+  void set_options(const spec::ModelOptions& options) override { dropout_ = options.dropout; }
+
  private:
   static constexpr double kStd = 0.02;
   static constexpr double kEps = 1e-5;

@@ -41,6 +41,8 @@ class Mmt : public OperatorModel {
     }));
   }
 
+  void set_options(const spec::ModelOptions& options) override { dropout_ = options.dropout; }
+
  private:
   static constexpr double kStd = 0.02;
   static constexpr double kEps = 1e-5;

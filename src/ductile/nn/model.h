@@ -81,6 +81,10 @@ class Model {
   // Whether image batches are best laid out channels-last.
   virtual bool prefers_channels_last();
 
+  // Takes over the live options (spec/live_options.h) that the model reads, for the passes from
+  // here on. All others are those that it was made with.
+  virtual void set_options(const spec::ModelOptions&) {}
+
   // First values that depend on the data. A model that asks for samples gets so many from all over
   // the training set, or all if there are fewer, as they are in evaluation: [N, C, H, W]. What
   // it makes of them depends on them alone, whatever the number of threads, since each worker

@@ -65,6 +65,14 @@ ModelArgs args_for(const std::string& model) {
   ModelArgs args;
   args.options.name = model;
   args.seed = 7;
+  if (model == "airbench-deep") {
+    args.options.name = "airbench";
+    args.options.width = 16;
+    args.options.later_width = 24;
+    args.options.convolutions = 3;
+    args.info = {3, 32, 32, 10, 0};
+    return args;
+  }
   if (model == "gpt") {
     args.options.layers = 2;
     args.options.heads = 2;
@@ -226,13 +234,13 @@ TEST_P(Golden, NamesOutputsGradientsAndStatisticsAreThoseOfPyTorch) {
 
 // Not gpt and mmt: their norms and softmax are float by design.
 INSTANTIATE_TEST_SUITE_P(InDouble, Golden,
-                         ::testing::Combine(::testing::Range<size_t>(0, 8),
+                         ::testing::Combine(::testing::Range<size_t>(0, 9),
                                             ::testing::Values(How::fp64)));
 INSTANTIATE_TEST_SUITE_P(SeveralInputsInDouble, Golden,
-                         ::testing::Combine(::testing::Range<size_t>(9, 11),
+                         ::testing::Combine(::testing::Range<size_t>(10, 12),
                                             ::testing::Values(How::fp64)));
 INSTANTIATE_TEST_SUITE_P(Zoo, Golden,
-                         ::testing::Combine(::testing::Range<size_t>(0, 12),
+                         ::testing::Combine(::testing::Range<size_t>(0, 13),
                                             ::testing::Values(How::channels_last,
                                                               How::contiguous)));
 
@@ -479,6 +487,12 @@ TEST(MakeModel, RefusesWhatDoesNotFitAndNamesTheRemedy) {
   args = args_for("unet");
   args.info.width = 20;
   EXPECT_NE(message(args).find("multiples of 8"), std::string::npos) << message(args);
+  args = args_for("airbench");
+  args.options.width = 12;
+  EXPECT_NE(message(args).find("model.width = 12"), std::string::npos) << message(args);
+  args.options.width = 16;
+  args.options.later_width = 20;
+  EXPECT_NE(message(args).find("model.later_width = 20"), std::string::npos) << message(args);
   args = args_for("cnn");
   args.precision = "fp8";
   EXPECT_NE(message(args).find("fp32, bf16 or fp16"), std::string::npos) << message(args);

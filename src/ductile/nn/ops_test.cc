@@ -190,22 +190,25 @@ TEST(ConvBnAct, StoresHalfPrecisionAndComputesInFp32) {
 
 TEST_P(ConvBnActInBothModes, GivesTheSameBitsForEveryNumberOfThreads) {
   const int before = at::get_num_threads();
-  std::vector<Tensor> first;
-  for (const int threads : {1, 2, 3}) {
-    at::set_num_threads(threads);
-    Operands o = operands(37, 16, 32, 8, 8, 3, 1, 1);
-    const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, Activation::relu, GetParam());
-    z.backward(at::ones_like(z));
-    const std::vector<Tensor> all{z,
-                                  o.x.grad(),
-                                  o.w.grad(),
-                                  o.bn.weight.grad(),
-                                  o.bn.bias.grad(),
-                                  o.residual.grad(),
-                                  o.bn.running_mean,
-                                  o.bn.running_var};
-    if (first.empty()) first = all;
-    for (size_t i = 0; i < all.size(); ++i) EXPECT_TRUE(all[i].equal(first[i])) << i;
+  for (const Activation act : kActivations) {
+    std::vector<Tensor> first;
+    for (const int threads : {1, 2, 3}) {
+      at::set_num_threads(threads);
+      Operands o = operands(37, 16, 32, 8, 8, 3, 1, 1);
+      const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, o.residual, act, GetParam());
+      z.backward(at::ones_like(z));
+      const std::vector<Tensor> all{z,
+                                    o.x.grad(),
+                                    o.w.grad(),
+                                    o.bn.weight.grad(),
+                                    o.bn.bias.grad(),
+                                    o.residual.grad(),
+                                    o.bn.running_mean,
+                                    o.bn.running_var};
+      if (first.empty()) first = all;
+      for (size_t i = 0; i < all.size(); ++i)
+        EXPECT_TRUE(all[i].equal(first[i])) << i << " of activation " << static_cast<int>(act);
+    }
   }
   at::set_num_threads(before);
 }

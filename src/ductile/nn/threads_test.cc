@@ -26,16 +26,19 @@ struct Case {
   int64_t batch;
   int64_t side;       // of images, or tokens
   int64_t width = 0;  // 12 is none of ours: ATen computes these convolutions
+  int64_t convolutions = 2;
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << c.model << " batch " << c.batch << " side " << c.side << " width " << c.width;
+  return out << c.model << " batch " << c.batch << " side " << c.side << " width " << c.width
+             << " convolutions " << c.convolutions;
 }
 
 ModelArgs args_of(const Case& c) {
   ModelArgs args;
   args.options.name = c.model;
   args.options.width = c.width;
+  args.options.convolutions = c.convolutions;
   args.options.dropout = 0.1;
   const std::string name = c.model;
   if (name == "gpt") {
@@ -163,8 +166,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Case{"mlp", 7, 28}, Case{"mlp", 513, 28}, Case{"mlp", 40001, 4},
                       Case{"cnn", 1, 28}, Case{"cnn", 65, 28}, Case{"cnn", 33, 28, 12},
                       Case{"airbench", 33, 32}, Case{"airbench", 3, 30, 24},
-                      Case{"resnet8", 33, 32}, Case{"resnet8", 33, 32, 12}, Case{"resnet20", 9, 32},
-                      Case{"resnet32", 5, 32}, Case{"resnet56", 3, 32}, Case{"resnet18", 5, 64},
+                      Case{"airbench", 17, 32, 16, 3}, Case{"resnet8", 33, 32},
+                      Case{"resnet8", 33, 32, 12}, Case{"resnet20", 9, 32}, Case{"resnet32", 5, 32},
+                      Case{"resnet56", 3, 32}, Case{"resnet18", 5, 64},
                       Case{"resnet18-cifar", 3, 32}, Case{"resnet50", 3, 64}, Case{"unet", 1, 64},
                       Case{"unet", 5, 64}, Case{"unet", 3, 64, 12}, Case{"gpt", 3, 65},
                       Case{"gpt", 17, 65}, Case{"mmt", 3, 65}, Case{"mmt", 17, 65},

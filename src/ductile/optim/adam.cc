@@ -13,6 +13,8 @@ class Adam final : public FlatOptimizer {
         eps_(options.adam.eps),
         decoupled_(decoupled) {}
 
+  void set_options(const spec::OptimizerOptions& o) override { eps_ = o.adam.eps; }
+
   void apply(const StepInput& in, BlockRange blocks) override {
     const Hyper& h = in.hyper;
     const kernels::AdamScalars plain = adam_scalars(in, h.lr, eps_, num_steps() + 1);

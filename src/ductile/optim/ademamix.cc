@@ -21,6 +21,11 @@ class Ademamix final : public FlatOptimizer {
         eps_(options.adam.eps),
         options_(options.ademamix) {}
 
+  void set_options(const spec::OptimizerOptions& o) override {
+    eps_ = o.adam.eps;
+    options_ = o.ademamix;
+  }
+
   void apply(const StepInput& in, BlockRange blocks) override {
     const Hyper& h = in.hyper;
     const double t = static_cast<double>(num_steps() + 1);

@@ -8,12 +8,13 @@
 namespace ductile::optim {
 namespace {
 
-constexpr std::array<HyperField, 6> kFields{{{"lr", &Hyper::lr},
-                                             {"momentum", &Hyper::momentum},
-                                             {"weight_decay", &Hyper::weight_decay},
-                                             {"beta1", &Hyper::beta1},
-                                             {"beta2", &Hyper::beta2},
-                                             {"clip_norm", &Hyper::clip_norm}}};
+constexpr std::array<HyperField, 6> kFields{
+    {{"lr", &Hyper::lr, "optimizer.lr"},
+     {"momentum", &Hyper::momentum, "optimizer.momentum"},
+     {"weight_decay", &Hyper::weight_decay, "optimizer.weight_decay"},
+     {"beta1", &Hyper::beta1, "optimizer.adam.beta1"},
+     {"beta2", &Hyper::beta2, "optimizer.adam.beta2"},
+     {"clip_norm", &Hyper::clip_norm, "optimizer.clip_norm"}}};
 
 const nlohmann::json& number_at(const nlohmann::json& value, std::string_view name) {
   const auto found = value.is_object() ? value.find(name) : value.end();
@@ -43,11 +44,21 @@ Hyper Hyper::of(const spec::JobOptions& job) {
   return hyper;
 }
 
+void Hyper::set(std::string_view key, double value) {
+  for (const HyperField& f : kFields) {
+    if (f.key != key) continue;
+    this->*f.field = value;
+    return;
+  }
+  options[std::string(key)] = value;
+}
+
 nlohmann::json to_json(const Hyper& hyper) {
   nlohmann::json out = nlohmann::json::object();
   for (const HyperField& f : kFields) out[std::string(f.name)] = hyper.*f.field;
   out["batch_size"] = hyper.batch_size;
   out["staleness"] = hyper.staleness;
+  if (!hyper.options.empty()) out["options"] = hyper.options;
   return out;
 }
 
@@ -56,6 +67,15 @@ Hyper hyper_from_json(const nlohmann::json& value) {
   for (const HyperField& f : kFields) hyper.*f.field = number_at(value, f.name).get<double>();
   hyper.batch_size = number_at(value, "batch_size").get<int64_t>();
   hyper.staleness = number_at(value, "staleness").get<int64_t>();
+  const auto options = value.find("options");
+  if (options == value.end()) return hyper;
+  if (!options->is_object())
+    fail(ErrorCode::invalid_argument, "the hyperparameters' \"options\" are no object");
+  for (const auto& [key, number] : options->items()) {
+    if (!number.is_number())
+      fail(ErrorCode::invalid_argument, "the hyperparameters hold no number \"{}\"", key);
+    hyper.options[key] = number.get<double>();
+  }
   return hyper;
 }
 

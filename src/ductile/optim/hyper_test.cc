@@ -3,12 +3,14 @@
 #include <cmath>
 #include <optional>
 #include <set>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/options.h"
 #include "ductile/base/rng.h"
 #include "ductile/optim/optimizer.h"
 #include "ductile/optim/rate_control.h"
@@ -24,6 +26,8 @@ TEST(Hyper, SurvivesJsonToTheBit) {
     for (const HyperField& f : hyper_fields()) hyper.*f.field = rng.normal() * 1e-3;
     hyper.batch_size = static_cast<int64_t>(rng.below(1 << 30));
     hyper.staleness = rng.below(65);
+    for (int64_t n = rng.below(4); n > 0; --n)
+      hyper.options["optimizer.option" + std::to_string(n)] = rng.normal() * 1e-3;
     const std::string text = to_json(hyper).dump();
     EXPECT_EQ(hyper_from_json(nlohmann::json::parse(text)), hyper) << text;
   }
@@ -47,6 +51,25 @@ TEST(Hyper, NamesTheFieldThatIsMissingOrWrong) {
     }
   }
   EXPECT_THROW(hyper_from_json(nullptr), Error);
+}
+
+TEST(Hyper, OptionsAreFieldsOrStandByTheirKeysAndAbsentOnesLeaveNoTrace) {
+  spec::JobOptions job;
+  Hyper hyper = Hyper::of(job);
+  EXPECT_FALSE(to_json(hyper).contains("options")) << "as older versions wrote it, and read";
+  for (const HyperField& f : hyper_fields()) {
+    EXPECT_NE(OptionSet(job).find(f.key), nullptr) << f.key;
+    hyper.set(f.key, 0.25);
+    EXPECT_EQ(hyper.*f.field, 0.25) << f.key;
+  }
+  EXPECT_TRUE(hyper.options.empty());
+  hyper.set("train.label_smoothing", 0.1);
+  EXPECT_EQ(hyper.options.at("train.label_smoothing"), 0.1);
+  nlohmann::json bad = to_json(hyper);
+  bad["options"]["train.label_smoothing"] = "much";
+  EXPECT_THROW(hyper_from_json(bad), Error);
+  bad["options"] = nlohmann::json::array();
+  EXPECT_THROW(hyper_from_json(bad), Error);
 }
 
 TEST(RateControl, TheScheduleIsThePureFunctionAndLeavesTheRestAlone) {

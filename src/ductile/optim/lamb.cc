@@ -17,6 +17,8 @@ class Lamb final : public FlatOptimizer {
   Lamb(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 2, {"exp_avg", "exp_avg_sq"}), eps_(options.adam.eps) {}
 
+  void set_options(const spec::OptimizerOptions& o) override { eps_ = o.adam.eps; }
+
   void prepare(const StepInput& in, BlockRange blocks, int) override {
     for_pieces(in, blocks, [&](const Piece& piece, size_t index) {
       if (!decays(piece)) return;  // its sums stay 0

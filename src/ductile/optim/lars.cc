@@ -20,6 +20,11 @@ class Lars final : public FlatOptimizer {
         outside_(options.lars.trust_outside),
         clip_(options.lars.trust_clip) {}
 
+  void set_options(const spec::OptimizerOptions& o) override {
+    eta_ = o.lars.trust_coefficient;
+    eps_ = o.lars.eps;
+  }
+
   void prepare(const StepInput& in, BlockRange blocks, int) override {
     for_pieces(in, blocks, [&](const Piece& piece, size_t index) {
       if (!decays(piece)) return;  // its sums stay 0

@@ -25,8 +25,7 @@ class Muon final : public FlatOptimizer {
         adam_eps_(options.adam.eps),
         sgd_nesterov_(options.sgd.nesterov),
         options_(options.muon) {
-    newton_schulz_.steps = options_.steps;
-    newton_schulz_.eps = static_cast<float>(options_.eps);
+    begin_steps();
     if (options_.coefficients.size() != 3) {
       fail(ErrorCode::invalid_argument,
            "optimizer.muon.coefficients has {} values; give three: a, b and c",
@@ -46,6 +45,12 @@ class Muon final : public FlatOptimizer {
         inside_[static_cast<size_t>(block)] = true;
       }
     }
+  }
+
+  void set_options(const spec::OptimizerOptions& o) override {
+    adam_eps_ = o.adam.eps;
+    options_ = o.muon;
+    begin_steps();
   }
 
   bool may_cut(int64_t block) const override { return !inside_[static_cast<size_t>(block)]; }
@@ -74,6 +79,11 @@ class Muon final : public FlatOptimizer {
   static std::vector<std::string> state_names_of(const spec::MuonOptions& options) {
     if (options.rest == "sgd") return {"momentum_buffer"};
     return {"exp_avg", "exp_avg_sq"};
+  }
+
+  void begin_steps() {
+    newton_schulz_.steps = options_.steps;
+    newton_schulz_.eps = static_cast<float>(options_.eps);
   }
 
   double rest_lr(const StepInput& in, const Piece& piece) const {

@@ -21,6 +21,11 @@ class Nadamw final : public FlatOptimizer {
     if (psi_ > 0) scalars_ = {{"mu_product", 1}};
   }
 
+  void set_options(const spec::OptimizerOptions& o) override {
+    eps_ = o.adam.eps;
+    psi_ = o.nadamw.momentum_decay;
+  }
+
   void apply(const StepInput& in, BlockRange blocks) override {
     const Hyper& h = in.hyper;
     const double t = static_cast<double>(num_steps() + 1);

@@ -26,13 +26,17 @@ class Neumann final : public FlatOptimizer {
   Neumann(const spec::OptimizerOptions& options, const ParamLayout& layout)
       : FlatOptimizer(layout, 1, {"m", "v"}), options_(options.neumann) {
     scalars_ = {{"t", 0}, {"mu", 0}, {"begin_epoch", 0}, {"reset_epoch", 0}, {"period", 0}};
-    double variables = 0;
-    for (const Segment& s : layout_.segments()) variables += s.size > 0 ? 1 : 0;
+    for (const Segment& s : layout_.segments()) variables_ += s.size > 0 ? 1 : 0;
     if (options_.variables == "scalars") {
-      variables = static_cast<double>(layout_.num_parameters());
+      variables_ = static_cast<double>(layout_.num_parameters());
     }
-    beta_ = options_.beta * variables;
+    beta_ = options_.beta * variables_;
     refuse_frozen("neumann");
+  }
+
+  void set_options(const spec::OptimizerOptions& o) override {
+    options_ = o.neumann;
+    beta_ = options_.beta * variables_;
   }
 
   std::vector<Term> evaluated() const override { return {Term{}, {"m", -scalars_[kMu].value}}; }
@@ -138,7 +142,7 @@ class Neumann final : public FlatOptimizer {
   }
 
   spec::NeumannOptions options_;
-  double beta_ = 0;
+  double variables_ = 0, beta_ = 0;
 };
 
 }  // namespace

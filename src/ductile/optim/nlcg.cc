@@ -43,6 +43,8 @@ class Nlcg final : public FlatOptimizer {
     scalars_ = {{"rtd", 0}, {"step_size", 1}, {"loss", 0}, {"checked_loss", 0}};
   }
 
+  void set_options(const spec::OptimizerOptions& o) override { options_ = o.nlcg; }
+
   int num_rounds() const override { return 2; }
 
   void prepare(const StepInput& in, BlockRange blocks, int round) override {

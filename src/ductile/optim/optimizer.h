@@ -87,6 +87,10 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
+  // Takes over the live options (spec/live_options.h) that this rule reads, for the steps from here
+  // on. All others are those that it was made with; what Hyper has is not read from here.
+  virtual void set_options(const spec::OptimizerOptions&) {}
+
   // One update of all parameters. Throws invalid_argument when a span has the wrong length.
   void step(const StepInput& in);
 

@@ -28,6 +28,8 @@ class ScheduleFree final : public FlatOptimizer {
     return {{"x", 1}};
   }
 
+  void set_options(const spec::OptimizerOptions& o) override { eps_ = o.adam.eps; }
+
   void apply(const StepInput& in, BlockRange blocks) override {
     const Hyper& h = in.hyper;
     const double gamma = gamma_of(in);

@@ -175,6 +175,7 @@ TEST(Pipeline, ModelsOfTheZooHaveTheBitsOfAutograd) {
     args.options.heads = 2;
     args.options.dim = 16;
     args.options.width = 8;
+    args.options.convolutions = 3;
     const bool gpt = args.options.name == "gpt", unet = args.options.name == "unet";
     args.info = gpt ? nn::ModelInfo{0, 0, 0, 11, 8} : nn::ModelInfo{3, 32, 32, 10, 0};
     args.info.inputs = several_inputs_of(name);

@@ -3,7 +3,6 @@
 #include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
 #include "ductile/spec/methods.h"
-#include "ductile/spec/models.h"
 #include "ductile/spec/optimizers.h"
 #include "ductile/spec/schedules.h"
 
@@ -120,31 +119,6 @@ void describe(Describer& d, LoaderOptions& o) {
       .range(0, 1 << 30);
   d.field("shuffle", o.shuffle,
           "draw a new order for each epoch, from the seed and the epoch number alone");
-}
-
-void describe(Describer& d, ModelOptions& o) {
-  d.field("name", o.name, "which model")
-      .one_of(models())
-      .one_of("custom", "a model of your own, from model.library")
-      .one_of("python", "the model of a Python job (python.object)");
-  d.field("library", o.library, "the custom model: a shared library, or from capture --model");
-  d.field("num_classes", o.num_classes,
-          "outputs of a classifier; 0 = the number of classes in the data")
-      .range(0, 1 << 24);
-  d.field("hidden", o.hidden,
-          "widths of the hidden layers (mlp), or of each branch and of what follows them (dlrm, "
-          "candle-uno)")
-      .range(1, 1 << 20);
-  d.field("width", o.width,
-          "channels of the first stage (cnn, resnet); 0 = the default of the model")
-      .range(0, 4096);
-  d.field("layers", o.layers, "blocks (gpt), of each branch (mmt)").range(1, 1000);
-  d.field("heads", o.heads, "attention heads (gpt, mmt)").range(1, 1000);
-  d.field("dim", o.dim, "embedding width (gpt, mmt, dlrm)").range(1, 1 << 17);
-  d.field("vocab_size", o.vocab_size, "size of the vocabulary (gpt); 0 = taken from the data")
-      .range(0, 1 << 24);
-  d.field("activation", o.activation, "activation (airbench)").one_of({"gelu", "silu", "relu"});
-  d.field("dropout", o.dropout, "share of activations dropped (gpt, mmt)").range(0, 0.99);
 }
 
 void describe(Describer& d, PythonOptions& o) {
@@ -554,6 +528,10 @@ void describe(Describer& d, TuneOptions& o) {
       .range(1, kMostCount);
   d.field("staleness", o.staleness, "values of train.staleness to choose from; empty = as it is")
       .range(0, kMostStaleness);
+  d.field("options", o.options,
+          "other options to tune, each with its least and largest value, for example "
+          "[\"optimizer.clip_norm:0.1:10\", \"train.label_smoothing:0:0.2\"]; what a step cannot "
+          "bring anew is refused");
   d.field(
        "clock_epochs", o.clock_epochs,
        "epochs per clock, at least a batch: a trial is judged by its mean loss in each clock, and "

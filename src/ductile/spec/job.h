@@ -73,6 +73,8 @@ struct ModelOptions {
   int64_t vocab_size = 0;           // 0 = from the data
   std::string activation = "gelu";  // airbench
   double dropout = 0;
+  int64_t convolutions = 2;  // airbench: of each group
+  int64_t later_width = 0;   // airbench: 0 = 4 * width
 };
 
 struct SgdOptions {
@@ -292,6 +294,7 @@ struct TuneOptions {
   std::vector<double> weight_decay;
   std::vector<int64_t> batch_size;
   std::vector<int64_t> staleness;
+  std::vector<std::string> options;  // KEY:LEAST:LARGEST (live_options.h)
   double clock_epochs = 0.01;
   double budget = 0.25;
   int64_t patience = 4;

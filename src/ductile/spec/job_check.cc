@@ -10,6 +10,7 @@
 #include "ductile/base/error.h"
 #include "ductile/spec/datasets.h"
 #include "ductile/spec/job.h"
+#include "ductile/spec/live_options.h"
 #include "ductile/spec/models.h"
 #include "ductile/spec/name_rules.h"
 #include "ductile/spec/sample_inputs.h"
@@ -339,8 +340,12 @@ void check_tune(const JobOptions& job, const Bad& bad) {
                       job.train.virtual_ranks));
     }
   }
+  for (const TunedOption& tuned : tuned_options(job)) {
+    if (tuned.option->key == "optimizer.adam.beta1" && !o.momentum.empty())
+      bad("tune.momentum chooses optimizer.adam.beta1, too; leave one of them out");
+  }
   if (o.lr.empty() && o.momentum.empty() && o.weight_decay.empty() && o.batch_size.empty() &&
-      o.staleness.empty()) {
+      o.staleness.empty() && o.options.empty()) {
     bad("tune.online = true, but there is nothing to tune; set tune.lr = [1e-5, 1]");
   }
 }

@@ -232,6 +232,11 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_untunable("tune.weight_decay = [0, 1]\n", "tune.weight_decay is the least");
   expect_untunable("tune.batch_size = [8, 12]\ntrain.virtual_ranks = 8\n", "tune.batch_size: 12");
   expect_untunable("tune.lr = []\n", "nothing to tune");
+  expect_untunable("tune.options = [\"train.epochs:1:2\"]\n", "train.epochs is not an option that");
+  expect_untunable(
+      "optimizer.name = \"adam\"\ntune.momentum = [0.5, 0.9]\n"
+      "tune.options = [\"optimizer.adam.beta1:0.5:0.9\"]\n",
+      "tune.momentum chooses optimizer.adam.beta1");
 }
 
 TEST(Job, TheLargestStalenessIsTheJobsOrOneThatATunerMayChoose) {
@@ -239,6 +244,10 @@ TEST(Job, TheLargestStalenessIsTheJobsOrOneThatATunerMayChoose) {
   EXPECT_EQ(most_staleness(job), 0);
   OptionSet(job).read_toml_text("tune = {online = true, lr = [], staleness = [0, 3, 1]}\n", "t");
   EXPECT_NO_THROW(check(job)) << "there is something to tune";
+  JobOptions other;
+  OptionSet(other).read_toml_text(
+      "tune = {online = true, lr = [], options = [\"train.label_smoothing:0:0.2\"]}\n", "t");
+  EXPECT_NO_THROW(check(other)) << "there, too";
   EXPECT_EQ(most_staleness(job), 3);
   job.train.staleness = 5;
   EXPECT_EQ(most_staleness(job), 5);

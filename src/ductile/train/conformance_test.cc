@@ -1,6 +1,7 @@
 // What every optimiser, step method and rate control has to keep: the same bits for every number of
 // workers, killed at any point, resized, preempted and resumed on other numbers, forked and joined.
 // A row of a table is in here by being in its table.
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <functional>
@@ -18,6 +19,7 @@
 #include "ductile/ckpt/digest.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/spec/live_options.h"
 #include "ductile/train/replica.h"
 #include "ductile/train/testing/local_cluster.h"
 #include "ductile/train/testing/sample_methods.h"
@@ -70,6 +72,7 @@ class Rows {
     add_recipe();
     add_chosen_samples();
     add_online_tuner();
+    add_live_options();
     add_samples_of_what_is_to_come();
     add_several_inputs();
   }
@@ -89,6 +92,7 @@ class Rows {
   void add_recipe();
   void add_chosen_samples();
   void add_online_tuner();
+  void add_live_options();
   void add_samples_of_what_is_to_come();
   void add_several_inputs();
 
@@ -184,6 +188,8 @@ void Rows::add_recipe() {
   recipe.train.label_smoothing = 0.2;
   recipe.eval = {"flip_translate", 0.25};
   add("recipe", recipe);
+  recipe.model.convolutions = 3;
+  recipe.model.later_width = 16;
   recipe.train.shard_optimizer = true;
   recipe.train.bn_group = 2;
   add("recipe_groups_spread", recipe);
@@ -235,6 +241,55 @@ void Rows::add_online_tuner() {
   job.tune.batch_size = {};
   job.tune.staleness = {0, 1, 3};
   add("online_tuner_staleness", job);
+  job.train.staleness = 0;
+  job.tune.staleness = {};
+  job.optimizer.name = "adamw";
+  job.tune.options = {"optimizer.adam.eps:1e-8:1e-2", "optimizer.clip_norm:0.1:10",
+                      "train.label_smoothing:0:0.2"};
+  add("online_tuner_options", job);
+}
+
+// Every live option in a job that reads it, brought by steps with other values and without any.
+void Rows::add_live_options() {
+  const auto restless = [this](const std::string& name, spec::JobOptions job) {
+    job.optimizer.nadamw.momentum_decay = 0.004;
+    job.optimizer.neumann.warmup_epochs = 0.5;
+    job.optimizer.neumann.reset_epochs = 0.8;
+    job.optimizer.nlcg.line_search = "online";
+    if (job.optimizer.name == "neumann") job.train.ema_decay = 0;
+    add("options_" + name, job, [job](Ingredients& given) {
+      given.rate_control = testing::make_restless_options_control(job);
+    });
+  };
+  struct Choice {
+    const char *rule, *method;
+  };
+  for (const Choice& c :
+       {Choice{"adamw", "selective"}, Choice{"muon", "graded"}, Choice{"lars", "infobatch"},
+        Choice{"nadamw", "stale_selective"}, Choice{"neumann", "plain"}, Choice{"nlcg", "plain"}}) {
+    spec::JobOptions job = small_job();
+    job.optimizer.name = c.rule;
+    job.train.method = c.method;
+    restless(c.rule, job);
+  }
+  spec::JobOptions spread = small_job();
+  spread.optimizer.name = "ademamix";
+  spread.train.shard_optimizer = true;
+  restless("ademamix_spread", spread);
+  spec::JobOptions rest = small_job();
+  rest.optimizer.name = "muon";
+  rest.optimizer.muon.rest = "sgd";
+  restless("muon_sgd", rest);
+  spec::JobOptions dropout = small_job();
+  dropout.data.format = "synthetic";
+  dropout.data.synthetic.inputs = {"2*tokens:6:20"};
+  dropout.model.name = "mmt";
+  dropout.model.layers = 1;
+  dropout.model.heads = 2;
+  dropout.model.dim = 8;
+  dropout.model.dropout = 0.1;
+  dropout.optimizer.name = "lamb";
+  restless("dropout", dropout);
 }
 
 void Rows::add_samples_of_what_is_to_come() {
@@ -425,6 +480,15 @@ TEST_P(Conformance, AForkedTrialAndTheWayBackChangeNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(Rows, Conformance, ::testing::ValuesIn(rows()),
                          [](const auto& info) { return info.param.name; });
+
+TEST(LiveOptions, EachIsBroughtInARowOfItsOwn) {
+  const std::vector<Row> all = rows();
+  for (const spec::LiveOption& option : spec::live_options()) {
+    EXPECT_TRUE(std::ranges::any_of(all, [&](const Row& row) {
+      return row.name.starts_with("options_") && option.is_read(row.job);
+    })) << option.key;
+  }
+}
 
 // The counters tell what was done, not steps times the batch size.
 TEST(Counters, TellWhatRanAndWhatMoved) {

@@ -31,6 +31,8 @@ class Graded final : public ScoredMethod {
  public:
   explicit Graded(const spec::JobOptions& job) : ScoredMethod(job), options_(job.train.graded) {}
 
+  void set_options(const spec::JobOptions& job) override { options_ = job.train.graded; }
+
  protected:
   void weigh(int64_t epoch, std::span<const float> scores,
              std::span<float> weights) const override {
@@ -38,7 +40,7 @@ class Graded final : public ScoredMethod {
   }
 
  private:
-  const spec::GradedOptions options_;
+  spec::GradedOptions options_;
 };
 
 }  // namespace

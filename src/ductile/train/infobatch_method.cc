@@ -44,6 +44,8 @@ class InfoBatch final : public ScoredMethod {
   explicit InfoBatch(const spec::JobOptions& job)
       : ScoredMethod(job), options_(job.train.infobatch) {}
 
+  void set_options(const spec::JobOptions& job) override { options_ = job.train.infobatch; }
+
  protected:
   void weigh(int64_t epoch, std::span<const float> scores,
              std::span<float> weights) const override {
@@ -51,7 +53,7 @@ class InfoBatch final : public ScoredMethod {
   }
 
  private:
-  const spec::InfoBatchOptions options_;
+  spec::InfoBatchOptions options_;
 };
 
 }  // namespace

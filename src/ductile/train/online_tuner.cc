@@ -9,6 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/spec/live_options.h"
 #include "ductile/tune/progress.h"
 
 namespace ductile::train {
@@ -25,6 +26,11 @@ const std::string kRoot = "root";         // the state from which a search begin
 const std::string kGood = "good";         // after a search: the state to go back to
 constexpr size_t kCurvePoints = 60;       // of a piece of a trial, in its event
 constexpr double kAfterDivergence = 0.3;  // the largest rate then, of the one that diverged
+
+tune::Scale scale_of(spec::LiveScale scale) {
+  if (scale == spec::LiveScale::log) return tune::Scale::log;
+  return scale == spec::LiveScale::linear ? tune::Scale::linear : tune::Scale::log_to_one;
+}
 
 tune::Space space_of(const spec::JobOptions& job) {
   using tune::Kind;
@@ -43,6 +49,10 @@ tune::Space space_of(const spec::JobOptions& job) {
   };
   choice("batch_size", job.tune.batch_size);
   choice("staleness", job.tune.staleness);
+  for (const spec::TunedOption& tuned : spec::tuned_options(job)) {
+    out.push_back({std::string(tuned.option->key), tuned.whole ? Kind::integer : Kind::real,
+                   scale_of(tuned.option->scale), tuned.least, tuned.largest});
+  }
   return tune::Space(std::move(out));
 }
 
@@ -56,6 +66,28 @@ void check_staleness(const spec::JobOptions& job, double updates) {
          "leave {0} out",
          staleness, staleness + 2, updates);
   }
+}
+
+// A trial in which an option is never read says nothing of it: it has two epochs, since what it
+// begins in may be one that was planned before.
+void check_by_epoch(const spec::JobOptions& job, double epochs) {
+  for (const spec::TunedOption& tuned : spec::tuned_options(job)) {
+    if (!tuned.option->by_epoch || epochs > 2 - 1e-9) continue;
+    fail(ErrorCode::invalid_argument,
+         "tune.options: {} is read as an epoch begins, and the shortest trial has {:g} epochs, of "
+         "which it has to have two; set tune.clock_epochs = {:g} or more, or leave it out",
+         tuned.option->key, epochs, 2 / kClocksOfAFirstRun);
+  }
+}
+
+// The setting of the job file, by the names of the space.
+Json setting_of(const spec::JobOptions& job) {
+  Json out = to_json(optim::Hyper::of(job));
+  for (const spec::TunedOption& tuned : spec::tuned_options(job)) {
+    const double value = spec::live_value(job, tuned.option->key);
+    out[std::string(tuned.option->key)] = value;
+  }
+  return out;
 }
 
 std::string branch_of(int64_t trial) { return std::to_string(trial); }
@@ -106,6 +138,7 @@ OnlineTuner::OnlineTuner(const spec::JobOptions& job, int64_t train_size,
     }
   }
   clock_ = std::max(clock_, static_cast<double>(largest) / train_size_);
+  check_by_epoch(job, kClocksOfAFirstRun * clock_);
   check_staleness(job, kClocksOfAFirstRun * clock_ * train_size_ / static_cast<double>(largest));
   if (kClocksOfAFirstRun * clock_ > static_cast<double>(job.train.epochs)) {
     fail(ErrorCode::invalid_argument,
@@ -155,7 +188,7 @@ void OnlineTuner::begin(JobState& state) const {
 // The present setting, moved into the space, and others that differ in the learning rate: a user's
 // is more often wrong by a factor of ten or a hundred than by one of ten thousand.
 Json OnlineTuner::first_settings(const Json& memory) const {
-  const Json of_job = to_json(optim::Hyper::of(job_));
+  const Json of_job = setting_of(job_);
   const Json& present = memory.at("setting");
   const tune::Space space = space_now(memory);
   tune::Setting setting;
@@ -224,6 +257,7 @@ optim::Hyper OnlineTuner::adjusted(const JobState& state, optim::Hyper hyper, do
     if (name == "weight_decay") hyper.weight_decay = value.get<double>();
     if (name == "batch_size") hyper.batch_size = value.get<int64_t>();
     if (name == "staleness") hyper.staleness = value.get<int64_t>();
+    if (spec::find_live_option(name) != nullptr) hyper.set(name, value.get<double>());
   }
   return hyper;
 }

@@ -24,6 +24,9 @@ inline constexpr std::string_view kTunerPart = "tuner";
 // plateau, another search begins from the present state; when the run diverges after a search, from
 // the last state that was good, among smaller learning rates.
 //
+// What it may choose are the ranges in [tune]: those of numbers that have an option there, and of
+// any live option in tune.options (spec/live_options.h).
+//
 // Where MLtuner counts seconds, this counts samples: what is tried and kept is a function of the
 // state alone, so that it has the same bits on any number of workers and through any loss. What it
 // remembers lies in the state. One thread.

@@ -254,6 +254,56 @@ TEST(OnlineTuner, AStalenessThatATrialHardlyReachesIsRefused) {
   Replica longer(job);
 }
 
+// An option that stands in the hyperparameters, one that steps bring, and a whole number.
+TEST(OnlineTuner, TriesLiveOptionsAndKeepsThoseOfTheBestTrial) {
+  spec::JobOptions job = small_job();
+  job.optimizer.name = "muon";
+  job.optimizer.lr = 0.02;
+  job.tune.online = true;
+  job.tune.lr = {};
+  job.tune.options = {"optimizer.clip_norm:0.1:10", "optimizer.muon.steps:2:6",
+                      "optimizer.muon.rest_lr:0.1:10"};
+  job.tune.budget = 1;
+  job.tune.retunings = 0;
+  Replica replica(job);
+  replica.host_all();
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  std::set<double> clips, rates, steps;
+  while (replica.updates() < replica.total_updates()) {
+    const optim::Hyper& hyper = replica.state().hyper;
+    const nlohmann::json& setting = memory_of(replica).at("setting");
+    if (!setting.is_null()) {
+      EXPECT_EQ(hyper.clip_norm, setting.at("optimizer.clip_norm").get<double>());
+      for (const char* key : {"optimizer.muon.steps", "optimizer.muon.rest_lr"})
+        EXPECT_EQ(hyper.options.at(key), setting.at(key).get<double>()) << key;
+      EXPECT_EQ(hyper.options.size(), 2U);
+      rates.insert(hyper.options.at("optimizer.muon.rest_lr"));
+      steps.insert(hyper.options.at("optimizer.muon.steps"));
+    }
+    clips.insert(hyper.clip_norm);
+    replica.compute(replica.num_ranks(), sum);
+    replica.apply(sum);
+  }
+  EXPECT_GE(clips.size(), 3U);
+  EXPECT_GE(rates.size(), 3U);
+  for (const double count : steps) EXPECT_EQ(count, std::round(count));
+  for (const double clip : clips) EXPECT_TRUE(clip == 0 || (clip >= 0.1 && clip <= 10)) << clip;
+  EXPECT_TRUE(rates.contains(1)) << "the job's own is the first";
+  EXPECT_TRUE(memory_of(replica).at("policy").is_null());
+}
+
+// The shortest trial has ten clocks.
+TEST(OnlineTuner, WhatIsReadAsAnEpochBeginsNeedsTrialsOfTwo) {
+  spec::JobOptions job = small_job();
+  job.train.method = "graded";
+  job.tune.online = true;
+  job.tune.options = {"train.graded.beta:1:4"};
+  EXPECT_NE(testing::refusal_of([&] { Replica replica(job); }).find("tune.clock_epochs = 0.2"),
+            std::string::npos);
+  job.tune.clock_epochs = 0.2;
+  Replica long_enough(job);
+}
+
 TEST(OnlineTuner, KnowsEverySearcher) {
   spec::JobOptions job;
   EXPECT_EQ(OptionSet(job).find("tune.searcher")->choices, tune::searchers().names());

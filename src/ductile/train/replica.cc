@@ -12,6 +12,7 @@
 #include "ductile/nn/threads.h"
 #include "ductile/optim/batch_order.h"
 #include "ductile/optim/elementwise.h"
+#include "ductile/spec/live_options.h"
 #include "ductile/spec/methods.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/noise.h"
@@ -53,10 +54,11 @@ std::vector<std::string> figures_of(const StepMethod& method, const spec::JobOpt
 
 Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
     : job_(job),
+      in_force_(job),
       ingredients_(recipe()),
       figures_(figures_of(*ingredients_.method, job_), ingredients_.method->num_shared()),
       state_(*ingredients_.model, job_, ingredients_.make_optimizer),
-      runner_(job_, ingredients_, state_, figures_),
+      runner_(in_force_, ingredients_, state_, figures_),
       shards_(*state_.optimizer, state_.flat.weights(), state_.average.span(), copies_of(job_)) {
   if (num_parameters() == 0) {
     fail(ErrorCode::invalid_argument, "the model has no parameters, so there is nothing to train");
@@ -133,7 +135,25 @@ void Replica::choose_hyper() {
          "train.staleness and, with tune.online, tune.staleness",
          job_.train.rate_control, chosen.staleness, spec::most_staleness(job_));
   }
-  state_.hyper = chosen;
+  if (!chosen.options.empty() && spec::is_pipelined(job_)) {
+    fail(ErrorCode::invalid_argument,
+         "train.rate_control = \"{}\" chose {}, and the stages of train.method = \"pipelined\" are "
+         "made for the options of the job file; choose another method",
+         job_.train.rate_control, chosen.options.begin()->first);
+  }
+  state_.hyper = std::move(chosen);
+}
+
+// Whoever reads live options computes with those of the present step from here on. Nobody else
+// remembers them: they are part of the state.
+void Replica::obey() {
+  const std::map<std::string, double>& options = state_.hyper.options;
+  if (options == obeyed_) return;
+  in_force_ = spec::with_options(job_, options);
+  state_.optimizer->set_options(in_force_.optimizer);
+  ingredients_.method->set_options(in_force_);
+  ingredients_.model->set_options(in_force_.model);
+  obeyed_ = options;
 }
 
 void Replica::wish_batch(int64_t samples) {
@@ -142,6 +162,7 @@ void Replica::wish_batch(int64_t samples) {
 }
 
 void Replica::begin_step() {
+  obey();
   judgement_.reset();
   gathered_.reset();
   kind_ = ingredients_.method->next(state_);
@@ -276,6 +297,7 @@ void Replica::tell_tuner(double loss) {
     tuner_->passed(state_);
   } else if (tuner_->updated(state_, {loss, updates() >= total_updates()})) {
     runner_.state_changed();  // another branch
+    obey();
   }
 }
 

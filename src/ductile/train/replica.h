@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -189,6 +190,7 @@ class Replica {
     return static_cast<double>(position) / static_cast<double>(steps_per_epoch());
   }
   void choose_hyper();
+  void obey();
   // What the sum of the present step comes to.
   struct Judgement {
     std::map<std::string, double> sums;
@@ -214,6 +216,9 @@ class Replica {
   void tell_tuner(double loss);
 
   const spec::JobOptions job_;
+  // The job with the options that the present step brings (Hyper::options), and these.
+  spec::JobOptions in_force_;
+  std::map<std::string, double> obeyed_;
   Ingredients ingredients_;
   FigureList figures_;
   JobState state_;

@@ -22,6 +22,7 @@ class SelectiveMethod : public StepMethod {
   explicit SelectiveMethod(const spec::JobOptions& job);
 
   void prepare(const spec::JobOptions& job, Ingredients& ingredients) override;
+  void set_options(const spec::JobOptions& job) override { options_ = job.train.selective; }
   int64_t num_shared() const override { return batch_size_; }
   StepKind next(const JobState& state) const override;
   std::optional<Samples> samples(const JobState& state, const StepKind& kind) const override;
@@ -56,7 +57,7 @@ class SelectiveMethod : public StepMethod {
   void select(JobState& state, int64_t epoch, std::span<const int64_t> indices,
               std::span<const float> losses) const;
 
-  const spec::SelectiveOptions options_;
+  spec::SelectiveOptions options_;
   const std::string name_;
   const uint64_t seed_;
   const int64_t batch_size_, num_ranks_, epochs_;

@@ -19,6 +19,7 @@ class WrappedMethod : public StepMethod {
   void prepare(const spec::JobOptions& job, Ingredients& given) override {
     inner_->prepare(job, given);
   }
+  void set_options(const spec::JobOptions& job) override { inner_->set_options(job); }
   std::vector<std::string> figures() const override { return inner_->figures(); }
   int64_t num_shared() const override { return inner_->num_shared(); }
   StepKind next(const JobState& state) const override { return inner_->next(state); }

@@ -94,6 +94,31 @@ class Airbench(nn.Module):
         return self.head(x) / x.shape[1]
 
 
+class DeepAirbenchGroup(nn.Module):
+    """As in airbench96.py, with what the first convolution came to as x0."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        for i in (1, 2, 3):
+            norm = nn.BatchNorm2d(outputs, eps=1e-12, momentum=0.4)
+            norm.weight.requires_grad = False
+            setattr(self, f"conv{i}", nn.Conv2d(inputs if i == 1 else outputs, outputs, 3, padding="same", bias=False))
+            setattr(self, f"norm{i}", norm)
+
+    def forward(self, x):
+        x0 = F.gelu(self.norm1(F.max_pool2d(self.conv1(x), 2)))
+        x = F.gelu(self.norm2(self.conv2(x0)))
+        return F.gelu(self.norm3(self.conv3(x)) + x0)
+
+
+class Airbench96(Airbench):
+    def __init__(self, width, later):
+        super().__init__()
+        self.layers = nn.Sequential(nn.GELU(), DeepAirbenchGroup(24, width), DeepAirbenchGroup(width, later),
+                                    DeepAirbenchGroup(later, later), nn.MaxPool2d(3))
+        self.head = nn.Linear(later, 10, bias=False)
+
+
 class CifarBlock(nn.Module):
     def __init__(self, inputs, outputs, stride):
         super().__init__()
@@ -292,6 +317,7 @@ def main():
         case("mlp", Mlp(3 * 6 * 5, (7, 9), 4), (5, 3, 6, 5), 4),
         case("cnn", Cnn(), (4, 1, 28, 28), 10),
         case("airbench", Airbench(), (4, 3, 32, 32), 10),
+        case("airbench-deep", Airbench96(16, 24), (4, 3, 32, 32), 10),
         case("resnet8", CifarResNet(1), (4, 3, 16, 16), 10),
         case("resnet20", CifarResNet(3), (4, 3, 16, 16), 10),
         case("resnet18", torchvision.models.resnet18(num_classes=10), (4, 3, 64, 64), 10),

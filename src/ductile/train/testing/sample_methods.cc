@@ -2,12 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <variant>
+#include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/options.h"
+#include "ductile/spec/live_options.h"
 #include "ductile/train/evaluate.h"
 
 namespace ductile::train::testing {
@@ -147,12 +151,57 @@ class Restless final : public optim::RateControl {
   int64_t ranks_;
 };
 
+class RestlessOptions final : public optim::RateControl {
+ public:
+  explicit RestlessOptions(const spec::JobOptions& job) : hyper_(optim::Hyper::of(job)) {
+    spec::JobOptions copy = job;
+    const OptionSet options(copy);
+    for (const spec::LiveOption& option : spec::live_options()) {
+      if (!option.is_read(job)) continue;
+      const OptionField& field = *options.find(option.key);
+      live_.push_back({&option, spec::live_value(job, option.key), field.min, field.max,
+                       std::holds_alternative<int64_t*>(field.ref)});
+    }
+  }
+
+  optim::Hyper next(const optim::Observed& observed, nlohmann::json&) const override {
+    optim::Hyper hyper = hyper_;
+    if (observed.updates % 4 == 3) return hyper;
+    for (size_t i = 0; i < live_.size(); ++i) {
+      const auto turn = static_cast<double>((observed.updates + static_cast<int64_t>(i)) % 3);
+      hyper.set(live_[i].option->key, live_[i].value_at(turn));
+    }
+    return hyper;
+  }
+
+ private:
+  struct Live {
+    const spec::LiveOption* option;
+    double of_job, least, largest;
+    bool whole;
+
+    double value_at(double turn) const {
+      if (whole) return std::min(largest, of_job + turn);
+      const double more = 1 + 0.25 * turn;
+      if (option->scale == spec::LiveScale::log_to_one)
+        return std::clamp(1 - (1 - of_job) * more, least, 0.9999);
+      return std::clamp(of_job > 0 ? of_job * more : 0.1 * turn, least, largest);
+    }
+  };
+
+  const optim::Hyper hyper_;
+  std::vector<Live> live_;
+};
+
 }  // namespace
 
 std::unique_ptr<StepMethod> make_selecting_method() { return std::make_unique<Selecting>(); }
 std::unique_ptr<StepMethod> make_probing_method() { return std::make_unique<Probing>(); }
 std::unique_ptr<optim::RateControl> make_restless_control(const spec::JobOptions& job) {
   return std::make_unique<Restless>(job);
+}
+std::unique_ptr<optim::RateControl> make_restless_options_control(const spec::JobOptions& job) {
+  return std::make_unique<RestlessOptions>(job);
 }
 
 }  // namespace ductile::train::testing

@@ -18,4 +18,8 @@ std::unique_ptr<StepMethod> make_probing_method();
 // remembers of the loss; in a job with staleness also that, between 0 and the job's.
 std::unique_ptr<optim::RateControl> make_restless_control(const spec::JobOptions& job);
 
+// Brings every live option that the job reads (spec/live_options.h) with other values as the run
+// goes, and none with every fourth update.
+std::unique_ptr<optim::RateControl> make_restless_options_control(const spec::JobOptions& job);
+
 }  // namespace ductile::train::testing
