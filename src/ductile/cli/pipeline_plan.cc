@@ -15,6 +15,7 @@ namespace ductile::cli {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 53;
+constexpr int64_t kMostTensor = 1 << 10;
 constexpr int64_t kMostParts = 1 << 16;  // stages, and micro-batches: what the options take
 
 // Operators by name. Options separate them by spaces.
@@ -46,13 +47,6 @@ void check_format(const nlohmann::json& plan, const fs::path& file) {
 
 // What a stage cannot be run with yet.
 void check_stage(const JsonFields& stage) {
-  if (const int64_t tensor = stage.integer_or("tensor", 1, 1, kMost); tensor > 1) {
-    fail(
-        ErrorCode::invalid_argument,
-        "{}: tensor = {}: the operators of a stage are not divided among workers so far; plan with "
-        "--runnable",
-        stage.where(), tensor);
-  }
   if (stage.has("shard_optimizer") && stage.boolean("shard_optimizer")) {
     fail(ErrorCode::invalid_argument,
          "{}: shard_optimizer = true: a stage does not divide its state among its replicas so far; "
@@ -125,6 +119,7 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
            "samples of a micro-batch; stage 0 has {}; plan with --runnable",
            stage.where(), beside, micro_batch, replicas);
     }
+    options.tensor.push_back(stage.integer_or("tensor", 1, 1, kMostTensor));
     const std::vector<std::string> names = names_of(stage, "ops");
     std::string ops;
     for (const std::string& name : names) ops += (ops.empty() ? "" : " ") + name;
@@ -144,7 +139,9 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   }
   options.micro_batches = batch / micro_batch;
   options.replicas = replicas;
-  const int64_t stages = static_cast<int64_t>(options.stages.size()) * replicas;
+  int64_t stages = 0;
+  for (const int64_t parts : options.tensor) stages += parts * replicas;
+  if (stages == std::ssize(options.stages) * replicas) options.tensor.clear();
   if (std::max(stages, options.micro_batches) > kMostParts) {
     fail(ErrorCode::invalid_argument,
          "{}: {} stages, in all pipelines, and {} micro-batches; a job has at most {} of each",
@@ -166,6 +163,7 @@ std::string change_plan(spec::JobOptions& job, const fs::path& file) {
   const int64_t stages = spec::num_stages(job), replicas = job.train.pipelined.replicas;
   const int64_t micro_batches = job.train.pipelined.micro_batches;
   const std::vector<std::string> cut = job.train.pipelined.stages;
+  const std::vector<int64_t> tensor = job.train.pipelined.tensor;
   std::string text = set_plan(job, file);
   const int64_t stages_now = spec::num_stages(job), replicas_now = job.train.pipelined.replicas;
   if (stages_now != stages || replicas_now != replicas ||
@@ -175,6 +173,20 @@ std::string change_plan(spec::JobOptions& job, const fs::path& file) {
          "begun with {}, {} and {}, which stay; plan with as many, or resume it without --plan",
          file.string(), stages_now, replicas_now, job.train.pipelined.micro_batches, stages,
          replicas, micro_batches);
+  }
+  if (job.train.pipelined.tensor != tensor) {
+    fail(ErrorCode::conflict,
+         "{}: the plan divides stages among other numbers of parts than the run was begun with, "
+         "and sums would round otherwise; plan with the same tensor degrees, or resume it without "
+         "--plan",
+         file.string());
+  }
+  if (spec::divides_tensors(job) && job.train.pipelined.stages != cut) {
+    fail(ErrorCode::conflict,
+         "{}: the plan cuts the model otherwise than the run was begun, and where stages are "
+         "divided (tensor > 1) sums would round otherwise; plan with the same stages, or resume it "
+         "without --plan",
+         file.string());
   }
   if (job.train.pipelined.stages != cut && !spec::any_cut_will_do(job)) {
     fail(

@@ -212,6 +212,7 @@ struct PipelinedOptions {
   std::vector<std::string> stages;     // of each: its operators' names, separated by spaces
   std::vector<std::string> orders;     // of each: its tasks, as in a plan ("F2BFBFB2")
   std::vector<std::string> recompute;  // operators
+  std::vector<int64_t> tensor;         // of each: the parts that divide its linear layers
   int64_t trace_steps = 0;
 };
 
@@ -357,6 +358,7 @@ void describe(Describer& d, ScheduleOptions& o);
 void describe(Describer& d, SelectiveOptions& o);
 void describe(Describer& d, InfoBatchOptions& o);
 void describe(Describer& d, GradedOptions& o);
+void describe(Describer& d, PipelinedOptions& o);
 void describe(Describer& d, NoiseOptions& o);
 void describe(Describer& d, TrainOptions& o);
 void describe(Describer& d, EvalOptions& o);
@@ -372,6 +374,10 @@ bool is_pipelined(const JobOptions& job);
 int64_t batch_parts(const JobOptions& job);
 // Into how many stages the model is cut, where the job trains by stages.
 int64_t num_stages(const JobOptions& job);
+// The virtual ranks of one pipeline: the parts of all its stages.
+int64_t pipeline_ranks(const JobOptions& job);
+// Whether any stage is divided among several parts.
+bool divides_tensors(const JobOptions& job);
 // Of how many gradients, each of an equal part of the samples, an update is the mean: those of the
 // virtual ranks, or of whole pipelines, or, with train.pipeline_exact, of their micro-batches.
 int64_t num_gradients(const JobOptions& job);

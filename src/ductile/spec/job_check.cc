@@ -94,12 +94,38 @@ void check_exact_pipelines(const JobOptions& job, const Bad& bad) {
   }
 }
 
+void check_tensor(const JobOptions& job, const Bad& bad) {
+  const PipelinedOptions& o = job.train.pipelined;
+  if (!o.stages.empty() && o.stages.size() != o.tensor.size()) {
+    bad(
+        fmt::format("train.pipelined.tensor has {} numbers for {} stages; give one for each, or "
+                    "none",
+                    o.tensor.size(), o.stages.size()));
+  }
+  int64_t parts = 0;
+  for (const int64_t of_stage : o.tensor) parts += of_stage;
+  if (parts * o.replicas != job.train.virtual_ranks) {
+    bad(
+        fmt::format("train.pipelined.tensor has {} parts of stages, train.pipelined.replicas = {} "
+                    "and train.virtual_ranks = {}; each part of each pipeline is a virtual rank, "
+                    "so set train.virtual_ranks = {}",
+                    parts, o.replicas, job.train.virtual_ranks, parts * o.replicas));
+  }
+  if (job.train.pipeline_exact && divides_tensors(job)) {
+    bad("train.pipeline_exact = true needs train.pipelined.tensor = []: gradients of what the "
+        "parts of a stage read are added part by part, which is another order than that of one "
+        "process");
+  }
+}
+
 void check_pipelined(const JobOptions& job, const Bad& bad) {
   if (!is_pipelined(job)) return;
   const PipelinedOptions& o = job.train.pipelined;
   const int64_t ranks = job.train.virtual_ranks;
   const auto given = static_cast<int64_t>(o.stages.size());
-  if (given > 0 && given * o.replicas != ranks) {
+  if (!o.tensor.empty()) {
+    check_tensor(job, bad);
+  } else if (given > 0 && given * o.replicas != ranks) {
     bad(
         fmt::format("train.pipelined.stages has {} stages, train.pipelined.replicas = {} and "
                     "train.virtual_ranks = {}; each stage of each pipeline is a virtual rank, so "
@@ -368,10 +394,20 @@ int64_t batch_parts(const JobOptions& job) {
 }
 
 int64_t num_stages(const JobOptions& job) {
+  const std::vector<int64_t>& tensor = job.train.pipelined.tensor;
+  return tensor.empty() ? pipeline_ranks(job) : static_cast<int64_t>(tensor.size());
+}
+
+int64_t pipeline_ranks(const JobOptions& job) {
   return job.train.virtual_ranks / job.train.pipelined.replicas;
 }
 
+bool divides_tensors(const JobOptions& job) {
+  return std::ranges::any_of(job.train.pipelined.tensor, [](int64_t parts) { return parts > 1; });
+}
+
 bool any_cut_will_do(const JobOptions& job) {
+  if (divides_tensors(job)) return false;
   return job.train.pipelined.replicas == 1 || job.train.pipeline_exact ||
          std::has_single_bit(static_cast<uint64_t>(num_stages(job)));
 }

@@ -176,6 +176,15 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
       "[train]\nmethod = \"pipelined\"\nvirtual_ranks = 3\n"
       "pipelined = {replicas = 3, micro_batches = 4}\n",
       "train.pipelined.replicas x train.pipelined.micro_batches = 12");
+  const std::string parts = "[train]\nmethod = \"pipelined\"\n";
+  expect_refused(parts + "virtual_ranks = 4\npipelined = {tensor = [2, 1], replicas = 2}\n",
+                 "set train.virtual_ranks = 6");
+  expect_refused(parts + "virtual_ranks = 3\npipelined = {tensor = [3], stages = [\"a\", \"b\"]}\n",
+                 "train.pipelined.tensor has 1 numbers for 2 stages");
+  expect_refused(parts + "virtual_ranks = 3\npipelined = {tensor = [2, 1], orders = [\"F4B4\"]}\n",
+                 "1 orders for 2 stages");
+  expect_refused(parts + "virtual_ranks = 3\npipeline_exact = true\npipelined.tensor = [2, 1]\n",
+                 "needs train.pipelined.tensor = []");
   expect_refused("[train]\npipeline_exact = true\n", "needs train.method = \"pipelined\"");
   const std::string exact = "[train]\nmethod = \"pipelined\"\npipeline_exact = true\n";
   expect_refused(exact + "reduction = \"fast\"\n", "needs train.reduction = \"canonical\"");

@@ -16,6 +16,7 @@
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/pipeline.h"
 #include "ductile/parallel/shards.h"
+#include "ductile/parallel/tensor_split.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/flat_model.h"
 #include "ductile/train/ingredients.h"
@@ -27,12 +28,13 @@ namespace ductile::train {
 // invalid_argument that names the option and the operator or stage.
 parallel::Pipeline pipeline_of_job(const spec::JobOptions& job, const nn::OperatorGraph& operators);
 
-// Runs the virtual ranks of a job whose ranks are stages of its model: those that one worker hosts,
-// which take turns. Rank v is stage v % S of pipeline v / S, where S is the number of stages; each
-// pipeline has an equal part of the batch. A rank reads the weights of its operators alone. What it
-// contributes is the gradients of their parameters and their running statistics, with zeros for
-// all others, so the sum over the ranks of a pipeline is the whole, and that over pipelines as many
-// times their mean. A parameter of several stages is the first one's.
+// Runs the virtual ranks of a job whose ranks are stages of its model, or parts of stages
+// (tensor_split.h): those that one worker hosts, which take turns. Rank v is part v % P of pipeline
+// v / P, where P is the number of parts of all stages; each pipeline has an equal part of the
+// batch. A rank reads the weights of its operators alone. What it contributes is the gradients of
+// their parameters and their running statistics, with zeros for all others, so the sum over the
+// ranks of a pipeline is the whole, and that over pipelines as many times their mean. A parameter
+// of several stages is the first one's.
 //
 // With train.pipeline_exact the sum is that of the plain method, to the bit, where micro-batch m of
 // pipeline r is virtual rank r * M + m: each pipeline sums its micro-batches' gradients and running
@@ -52,8 +54,9 @@ class StageRunner {
   std::vector<Blocks> blocks_read() const;
   std::vector<Blocks> blocks_summed() const;
 
-  // The stage of each operator of the model, the loss not among them.
-  std::vector<int> stages() const { return {stage_of_.begin(), stage_of_.end() - 1}; }
+  // The model as its ranks run it, without the loss; and the rank of each operator in its pipeline.
+  nn::OperatorGraph forward_operators() const;
+  std::vector<int> ranks() const { return {rank_of_.begin(), rank_of_.end() - 1}; }
 
   // As RankRunner::host().
   void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
@@ -74,25 +77,30 @@ class StageRunner {
 
  private:
   bool hosted(int64_t rank) const { return hosts_[static_cast<size_t>(rank)] == rank_; }
-  bool reads_samples(int stage) const;
+  bool reads_samples(int rank) const;
   void find_forms();
   void check_bits(const nn::Tensors& like) const;
-  std::vector<Blocks> for_each_pipeline(std::vector<Blocks> by_stage) const;
+  std::vector<Blocks> for_each_pipeline(std::vector<Blocks> by_rank) const;
   void make_pipelines();
-  Part part_of(int stage, const parallel::PipelineHost& pipeline) const;
-  std::vector<at::Tensor> gradients_of(int stage, const parallel::PipelineHost& pipeline) const;
-  std::vector<float> buffers_of(int stage, const parallel::PipelineHost& pipeline) const;
+  Part part_of(int rank, const parallel::PipelineHost& pipeline) const;
+  std::vector<at::Tensor> gradients_of(int rank, const parallel::PipelineHost& pipeline) const;
+  using Slices = std::vector<parallel::TensorSplit::Slice>;
+  at::Tensor gradient_of_slices(int rank, const FlatModel::Entry& parameter, const Slices& slices,
+                                const parallel::PipelineHost& pipeline) const;
+  std::vector<float> buffers_of(int rank, const parallel::PipelineHost& pipeline) const;
   void set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
                    const FigureList& figures, std::vector<float>& out) const;
 
   const spec::JobOptions& job_;
   Ingredients& ingredients_;
   FlatModel& flat_;
-  const nn::OperatorGraph operators_;
-  const parallel::Pipeline pipeline_;
-  const int64_t num_stages_, num_replicas_;
-  const std::vector<int> stage_of_;                    // by operator
-  std::map<std::string, int> owners_, buffer_owners_;  // stages, by name
+  const parallel::TensorSplit split_;
+  const nn::OperatorGraph& operators_;  // of split_, as the pipeline
+  const parallel::Pipeline& pipeline_;
+  const int64_t num_ranks_;  // of one pipeline
+  const int64_t num_replicas_;
+  const std::vector<int> rank_of_;                     // in the pipeline, by operator
+  std::map<std::string, int> owners_, buffer_owners_;  // ranks in the pipeline, by name
   std::vector<int> hosts_;                             // workers, by virtual rank
   int rank_ = 0;
   parallel::Exchange* exchange_ = nullptr;
