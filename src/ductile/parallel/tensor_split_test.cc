@@ -17,6 +17,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
 #include "ductile/parallel/testing/random_pipelines.h"
+#include "ductile/parallel/testing/random_splits.h"
 
 namespace ductile::parallel {
 namespace {
@@ -38,27 +39,6 @@ Outcome undivided(const TensorSplit& split, Outcome outcome) {
   return outcome;
 }
 
-// Each stage in up to four parts, if anything of it can be divided.
-std::vector<int64_t> random_degrees(const nn::OperatorGraph& operators, const Pipeline& pipeline,
-                                    Rng& rng) {
-  std::vector<int64_t> out;
-  for (size_t s = 0; s < pipeline.stages.size(); ++s) {
-    std::vector<int64_t> alone(pipeline.stages.size(), 1);
-    alone[s] = 1 + rng.below(4);
-    try {
-      split_tensors(operators, pipeline, alone);
-    } catch (const Error& e) {
-      EXPECT_NE(std::string(e.what()).find(
-                    fmt::format("stage {} is to be divided among {} parts", s, alone[s])),
-                std::string::npos)
-          << e.what();
-      alone[s] = 1;
-    }
-    out.push_back(alone[s]);
-  }
-  return out;
-}
-
 // The first ranks host a part each, and the others' parts any of them.
 std::vector<int> random_hosts(int num_parts, int num_ranks, Rng& rng) {
   std::vector<int> out;
@@ -66,13 +46,6 @@ std::vector<int> random_hosts(int num_parts, int num_ranks, Rng& rng) {
     out.push_back(p < num_ranks ? p
                                 : static_cast<int>(rng.below(static_cast<uint32_t>(num_ranks))));
   }
-  return out;
-}
-
-// Of the stages of the divided pipeline, by the hosts of its parts.
-std::vector<int> hosts_of(const TensorSplit& split, const std::vector<int>& by_part) {
-  std::vector<int> out;
-  for (const int part : split.parts) out.push_back(by_part[static_cast<size_t>(part)]);
   return out;
 }
 

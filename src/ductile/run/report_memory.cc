@@ -56,14 +56,27 @@ std::vector<Told> told_in(const nlohmann::json& event) {
   return out;
 }
 
-// Bytes of one replica, by stage; nothing where the run has no plan that says it.
-std::vector<double> planned_by_stage(const RunFolder& folder) {
+// Into how many parts the plan divides a stage.
+size_t parts_of_stage(const nlohmann::json& report, size_t stage) {
+  constexpr int64_t kMost = 1024;
+  try {
+    const auto parts = report.at("plan").at("stages").at(stage).value("tensor", int64_t{1});
+    return static_cast<size_t>(std::clamp<int64_t>(parts, 1, kMost));
+  } catch (const std::exception&) {  // it does not say so
+    return 1;
+  }
+}
+
+// Bytes of one replica, by virtual rank: of each part of each stage. Nothing where the run has no
+// plan that says it.
+std::vector<double> planned_by_rank(const RunFolder& folder) {
   std::vector<double> out;
   try {
     const nlohmann::json plan =
         parse_json(read_text(plan_file(folder)), plan_file(folder).string(), ErrorCode::data_loss);
+    size_t number = 0;
     for (const nlohmann::json& stage : plan.at("evaluation").at("stages"))
-      out.push_back(number_at(stage, "peak_memory"));
+      out.insert(out.end(), parts_of_stage(plan, number++), number_at(stage, "peak_memory"));
   } catch (const std::exception&) {  // there is none
     out.clear();
   }
@@ -92,7 +105,7 @@ std::string memory_html(const History& history, const RunFolder& folder) {
     if (text_at(event, "kind") == "memory") all = told_in(event);
   }
   if (all.empty()) return {};
-  const std::vector<double> planned = planned_by_stage(folder);
+  const std::vector<double> planned = planned_by_rank(folder);
   std::vector<page::HtmlTable::Column> columns = {
       {"Worker", true},    {"Virtual ranks", true}, {"Weights", true}, {"Optimiser", true},
       {"Gradients", true}, {"Resident", true},      {"before", true},  {"shared", true}};
