@@ -106,7 +106,7 @@ TEST(Operators, ReadOnlyTheWeightsThatTheyDeclare) {
 }
 
 // The operator with the columns [begin, end) alone.
-at::Tensor columns(const Operator& op, const Tensors& in, int64_t begin, int64_t end) {
+at::Tensor columns_alone(const Operator& op, const Tensors& in, int64_t begin, int64_t end) {
   Tensors slices;
   for (size_t i = 0; i < op.parameters.size(); ++i) {
     const at::Tensor& whole = op.parameters[i].tensor;
@@ -139,7 +139,7 @@ TEST(Operators, ColumnsHaveTheBitsThatTheyHaveInTheWholeOperator) {
       for (const int64_t parts : {2, 3}) {
         Tensors pieces;
         for (int64_t p = 0; p < parts; ++p) {
-          pieces.push_back(columns(op, in, number * p / parts, number * (p + 1) / parts));
+          pieces.push_back(columns_alone(op, in, number * p / parts, number * (p + 1) / parts));
         }
         const at::Tensor joined = at::cat(pieces, -1);
         EXPECT_TRUE(kernels::product_supported() ? at::equal(joined, whole)

@@ -22,7 +22,7 @@
 namespace ductile::train {
 namespace {
 
-using testing::disturb;
+using testing::disturb_and_compare;
 using testing::OneRun;
 using testing::run_serial;
 using testing::sharded_job;
@@ -60,21 +60,8 @@ spec::JobOptions gpt_job(const fs::path& folder) {
   return job;
 }
 
-void disturb_and_compare(const spec::JobOptions& job, const std::vector<uint64_t>& seeds) {
-  const auto whole = weights_of(*run_serial(job));
-  for (const uint64_t seed : seeds) {
-    const OneRun run(job);
-    disturb(run, job, 8, seed);
-    const auto newest = ckpt::open_latest(run.folder.checkpoints());
-    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
-    Replica replica(job);
-    replica.restore(*newest.checkpoint);
-    EXPECT_EQ(weights_of(replica), whole) << job.model.name << ", seed " << seed;
-  }
-}
-
 // Largest difference, relative to the largest weight.
-double distance(const std::vector<float>& a, const std::vector<float>& b) {
+double farthest(const std::vector<float>& a, const std::vector<float>& b) {
   EXPECT_EQ(a.size(), b.size());
   double most = 0, scale = 1e-6;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -171,7 +158,7 @@ TEST(TensorStages, AreAJobInOneProcessToRoundingAndInItsFirstLayerToTheBit) {
   EXPECT_EQ(weights_of(*run_serial(divided(job, {3, 1}))), weights_of(*whole));
   const auto both = run_serial(divided(job, {2, 4}));
   EXPECT_NE(weights_of(*both), weights_of(*whole));
-  EXPECT_LT(distance(weights_of(*whole), weights_of(*both)), 1e-5);
+  EXPECT_LT(farthest(weights_of(*whole), weights_of(*both)), 1e-5);
   const double loss = whole->state().loss.value_or(-1);
   EXPECT_NEAR(both->state().loss.value_or(-2), loss, 1e-5 * loss);
 }
