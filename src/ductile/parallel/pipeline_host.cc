@@ -115,10 +115,10 @@ struct PipelineHost::Mail {
   }
 
   // False if no message is to bring it.
-  bool wait_a_little(const Key& key) const {
+  bool wait_a_little(const Key& key, std::chrono::microseconds patience) const {
     const auto found = posted.find(key);
     if (found == posted.end()) return false;
-    (void)found->second.work.wait_for(std::chrono::microseconds(200));
+    (void)found->second.work.wait_for(patience);
     return true;
   }
 
@@ -358,14 +358,15 @@ bool PipelineHost::ready(const HostedStage& stage) const {
       awaited(stage), [&](const Message& m) { return mail_->ready(m, stage.micro_batch()); });
 }
 
-// No hosted stage could go on just now. Returns when one can, or may.
+// No hosted stage could go on just now. Returns when one can, or may: of several, whichever does.
 void PipelineHost::wait() const {
+  const std::chrono::microseconds patience(stages_.size() > 1 ? 20 : 200);
   for (const auto& stage : stages_) {
     if (stage->finished()) continue;
     bool waits = false;
     for (const Message& m : awaited(*stage)) {
       if (mail_->ready(m, stage->micro_batch())) continue;
-      if (mail_->wait_a_little(m)) return;
+      if (mail_->wait_a_little(m, patience)) return;
       waits = true;
     }
     if (!waits) return;  // what it waited for has come meanwhile
