@@ -113,17 +113,17 @@ class Splitter {
     if (slices.size() == 1) return slices.front();
     const auto maker = static_cast<size_t>(source.op);
     // Other stages read what the first part has joined.
-    const int at = static_cast<size_t>(stage_of_[maker]) == stage ? part : 0;
-    const std::pair<Source, int> key(source, at);
+    const int reader = static_cast<size_t>(stage_of_[maker]) == stage ? part : 0;
+    const std::pair<Source, int> key(source, reader);
     if (const auto place = joined_.find(key); place != joined_.end()) return place->second;
     Operator join;
-    join.name = fmt::format("{}/joined/{}", operators_.operators()[maker].name, at);
+    join.name = fmt::format("{}/joined/{}", operators_.operators()[maker].name, reader);
     join.kind = "join";
     join.inputs = slices;
     join.run = [](std::span<const at::Tensor> in) {
       return nn::Tensors{at::cat(at::TensorList(in.data(), in.size()), -1)};
     };
-    const int owner = first_part_[static_cast<size_t>(stage_of_[maker])] + at;
+    const int owner = first_part_[static_cast<size_t>(stage_of_[maker])] + reader;
     const Source joined{add(std::move(join), owner, false), 0};
     joined_.emplace(key, joined);
     return joined;
