@@ -24,6 +24,7 @@ namespace {
 using testing::disturb_and_compare;
 using testing::OneRun;
 using testing::run_serial;
+using testing::save_together_and_compare;
 using testing::sharded_job;
 using testing::small_job;
 using testing::weights_of;
@@ -149,34 +150,7 @@ TEST(StageState, IsSavedByAllWorkersTogetherWhileTheJobRuns) {
   spec::JobOptions job = sharded_job();
   job.train.shard_copies = 1;
   job.train.ema_decay = 0.9;
-  job.train.epochs = 1'000'000;
-  job.checkpoint.every_steps = 2;
-  job.checkpoint.keep = 100;
-  const OneRun run(job);
-  {
-    testing::LocalCluster cluster(run.folder, job, recipe_of(job));
-    cluster.start(4);
-    cluster.run_to(80);  // a save takes longer than a step
-    cluster.preempt();
-  }
-  int64_t together = 0;
-  run::for_each_diary_line(run.folder.events_file(), [&](const nlohmann::json& line) {
-    if (line.value("kind", "") != "checkpoint" || line.value("parts", 1) != 4) return;
-    ++together;
-    const auto step = line.at("step").get<int64_t>();
-    Replica saved(job), undisturbed(job);
-    saved.restore(ckpt::Checkpoint::open(run.folder.checkpoints(), step));
-    undisturbed.host_all();
-    std::vector<float> sum(static_cast<size_t>(undisturbed.vector_size()));
-    while (undisturbed.step() < step) {
-      undisturbed.compute(undisturbed.num_ranks(), sum);
-      undisturbed.apply(sum);
-    }
-    EXPECT_EQ(ckpt::tensors_digest(saved.state().tensors()),
-              ckpt::tensors_digest(undisturbed.state().tensors()))
-        << "step " << step;
-  });
-  EXPECT_GT(together, 0);
+  save_together_and_compare(job);
 }
 
 // What each worker has is told once in each generation: of the parts that it holds.

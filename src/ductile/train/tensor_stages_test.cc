@@ -25,6 +25,7 @@ namespace {
 using testing::disturb_and_compare;
 using testing::OneRun;
 using testing::run_serial;
+using testing::save_together_and_compare;
 using testing::sharded_job;
 using testing::small_job;
 using testing::weights_of;
@@ -182,6 +183,15 @@ TEST(TensorStages, ACheckpointIsRestoredUnderOtherLettersAndOnOtherWorkers) {
   Replica replica(job);
   replica.restore(*newest.checkpoint);
   EXPECT_EQ(weights_of(replica), whole);
+}
+
+// No worker has all of the first matrix: each writes its rows, and they become one tensor.
+TEST(TensorStages, EachPartSavesItsSliceWhileTheJobRuns) {
+  spec::JobOptions job = sharded_job();
+  job.model.hidden = {512};
+  job.train.shard_copies = 1;
+  job.train.ema_decay = 0.9;
+  save_together_and_compare(divided(job, {4}));
 }
 
 TEST(TensorStages, AResumedRunKeepsItsPartsAndItsCut) {
