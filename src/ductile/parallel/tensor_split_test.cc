@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
