@@ -163,6 +163,25 @@ TEST(Job, ABetaOfOneIsRefusedWhereARuleDividesByItsRest) {
   }
 }
 
+TEST(Job, PartsOfStagesThatDoNotFitAreRefusedByName) {
+  const std::string parts = "[train]\nmethod = \"pipelined\"\n";
+  expect_refused(parts + "virtual_ranks = 4\npipelined = {tensor = [2, 1], replicas = 2}\n",
+                 "set train.virtual_ranks = 6");
+  expect_refused(parts + "virtual_ranks = 3\npipelined = {tensor = [3], stages = [\"a\", \"b\"]}\n",
+                 "train.pipelined.tensor has 1 numbers for 2 stages");
+  expect_refused(parts + "virtual_ranks = 3\npipelined = {tensor = [2, 1], orders = [\"F4B4\"]}\n",
+                 "1 orders for 2 stages");
+  expect_refused(parts + "virtual_ranks = 3\npipeline_exact = true\npipelined.tensor = [2, 1]\n",
+                 "needs train.pipelined.tensor = []");
+  JobOptions job;
+  job.train.virtual_ranks = 6;
+  job.train.pipelined.replicas = 2;
+  job.train.pipelined.tensor = {1, 2};
+  EXPECT_EQ(num_stages(job), 2);
+  EXPECT_EQ(pipeline_ranks(job), 3);
+  EXPECT_TRUE(divides_tensors(job));
+}
+
 TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("train = {method = \"selective\", virtual_ranks = 4, bn_group = 2}\n",
                  "needs train.bn_group = 1");
@@ -176,15 +195,6 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
       "[train]\nmethod = \"pipelined\"\nvirtual_ranks = 3\n"
       "pipelined = {replicas = 3, micro_batches = 4}\n",
       "train.pipelined.replicas x train.pipelined.micro_batches = 12");
-  const std::string parts = "[train]\nmethod = \"pipelined\"\n";
-  expect_refused(parts + "virtual_ranks = 4\npipelined = {tensor = [2, 1], replicas = 2}\n",
-                 "set train.virtual_ranks = 6");
-  expect_refused(parts + "virtual_ranks = 3\npipelined = {tensor = [3], stages = [\"a\", \"b\"]}\n",
-                 "train.pipelined.tensor has 1 numbers for 2 stages");
-  expect_refused(parts + "virtual_ranks = 3\npipelined = {tensor = [2, 1], orders = [\"F4B4\"]}\n",
-                 "1 orders for 2 stages");
-  expect_refused(parts + "virtual_ranks = 3\npipeline_exact = true\npipelined.tensor = [2, 1]\n",
-                 "needs train.pipelined.tensor = []");
   expect_refused("[train]\npipeline_exact = true\n", "needs train.method = \"pipelined\"");
   const std::string exact = "[train]\nmethod = \"pipelined\"\npipeline_exact = true\n";
   expect_refused(exact + "reduction = \"fast\"\n", "needs train.reduction = \"canonical\"");
