@@ -67,8 +67,9 @@ class Splitter {
       if (degree(s) == 1 || divided[s]) continue;
       fail(ErrorCode::invalid_argument,
            "stage {} is to be divided among {} parts, and none of its operators can be: linear "
-           "layers of the zoo's models can, with at least as many columns as parts and weights "
-           "that no other operator holds; plan it with tensor = 1",
+           "layers can that say how (those of the built-in models; add_dense and add_columns of "
+           "nn::OperatorModel), with at least as many columns as parts and weights that no other "
+           "operator holds; plan it with tensor = 1",
            s, degree(s));
     }
     std::vector<Source> results;
