@@ -3,7 +3,9 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -94,12 +96,52 @@ void check_exact_pipelines(const JobOptions& job, const Bad& bad) {
   }
 }
 
+// Replicas of a stage share its micro-batches.
+void check_stage_replicas(const JobOptions& job, const Bad& bad) {
+  const PipelinedOptions& o = job.train.pipelined;
+  const std::vector<int64_t>& each = o.stage_replicas;
+  if (each.empty()) return;
+  if (o.replicas > 1) {
+    bad(
+        fmt::format("train.pipelined.stage_replicas and train.pipelined.replicas = {}: replicas of "
+                    "stages are those of one pipeline; leave one of the two out",
+                    o.replicas));
+  }
+  if (job.train.pipeline_exact) {
+    bad("train.pipeline_exact = true does not fit train.pipelined.stage_replicas: the replicas of "
+        "a stage share each micro-batch, which is then no virtual rank; leave one of the two out");
+  }
+  if (!o.stages.empty() && o.stages.size() != each.size()) {
+    bad(
+        fmt::format("train.pipelined.stage_replicas has {} numbers for {} stages; give one for "
+                    "each, or none",
+                    each.size(), o.stages.size()));
+  }
+  const int64_t all = std::accumulate(each.begin(), each.end(), int64_t{0});
+  if (all != job.train.virtual_ranks) {
+    bad(
+        fmt::format("train.pipelined.stage_replicas are {} replicas, and train.virtual_ranks = {}; "
+                    "each is a virtual rank, so set train.virtual_ranks = {}",
+                    all, job.train.virtual_ranks, all));
+  }
+  const int64_t samples = job.train.batch_size / o.micro_batches;
+  for (size_t s = 0; s < each.size(); ++s) {
+    if (samples % each[s] == 0) continue;
+    bad(
+        fmt::format("train.pipelined.stage_replicas: the {} replicas of stage {} do not divide the "
+                    "{} samples of a micro-batch (train.batch_size = {} in "
+                    "train.pipelined.micro_batches = {}); each has an equal part of them",
+                    each[s], s, samples, job.train.batch_size, o.micro_batches));
+  }
+}
+
 void check_pipelined(const JobOptions& job, const Bad& bad) {
   if (!is_pipelined(job)) return;
   const PipelinedOptions& o = job.train.pipelined;
+  check_stage_replicas(job, bad);
   const int64_t ranks = job.train.virtual_ranks;
   const auto given = static_cast<int64_t>(o.stages.size());
-  if (given > 0 && given * o.replicas != ranks) {
+  if (given > 0 && o.stage_replicas.empty() && given * o.replicas != ranks) {
     bad(
         fmt::format("train.pipelined.stages has {} stages, train.pipelined.replicas = {} and "
                     "train.virtual_ranks = {}; each stage of each pipeline is a virtual rank, so "
@@ -367,11 +409,17 @@ int64_t batch_parts(const JobOptions& job) {
   return is_pipelined(job) ? o.replicas * o.micro_batches : job.train.virtual_ranks;
 }
 
-int64_t num_stages(const JobOptions& job) {
+int64_t pipeline_ranks(const JobOptions& job) {
   return job.train.virtual_ranks / job.train.pipelined.replicas;
 }
 
+int64_t num_stages(const JobOptions& job) {
+  const std::vector<int64_t>& each = job.train.pipelined.stage_replicas;
+  return each.empty() ? pipeline_ranks(job) : std::ssize(each);
+}
+
 bool any_cut_will_do(const JobOptions& job) {
+  if (!job.train.pipelined.stage_replicas.empty()) return false;
   return job.train.pipelined.replicas == 1 || job.train.pipeline_exact ||
          std::has_single_bit(static_cast<uint64_t>(num_stages(job)));
 }

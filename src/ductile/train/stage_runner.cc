@@ -89,6 +89,17 @@ std::vector<spec::Task> one_forward_one_backward(int64_t from_here, int64_t micr
   return out;
 }
 
+// The first replica of each operator's stage.
+std::vector<int> first_ranks(const std::vector<parallel::StagePart>& parts,
+                             const std::vector<int>& stage_of) {
+  std::vector<int> out;
+  for (const int stage : stage_of) {
+    const auto first = std::ranges::find(parts, stage, &parallel::StagePart::stage);
+    out.push_back(static_cast<int>(first - parts.begin()));
+  }
+  return out;
+}
+
 }  // namespace
 
 Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& operators) {
@@ -106,6 +117,9 @@ Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& opera
     }
   }
   place_loss(operators, out);
+  for (size_t s = 0; s < options.stage_replicas.size(); ++s) {
+    out.stages.at(s).replicas = static_cast<int>(options.stage_replicas[s]);
+  }
   for (const std::string& name : options.recompute) {
     const int op = find_operator(operators, name, "train.pipelined.recompute");
     for (Pipeline::Stage& s : out.stages) {
@@ -133,9 +147,11 @@ StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, 
       flat_(flat),
       operators_(nn::training_operators(*ingredients.model, job.train.label_smoothing)),
       pipeline_(pipeline_of_job(job, operators_)),
-      num_stages_(spec::num_stages(job)),
+      parts_(parallel::parts_of(pipeline_)),
+      num_ranks_(std::ssize(parts_)),
       num_replicas_(job.train.pipelined.replicas),
-      stage_of_(parallel::stages_of_operators(pipeline_, operators_)) {
+      stage_of_(parallel::stages_of_operators(pipeline_, operators_)),
+      rank_of_(first_ranks(parts_, stage_of_)) {
   for (size_t s = 0; s < pipeline_.stages.size(); ++s) {
     const auto stage = static_cast<int>(s);
     for (const int op : pipeline_.stages[s].ops) {
@@ -148,19 +164,23 @@ StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, 
 
 StageRunner::~StageRunner() = default;
 
-std::vector<StageRunner::Blocks> StageRunner::for_each_pipeline(
-    std::vector<Blocks> by_stage) const {
+std::vector<StageRunner::Blocks> StageRunner::for_each_rank(std::vector<Blocks> by_stage) const {
+  for (Blocks& blocks : by_stage) blocks = parallel::Optimizer::merged(blocks);
   std::vector<Blocks> out;
-  for (int64_t r = 0; r < num_replicas_; ++r) {
-    for (const Blocks& blocks : by_stage) out.push_back(parallel::Optimizer::merged(blocks));
+  for (int64_t rank = 0; rank < num_replicas_ * num_ranks_; ++rank) {
+    out.push_back(by_stage[static_cast<size_t>(stage_of(rank))]);
   }
   return out;
+}
+
+int StageRunner::stage_of(int64_t rank) const {
+  return parts_[static_cast<size_t>(rank % num_ranks_)].stage;
 }
 
 std::vector<StageRunner::Blocks> StageRunner::blocks_read() const {
   std::map<std::string, parallel::BlockRange> blocks;
   for (const FlatModel::Entry& p : flat_.parameters()) blocks[p.name] = blocks_with(p);
-  std::vector<Blocks> by_stage(static_cast<size_t>(num_stages_));
+  std::vector<Blocks> by_stage(pipeline_.stages.size());
   for (size_t op = 0; op < stage_of_.size(); ++op) {
     Blocks& of_stage = by_stage[static_cast<size_t>(stage_of_[op])];
     const nn::Operator& o = operators_.operators()[op];
@@ -176,16 +196,17 @@ std::vector<StageRunner::Blocks> StageRunner::blocks_read() const {
       of_stage.push_back(found->second);
     }
   }
-  return for_each_pipeline(std::move(by_stage));
+  return for_each_rank(std::move(by_stage));
 }
 
 std::vector<StageRunner::Blocks> StageRunner::blocks_summed() const {
-  std::vector<Blocks> by_stage(static_cast<size_t>(num_stages_));
+  if (pipeline_.is_replicated()) return blocks_read();  // each adds what its own operators have
+  std::vector<Blocks> by_stage(pipeline_.stages.size());
   for (const FlatModel::Entry& p : flat_.parameters()) {
     if (const auto owner = owners_.find(p.name); owner != owners_.end())
       by_stage[static_cast<size_t>(owner->second)].push_back(blocks_with(p));
   }
-  return for_each_pipeline(std::move(by_stage));
+  return for_each_rank(std::move(by_stage));
 }
 
 void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
@@ -215,8 +236,8 @@ bool StageRunner::reads_samples(int stage) const {
 comm::LeafRange StageRunner::parts() const {
   comm::LeafRange out{0, 0};
   for (int64_t rank = 0; rank < std::ssize(hosts_); ++rank) {
-    if (!hosted(rank) || !reads_samples(static_cast<int>(rank % num_stages_))) continue;
-    const int64_t first = rank / num_stages_ * pipeline_.num_micro_batches;
+    if (!hosted(rank) || !reads_samples(stage_of(rank))) continue;
+    const int64_t first = rank / num_ranks_ * pipeline_.num_micro_batches;
     if (out.size() == 0) out.begin = first;
     out.end = first + pipeline_.num_micro_batches;
   }
@@ -237,6 +258,7 @@ void StageRunner::find_forms() {
     parallel::check_exact(pipeline_, operators_, inputs);
     draws_ = parallel::draws_of(operators_, inputs);
   }
+  shares_ = parallel::share_forms(operators_, pipeline_, inputs);
   forms_ = parallel::tensor_forms(operators_, inputs);
   if (pipeline_.exact) check_bits(inputs);
 }
@@ -308,6 +330,7 @@ void StageRunner::make_pipelines() {
   placement.rank = rank_;
   placement.communicator = exchange_ != nullptr ? exchange_->messages() : nullptr;
   placement.forms = forms_;
+  placement.shares = shares_;
   // Each has tags of its own, and all workers give it the same ones.
   const uint32_t tags = parallel::PipelineHost::num_tags(operators_, pipeline_);
   if (int64_t{tags} * num_replicas_ + parallel::Exchange::kFirstTag >= int64_t{1} << 24) {
@@ -315,8 +338,8 @@ void StageRunner::make_pipelines() {
          num_replicas_, (int64_t{1} << 24) / tags - 1);
   }
   for (int64_t r = 0; r < num_replicas_; ++r) {
-    const auto first = hosts_.begin() + r * num_stages_;
-    placement.hosts.assign(first, first + num_stages_);
+    const auto first = hosts_.begin() + r * num_ranks_;
+    placement.hosts.assign(first, first + num_ranks_);
     if (std::ranges::find(placement.hosts, rank_) == placement.hosts.end()) continue;
     placement.first_tag = parallel::Exchange::kFirstTag + static_cast<uint32_t>(r) * tags;
     pipelines_[static_cast<size_t>(r)] =
@@ -347,12 +370,16 @@ std::map<int64_t, StageRunner::Part> StageRunner::run(
   const std::vector<nn::Tensors> results = host.run(step);
   const int loss_stage = stage_of_[static_cast<size_t>(operators_.results().front().op)];
   std::map<int64_t, Part> out;
-  for (int stage = 0; stage < num_stages_; ++stage) {
-    const int64_t rank = pipeline * num_stages_ + stage;
+  const bool replicated = pipeline_.is_replicated();
+  for (int own = 0; own < num_ranks_; ++own) {
+    const int64_t rank = pipeline * num_ranks_ + own;
     if (!hosted(rank)) continue;
-    Part& part = out[rank] = part_of(stage, host);
+    const int stage = stage_of(rank);
+    Part& part = out[rank] = replicated ? part_of_replica(own, host) : part_of(stage, host);
     part.figures.resize(static_cast<size_t>(figures.size()));
-    if (stage == loss_stage) set_figures(results, samples, figures, part.figures);
+    if (stage != loss_stage) continue;
+    set_figures(replicated ? host.outcome(own).results : results, samples,
+                pipeline_.stages[static_cast<size_t>(stage)].replicas, figures, part.figures);
   }
   host.forget();
   return out;
@@ -360,6 +387,42 @@ std::map<int64_t, StageRunner::Part> StageRunner::run(
 
 StageRunner::Part StageRunner::part_of(int stage, const parallel::PipelineHost& pipeline) const {
   return {gradients_of(stage, pipeline), buffers_of(stage, pipeline), {}};
+}
+
+// A replica contributes all that its operators have. Running statistics become the mean over the
+// stage's replicas: the first one has those before the step, and all add their part of how far
+// theirs have moved from there, so that what does not move keeps its bits.
+StageRunner::Part StageRunner::part_of_replica(int part,
+                                               const parallel::PipelineHost& pipeline) const {
+  const parallel::PipelineHost::PartOutcome& found = pipeline.outcome(part);
+  Part out;
+  for (const FlatModel::Entry& parameter : flat_.parameters()) {
+    const auto own = found.gradients.find(parameter.name);
+    out.gradients.push_back(own != found.gradients.end() ? own->second.add_(0) : at::Tensor());
+  }
+  const parallel::StagePart& own = parts_[static_cast<size_t>(part)];
+  const auto replicas =
+      static_cast<float>(pipeline_.stages[static_cast<size_t>(own.stage)].replicas);
+  const std::span<float> now = flat_.buffer_values();
+  out.buffers.assign(now.size(), 0.0F);
+  for (const FlatModel::Entry& buffer : flat_.buffers()) {
+    const std::span<float> before =
+        now.subspan(static_cast<size_t>(buffer.offset), static_cast<size_t>(buffer.size));
+    float* const place = out.buffers.data() + buffer.offset;
+    const auto moved = found.buffers.find(buffer.name);
+    if (moved == found.buffers.end()) {  // of another stage, or of no operator
+      if (part == 0 && !buffer_owners_.contains(buffer.name)) std::ranges::copy(before, place);
+      continue;
+    }
+    const at::Tensor values = moved->second.contiguous();
+    const float* const after = values.data_ptr<float>();
+    for (size_t i = 0; i < before.size(); ++i) {
+      place[i] = replicas == 1
+                     ? after[i] + 0.0F
+                     : (own.replica == 0 ? before[i] : 0.0F) + (after[i] - before[i]) / replicas;
+    }
+  }
+  return out;
 }
 
 // -0 becomes 0, as where something else is added; an exact sum adds -0 instead, so it stays.
@@ -404,8 +467,10 @@ std::vector<float> StageRunner::buffers_of(int stage,
   return out;
 }
 
+// Of a stage that has so many replicas, one of which has these results.
 void StageRunner::set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
-                              const FigureList& figures, std::vector<float>& out) const {
+                              int replicas, const FigureList& figures,
+                              std::vector<float>& out) const {
   const nn::OneThread alone;
   float loss = 0;
   parallel::TensorTree losses;
@@ -420,11 +485,12 @@ void StageRunner::set_figures(const std::vector<nn::Tensors>& results, int64_t s
   const auto set = [&](std::string_view name, auto value) {
     out[figures.place(name)] = static_cast<float>(value);
   };
+  if (replicas > 1) loss /= static_cast<float>(replicas);
   set(kLoss, pipeline_.exact ? losses.sum().item<float>() : loss);
   set(kCorrect, correct);
   set(kPredictions, predictions);
-  set(kSamplesForward, samples);
-  set(kSamplesBackward, samples);
+  set(kSamplesForward, samples / replicas);
+  set(kSamplesBackward, samples / replicas);
 }
 
 }  // namespace ductile::train

@@ -29,10 +29,14 @@ parallel::Pipeline pipeline_of_job(const spec::JobOptions& job, const nn::Operat
 
 // Runs the virtual ranks of a job whose ranks are stages of its model: those that one worker hosts,
 // which take turns. Rank v is stage v % S of pipeline v / S, where S is the number of stages; each
-// pipeline has an equal part of the batch. A rank reads the weights of its operators alone. What it
+// pipeline has an equal part of the batch. Where stages have replicas of their own
+// (train.pipelined.stage_replicas), there is one pipeline, and its ranks are the replicas, stage by
+// stage. A rank reads the weights of its operators alone. What it
 // contributes is the gradients of their parameters and their running statistics, with zeros for
 // all others, so the sum over the ranks of a pipeline is the whole, and that over pipelines as many
-// times their mean. A parameter of several stages is the first one's.
+// times their mean. A parameter of several stages is the first one's. Of replicas each contributes
+// its own gradients, in which a micro-batch's mean is over all of its samples, also of a parameter
+// that other stages hold; and its share of the mean over the stage's running statistics.
 //
 // With train.pipeline_exact the sum is that of the plain method, to the bit, where micro-batch m of
 // pipeline r is virtual rank r * M + m: each pipeline sums its micro-batches' gradients and running
@@ -52,8 +56,9 @@ class StageRunner {
   std::vector<Blocks> blocks_read() const;
   std::vector<Blocks> blocks_summed() const;
 
-  // The stage of each operator of the model, the loss not among them.
-  std::vector<int> stages() const { return {stage_of_.begin(), stage_of_.end() - 1}; }
+  // Of each operator of the model, the loss not among them: the virtual rank that evaluates it,
+  // which is its stage in the first pipeline, or that stage's first replica.
+  std::vector<int> stages() const { return {rank_of_.begin(), rank_of_.end() - 1}; }
 
   // As RankRunner::host().
   void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
@@ -75,14 +80,16 @@ class StageRunner {
  private:
   bool hosted(int64_t rank) const { return hosts_[static_cast<size_t>(rank)] == rank_; }
   bool reads_samples(int stage) const;
+  int stage_of(int64_t rank) const;
   void find_forms();
   void check_bits(const nn::Tensors& like) const;
-  std::vector<Blocks> for_each_pipeline(std::vector<Blocks> by_stage) const;
+  std::vector<Blocks> for_each_rank(std::vector<Blocks> by_stage) const;
   void make_pipelines();
   Part part_of(int stage, const parallel::PipelineHost& pipeline) const;
+  Part part_of_replica(int part, const parallel::PipelineHost& pipeline) const;
   std::vector<at::Tensor> gradients_of(int stage, const parallel::PipelineHost& pipeline) const;
   std::vector<float> buffers_of(int stage, const parallel::PipelineHost& pipeline) const;
-  void set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
+  void set_figures(const std::vector<nn::Tensors>& results, int64_t samples, int replicas,
                    const FigureList& figures, std::vector<float>& out) const;
 
   const spec::JobOptions& job_;
@@ -90,15 +97,17 @@ class StageRunner {
   FlatModel& flat_;
   const nn::OperatorGraph operators_;
   const parallel::Pipeline pipeline_;
-  const int64_t num_stages_, num_replicas_;
-  const std::vector<int> stage_of_;                    // by operator
+  const std::vector<parallel::StagePart> parts_;       // of a pipeline
+  const int64_t num_ranks_, num_replicas_;             // of a pipeline; pipelines
+  const std::vector<int> stage_of_, rank_of_;          // by operator; ranks in their pipeline
   std::map<std::string, int> owners_, buffer_owners_;  // stages, by name
   std::vector<int> hosts_;                             // workers, by virtual rank
   int rank_ = 0;
   parallel::Exchange* exchange_ = nullptr;
-  std::map<nn::Source, parallel::TensorForm> forms_;
-  parallel::Draws draws_;      // where the pipeline is exact
-  std::vector<bool> trained_;  // parameters, as pipelines_ were made for
+  parallel::TensorForms forms_;
+  std::map<int, parallel::TensorForms> shares_;  // of replicas, by their number
+  parallel::Draws draws_;                        // where the pipeline is exact
+  std::vector<bool> trained_;                    // parameters, as pipelines_ were made for
   std::vector<std::unique_ptr<parallel::PipelineHost>> pipelines_;  // nullptr: nothing is hosted
 };
 
