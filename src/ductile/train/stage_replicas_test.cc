@@ -74,7 +74,7 @@ TEST(StageReplicas, GiveTheLossOfOneProcessButForRounding) {
 
 TEST(StageReplicas, HaveTheSameBitsOnAnyWorkersThroughKillsAndResizes) {
   std::vector<spec::JobOptions> jobs = {unequal_job("cnn", {2, 1, 3}), unequal_job("mlp", {1, 4}),
-                                        normed_replicas({3, 1, 2}), normed_replicas({1, 2})};
+                                        normed_replicas({3, 1, 2}), normed_replicas({1, 3})};
   jobs[1].train.precision = "bf16";
   jobs[2].train.pipelined.orders.assign(3, "F2B2W2");
   for (size_t j = 0; j < jobs.size(); ++j) {

@@ -76,7 +76,7 @@ inline void expect_same(const PartOutcomes& a, const PartOutcomes& b, const std:
   ASSERT_EQ(a.size(), b.size()) << what;
   for (const auto& [part, own] : a) {
     const PipelineHost::PartOutcome& other = b.at(part);
-    Outcome left{own.results, own.gradients}, right{other.results, other.gradients};
+    const Outcome left{own.results, own.gradients}, right{other.results, other.gradients};
     expect_equal(left, right, fmt::format("{}, part {}", what, part));
   }
 }
