@@ -77,10 +77,10 @@ TensorForms tensor_forms(const nn::OperatorGraph& operators, const nn::Tensors& 
 std::map<int, TensorForms> share_forms(const nn::OperatorGraph& operators, const Pipeline& pipeline,
                                        const nn::Tensors& inputs);
 
-// The parts of a pipeline that one worker hosts, which are its stages where none has several
-// replicas, on one model. Stages of one worker take turns; a worker that
-// hosts all of them is the serial executor of the plan, whose bits are those of every other
-// placement: each stage's tasks are the same, and stages meet in tensors alone.
+// The parts of a pipeline that one worker hosts, on one model; they are its stages where none has
+// several replicas. Those of one worker take turns; a worker that hosts all of them is the serial
+// executor of the plan, whose bits are those of every other placement: each part's tasks are the
+// same, and parts meet in tensors alone.
 //
 // Between workers, tensors travel as messages of `communicator`, on receives that are posted before
 // they are needed, one for each transfer and direction. If run() throws, the communicator is

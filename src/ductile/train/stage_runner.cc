@@ -401,8 +401,7 @@ StageRunner::Part StageRunner::part_of_replica(int part,
     out.gradients.push_back(own != found.gradients.end() ? own->second.add_(0) : at::Tensor());
   }
   const parallel::StagePart& own = parts_[static_cast<size_t>(part)];
-  const auto replicas =
-      static_cast<float>(pipeline_.stages[static_cast<size_t>(own.stage)].replicas);
+  const int replicas = pipeline_.stages[static_cast<size_t>(own.stage)].replicas;
   const std::span<float> now = flat_.buffer_values();
   out.buffers.assign(now.size(), 0.0F);
   for (const FlatModel::Entry& buffer : flat_.buffers()) {
@@ -417,9 +416,9 @@ StageRunner::Part StageRunner::part_of_replica(int part,
     const at::Tensor values = moved->second.contiguous();
     const float* const after = values.data_ptr<float>();
     for (size_t i = 0; i < before.size(); ++i) {
-      place[i] = replicas == 1
-                     ? after[i] + 0.0F
-                     : (own.replica == 0 ? before[i] : 0.0F) + (after[i] - before[i]) / replicas;
+      const float from = own.replica == 0 ? before[i] : 0.0F;
+      place[i] = replicas == 1 ? after[i] + 0.0F
+                               : from + (after[i] - before[i]) / static_cast<float>(replicas);
     }
   }
   return out;
