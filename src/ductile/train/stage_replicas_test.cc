@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,7 +14,9 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
 #include "ductile/base/options.h"
+#include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/replica.h"
@@ -110,6 +113,45 @@ TEST(StageReplicas, KeepTheirBitsWhereTheStateLiesByStage) {
       replica.restore(*newest.checkpoint);
       EXPECT_EQ(weights_of(replica), whole) << copies << " copies, seed " << seed;
     }
+  }
+}
+
+// The head of gpt reads the weights of its embedding: the replicas of the first stage and of the
+// last one add what they have of them.
+TEST(StageReplicas, AWeightOfTwoStagesIsTheSumOverTheReplicasOfBoth) {
+  const TempFolder folder;
+  std::vector<uint16_t> tokens(4000);
+  Rng rng(1, 2);
+  for (uint16_t& t : tokens) t = static_cast<uint16_t>(rng.below(400));
+  const fs::path file = folder.path() / "tokens.bin";
+  write_file_atomic(
+      file, std::string_view(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()));
+  const auto job_of = [&](std::vector<int64_t> replicas, bool by_stage) {
+    spec::JobOptions job = unequal_job("gpt", std::move(replicas));
+    job.data.format = "tokens";
+    job.data.path = job.data.test_path = file.string();
+    job.data.tokens.sequence_length = 8;
+    job.model.layers = 2;
+    job.model.dim = 64;
+    job.model.heads = 2;
+    job.model.dropout = 0;
+    job.model.vocab_size = 400;
+    job.train.shard_optimizer = by_stage;
+    job.train.shard_copies = 1;
+    return job;
+  };
+  const auto alone = weights_of(*run_serial(job_of({1}, false)));
+  const spec::JobOptions job = job_of({2, 1, 3}, true);
+  const auto whole = weights_of(*run_serial(job));
+  EXPECT_LT(most_apart(whole, alone), 1e-5F);
+  for (uint64_t seed = 0; seed < 3; ++seed) {
+    const OneRun run(job);
+    disturb(run, job, 8, seed);
+    const auto newest = ckpt::open_latest(run.folder.checkpoints());
+    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
+    Replica replica(job);
+    replica.restore(*newest.checkpoint);
+    EXPECT_EQ(weights_of(replica), whole) << "seed " << seed;
   }
 }
 
