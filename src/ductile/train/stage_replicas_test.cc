@@ -26,7 +26,7 @@
 namespace ductile::train {
 namespace {
 
-using testing::disturb;
+using testing::disturb_and_compare;
 using testing::OneRun;
 using testing::run_serial;
 using testing::sharded_job;
@@ -80,18 +80,7 @@ TEST(StageReplicas, HaveTheSameBitsOnAnyWorkersThroughKillsAndResizes) {
                                         normed_replicas({3, 1, 2}), normed_replicas({1, 3})};
   jobs[1].train.precision = "bf16";
   jobs[2].train.pipelined.orders.assign(3, "F2B2W2");
-  for (size_t j = 0; j < jobs.size(); ++j) {
-    const auto whole = weights_of(*run_serial(jobs[j]));
-    for (uint64_t seed = 0; seed < 4; ++seed) {
-      const OneRun run(jobs[j]);
-      disturb(run, jobs[j], 8, seed);
-      const auto newest = ckpt::open_latest(run.folder.checkpoints());
-      ASSERT_TRUE(newest.checkpoint) << "job " << j << ", seed " << seed;
-      Replica replica(jobs[j]);
-      replica.restore(*newest.checkpoint);
-      EXPECT_EQ(weights_of(replica), whole) << "job " << j << ", seed " << seed;
-    }
-  }
+  for (const spec::JobOptions& job : jobs) disturb_and_compare(job, {0, 1, 2, 3});
 }
 
 // A replica's twin has the state of its stage; a stage of one replica has copies.
@@ -103,16 +92,7 @@ TEST(StageReplicas, KeepTheirBitsWhereTheStateLiesByStage) {
     job.train.virtual_ranks = 6;
     job.train.shard_copies = copies;
     job.train.ema_decay = 0.9;
-    const auto whole = weights_of(*run_serial(job));
-    for (uint64_t seed = 0; seed < 3; ++seed) {
-      const OneRun run(job);
-      disturb(run, job, 8, seed);
-      const auto newest = ckpt::open_latest(run.folder.checkpoints());
-      ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
-      Replica replica(job);
-      replica.restore(*newest.checkpoint);
-      EXPECT_EQ(weights_of(replica), whole) << copies << " copies, seed " << seed;
-    }
+    disturb_and_compare(job, {0, 1, 2});
   }
 }
 
@@ -142,17 +122,8 @@ TEST(StageReplicas, AWeightOfTwoStagesIsTheSumOverTheReplicasOfBoth) {
   };
   const auto alone = weights_of(*run_serial(job_of({1}, false)));
   const spec::JobOptions job = job_of({2, 1, 3}, true);
-  const auto whole = weights_of(*run_serial(job));
-  EXPECT_LT(most_apart(whole, alone), 1e-5F);
-  for (uint64_t seed = 0; seed < 3; ++seed) {
-    const OneRun run(job);
-    disturb(run, job, 8, seed);
-    const auto newest = ckpt::open_latest(run.folder.checkpoints());
-    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
-    Replica replica(job);
-    replica.restore(*newest.checkpoint);
-    EXPECT_EQ(weights_of(replica), whole) << "seed " << seed;
-  }
+  EXPECT_LT(most_apart(weights_of(*run_serial(job)), alone), 1e-5F);
+  disturb_and_compare(job, {0, 1, 2});
 }
 
 // Of each part's mean the mean is that of the micro-batch. The first norm reads what no other norm

@@ -21,7 +21,7 @@
 namespace ductile::train {
 namespace {
 
-using testing::disturb;
+using testing::disturb_and_compare;
 using testing::OneRun;
 using testing::run_serial;
 using testing::sharded_job;
@@ -90,19 +90,6 @@ std::vector<spec::JobOptions> sharded_jobs() {
   jobs[4].train.shard_copies = 1;
   jobs.push_back(normed_job());
   return jobs;
-}
-
-void disturb_and_compare(const spec::JobOptions& job, const std::vector<uint64_t>& seeds) {
-  const auto whole = weights_of(*run_serial(job));
-  for (const uint64_t seed : seeds) {
-    const OneRun run(job);
-    disturb(run, job, 8, seed);
-    const auto newest = ckpt::open_latest(run.folder.checkpoints());
-    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
-    Replica replica(job);
-    replica.restore(*newest.checkpoint);
-    EXPECT_EQ(weights_of(replica), whole) << job.optimizer.name << ", seed " << seed;
-  }
 }
 
 TEST(StageState, WhereItLiesChangesNoBitThroughKillsAndResizes) {

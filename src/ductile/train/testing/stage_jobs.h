@@ -115,4 +115,19 @@ inline void disturb(const OneRun& run, const spec::JobOptions& job, int64_t step
   EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
 }
 
+// For each seed a disturbed run, which ends with the weights of the serial one.
+inline void disturb_and_compare(const spec::JobOptions& job, const std::vector<uint64_t>& seeds) {
+  const auto whole = weights_of(*run_serial(job));
+  for (const uint64_t seed : seeds) {
+    const OneRun run(job);
+    disturb(run, job, 8, seed);
+    const auto newest = ckpt::open_latest(run.folder.checkpoints());
+    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
+    Replica replica(job);
+    replica.restore(*newest.checkpoint);
+    EXPECT_EQ(weights_of(replica), whole)
+        << job.model.name << ", " << job.optimizer.name << ", seed " << seed;
+  }
+}
+
 }  // namespace ductile::train::testing
