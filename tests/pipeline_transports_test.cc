@@ -25,6 +25,7 @@
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/pipeline.h"
 #include "ductile/parallel/tensor_split.h"
+#include "ductile/parallel/testing/random_parts.h"
 #include "ductile/parallel/testing/random_pipelines.h"
 #include "ductile/parallel/testing/random_splits.h"
 
@@ -172,6 +173,20 @@ TEST_P(PipelineTransports, PartsOfStagesHaveTheBitsOfTheSerialExecutor) {
                  fmt::format("seed {}, {} parts", seed, divided.num_parts()));
   }
   EXPECT_GE(parts_on_others, 15);
+}
+
+// Numbers of replicas of their own: stages meet in ranges of samples.
+TEST_P(PipelineTransports, ReplicasOfStagesHaveTheBitsOfTheSerialExecutor) {
+  for (const int num_ranks : {2, 4}) {
+    for (uint64_t seed = 1000; seed < 1006; ++seed) {
+      RandomJob job(seed, seed % 2 == 0);
+      if (job.num_parts < num_ranks) continue;
+      expect_same(run_serial_parts(job.operators, job.pipeline, job.step),
+                  run_parts(job.operators, job.pipeline, job.step, job.random_hosts(num_ranks),
+                            GetParam().make(num_ranks)),
+                  fmt::format("seed {}, {} ranks", seed, num_ranks));
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, PipelineTransports, ::testing::ValuesIn(makers()),

@@ -1,8 +1,12 @@
 #include "ductile/cli/pipeline_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -48,11 +52,12 @@ void check_format(const nlohmann::json& plan, const fs::path& file) {
 // What a stage cannot be run with yet.
 void check_stage(const JsonFields& stage) {
   if (stage.has("shard_optimizer") && stage.boolean("shard_optimizer")) {
-    fail(ErrorCode::invalid_argument,
-         "{}: shard_optimizer = true: a stage does not divide its state among its replicas so far; "
-         "plan with --runnable, and set train.shard_optimizer = true to divide the state among all "
-         "workers",
-         stage.where());
+    fail(
+        ErrorCode::invalid_argument,
+        "{}: shard_optimizer = true: a stage's replicas do not divide its state among them so far, "
+        "each holds all of it (train.shard_optimizer = true keeps other stages' away from them); "
+        "plan with --runnable, or with --replicas 1",
+        stage.where());
   }
 }
 
@@ -79,7 +84,18 @@ void check_memory(const nlohmann::json& report, const fs::path& file) {
   }
 }
 
+// "2", or "3, 1, 1" where stages have their own.
+std::string replicas_of(const spec::PipelinedOptions& options) {
+  if (options.stage_replicas.empty()) return fmt::format("{}", options.replicas);
+  return fmt::format("{}", fmt::join(options.stage_replicas, ", "));
+}
+
 }  // namespace
+
+bool may_lie_by_stage(const spec::JobOptions& job) {
+  return spec::num_stages(job) > 1 && job.train.reduction == "canonical" &&
+         job.train.shard_copies > 1 && job.model.library.empty();
+}
 
 std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   std::string text = read_text(file);
@@ -99,7 +115,8 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   }
   spec::PipelinedOptions options;
   options.trace_steps = job.train.pipelined.trace_steps;
-  int64_t micro_batch = 0, replicas = 0;
+  int64_t micro_batch = 0;
+  std::vector<int64_t> replicas;
   for (const nlohmann::json& item : plan["stages"]) {
     const JsonFields stage(item, fmt::format("{}: stage {}", file.string(), options.stages.size()));
     check_stage(stage);
@@ -111,13 +128,12 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
            "samples of a batch; stage 0 has {}",
            stage.where(), own, batch, micro_batch);
     }
-    const int64_t beside = stage.integer_or("replicas", 1, 1, kMostParts);
-    if (replicas == 0) replicas = beside;
-    if (beside != replicas || micro_batch % beside != 0) {
+    replicas.push_back(stage.integer_or("replicas", 1, 1, kMostParts));
+    if (micro_batch % replicas.back() != 0) {
       fail(ErrorCode::invalid_argument,
-           "{}: replicas = {}: stages have equal numbers of replicas so far, which divide the {} "
-           "samples of a micro-batch; stage 0 has {}; plan with --runnable",
-           stage.where(), beside, micro_batch, replicas);
+           "{}: replicas = {}: they do not divide the {} samples of a micro-batch, of which each "
+           "has an equal part",
+           stage.where(), replicas.back(), micro_batch);
     }
     options.tensor.push_back(stage.integer_or("tensor", 1, 1, kMostTensor));
     const std::vector<std::string> names = names_of(stage, "ops");
@@ -138,17 +154,27 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
     options.orders.push_back(stage.text("order"));
   }
   options.micro_batches = batch / micro_batch;
-  options.replicas = replicas;
-  int64_t stages = 0;
-  for (const int64_t parts : options.tensor) stages += parts * replicas;
-  if (stages == std::ssize(options.stages) * replicas) options.tensor.clear();
-  if (std::max(stages, options.micro_batches) > kMostParts) {
+  const int64_t ranks =
+      std::inner_product(replicas.begin(), replicas.end(), options.tensor.begin(), int64_t{0});
+  if (std::ranges::count(options.tensor, 1) == std::ssize(options.tensor)) options.tensor.clear();
+  if (std::ranges::count(replicas, replicas.front()) == std::ssize(replicas)) {
+    options.replicas = replicas.front();  // whole pipelines side by side, which exchange less
+  } else if (!options.tensor.empty()) {
+    fail(
+        ErrorCode::invalid_argument,
+        "{}: stages that are divided (tensor > 1) have as many replicas as all others so far; plan "
+        "with --replicas N, or with tensor = 1",
+        file.string());
+  } else {
+    options.stage_replicas = std::move(replicas);
+  }
+  if (std::max(ranks, options.micro_batches) > kMostParts) {
     fail(ErrorCode::invalid_argument,
-         "{}: {} stages, in all pipelines, and {} micro-batches; a job has at most {} of each",
-         file.string(), stages, options.micro_batches, kMostParts);
+         "{}: {} stages, with all replicas, and {} micro-batches; a job has at most {} of each",
+         file.string(), ranks, options.micro_batches, kMostParts);
   }
   job.train.method = "pipelined";
-  job.train.virtual_ranks = stages;
+  job.train.virtual_ranks = ranks;
   job.train.pipelined = std::move(options);
   return text;
 }
@@ -160,35 +186,34 @@ std::string change_plan(spec::JobOptions& job, const fs::path& file) {
          "it; resume it without --plan, or start a new run",
          file.string(), job.train.method);
   }
-  const int64_t stages = spec::num_stages(job), replicas = job.train.pipelined.replicas;
-  const int64_t micro_batches = job.train.pipelined.micro_batches;
-  const std::vector<std::string> cut = job.train.pipelined.stages;
-  const std::vector<int64_t> tensor = job.train.pipelined.tensor;
+  const int64_t stages = spec::num_stages(job);
+  const spec::PipelinedOptions before = job.train.pipelined;
   std::string text = set_plan(job, file);
-  const int64_t stages_now = spec::num_stages(job), replicas_now = job.train.pipelined.replicas;
-  if (stages_now != stages || replicas_now != replicas ||
-      job.train.pipelined.micro_batches != micro_batches) {
+  const int64_t stages_now = spec::num_stages(job);
+  const spec::PipelinedOptions& now = job.train.pipelined;
+  if (stages_now != stages || now.replicas != before.replicas ||
+      now.stage_replicas != before.stage_replicas || now.micro_batches != before.micro_batches) {
     fail(ErrorCode::conflict,
          "{}: the plan has {} stages, {} replicas of each and {} micro-batches, and the run was "
          "begun with {}, {} and {}, which stay; plan with as many, or resume it without --plan",
-         file.string(), stages_now, replicas_now, job.train.pipelined.micro_batches, stages,
-         replicas, micro_batches);
+         file.string(), stages_now, replicas_of(now), now.micro_batches, stages,
+         replicas_of(before), before.micro_batches);
   }
-  if (job.train.pipelined.tensor != tensor) {
+  if (now.tensor != before.tensor) {
     fail(ErrorCode::conflict,
          "{}: the plan divides stages among other numbers of parts than the run was begun with, "
          "and sums would round otherwise; plan with the same tensor degrees, or resume it without "
          "--plan",
          file.string());
   }
-  if (spec::divides_tensors(job) && job.train.pipelined.stages != cut) {
+  if (spec::divides_tensors(job) && now.stages != before.stages) {
     fail(ErrorCode::conflict,
          "{}: the plan cuts the model otherwise than the run was begun, and where stages are "
          "divided (tensor > 1) sums would round otherwise; plan with the same stages, or resume it "
          "without --plan",
          file.string());
   }
-  if (job.train.pipelined.stages != cut && !spec::any_cut_will_do(job)) {
+  if (now.stages != before.stages && !spec::any_cut_will_do(job)) {
     fail(
         ErrorCode::conflict,
         "{}: the plan cuts the model otherwise than the run was begun, and with {} replicas of {} "

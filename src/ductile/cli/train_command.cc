@@ -261,6 +261,9 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
   } else if (command.plan) {
     config.read_data(command.job, context.environment);
     plan = set_plan(config.job, *command.plan);
+    if (config.options.find("train.shard_optimizer")->origin.is_default()) {
+      config.job.train.shard_optimizer = may_lie_by_stage(config.job);
+    }
   } else {
     config.read(command.job, context.environment);
   }

@@ -55,7 +55,7 @@ bool is_runnable(const Plan& plan) {
   const Stage& first = plan.stages[0];
   std::set<int> taken;
   for (const Stage& stage : plan.stages) {
-    if (stage.replicas != first.replicas || stage.micro_batch != first.micro_batch) return false;
+    if (stage.micro_batch != first.micro_batch) return false;
     if (stage.tensor != 1 || stage.shard_optimizer) return false;
     for (const int device : stage.devices) {
       if (!taken.insert(device).second) return false;

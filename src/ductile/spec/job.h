@@ -208,6 +208,7 @@ struct InfoBatchOptions {
 // Without stages: as many as there are virtual ranks, of equal numbers of the model's operators.
 struct PipelinedOptions {
   int64_t replicas = 1;
+  std::vector<int64_t> stage_replicas;  // of each stage, which share its micro-batches
   int64_t micro_batches = 4;
   std::vector<std::string> stages;     // of each: its operators' names, separated by spaces
   std::vector<std::string> orders;     // of each: its tasks, as in a plan ("F2BFBFB2")
@@ -372,7 +373,9 @@ void describe(Describer& d, JobOptions& o);
 // pipelines, whose virtual ranks are stages: those of the first pipeline, then of the next one.
 bool is_pipelined(const JobOptions& job);
 int64_t batch_parts(const JobOptions& job);
-// Into how many stages the model is cut, where the job trains by stages.
+// Where the job trains by stages: how many virtual ranks a pipeline has, and into how many stages
+// the model is cut, of which each replica is one of them.
+int64_t pipeline_ranks(const JobOptions& job);
 int64_t num_stages(const JobOptions& job);
 // The virtual ranks of one pipeline: the parts of all its stages.
 int64_t pipeline_ranks(const JobOptions& job);
@@ -384,7 +387,7 @@ int64_t num_gradients(const JobOptions& job);
 // Whether a job that trains by stages has the same bits for every cut of its model into as many
 // stages. Which stage an operator is in says where in the canonical tree its gradients stand, and
 // so in which order those of several pipelines are added, unless each pipeline is a node of the
-// tree.
+// tree; and replicas of a stage divide the samples of its operators.
 bool any_cut_will_do(const JobOptions& job);
 
 // Checks the rules that span several options: the batch size is divisible by the number of virtual

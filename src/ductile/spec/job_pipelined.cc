@@ -1,4 +1,3 @@
-// Options of jobs that train by stages.
 #include "ductile/spec/job.h"
 
 namespace ductile::spec {
@@ -28,6 +27,10 @@ void describe(Describer& d, PipelinedOptions& o) {
        "steps of which the stages' tasks are recorded with their times, in trace.json; they begin "
        "after the first three; 0 = none")
       .range(0, 100);
+  d.field("stage_replicas", o.stage_replicas,
+          "of each stage, how many replicas share each of its micro-batches in equal parts; "
+          "train.virtual_ranks is their sum; `ductile train --plan` sets them; empty = one of each")
+      .range(1, 1 << 16);
 }
 
 }  // namespace ductile::spec

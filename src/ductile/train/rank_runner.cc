@@ -362,7 +362,7 @@ const parallel::Trace& RankRunner::trace_of(int64_t step) const {
   return traced_step_ == step ? trace_ : kNone;
 }
 
-// The hosted stages of one pipeline together, which take turns.
+// The hosted ranks of one pipeline together, which take turns.
 void RankRunner::run_stages(int64_t pipeline) {
   prepare_thread();
   const std::span<float> buffers = state_.flat.buffer_values();

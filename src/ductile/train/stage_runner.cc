@@ -1,6 +1,7 @@
 #include "ductile/train/stage_runner.h"
 
 #include <algorithm>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -104,6 +105,26 @@ std::vector<spec::Task> one_forward_one_backward(int64_t from_here, int64_t micr
   return out;
 }
 
+// The rank of each part of the pipeline that is run: of replicas their number; else several stages
+// of it may be one part of a divided stage.
+std::vector<int> ranks_of_parts(const parallel::TensorSplit& split) {
+  if (!split.pipeline.is_replicated()) return split.parts;
+  std::vector<int> out(parallel::parts_of(split.pipeline).size());
+  std::iota(out.begin(), out.end(), 0);
+  return out;
+}
+
+// That of the first replica of each operator's stage.
+std::vector<int> first_ranks(const std::vector<parallel::StagePart>& parts,
+                             const std::vector<int>& ranks, const std::vector<int>& stage_of) {
+  std::vector<int> out;
+  for (const int stage : stage_of) {
+    const auto first = std::ranges::find(parts, stage, &parallel::StagePart::stage);
+    out.push_back(ranks[static_cast<size_t>(first - parts.begin())]);
+  }
+  return out;
+}
+
 }  // namespace
 
 Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& operators) {
@@ -121,6 +142,9 @@ Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& opera
     }
   }
   place_loss(operators, out);
+  for (size_t s = 0; s < options.stage_replicas.size(); ++s) {
+    out.stages.at(s).replicas = static_cast<int>(options.stage_replicas[s]);
+  }
   for (const std::string& name : options.recompute) {
     const int op = find_operator(operators, name, "train.pipelined.recompute");
     for (Pipeline::Stage& s : out.stages) {
@@ -150,9 +174,12 @@ StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, 
           split_of_job(job, nn::training_operators(*ingredients.model, job.train.label_smoothing))),
       operators_(split_.graph),
       pipeline_(split_.pipeline),
+      parts_(parallel::parts_of(pipeline_)),
+      part_ranks_(ranks_of_parts(split_)),
       num_ranks_(spec::pipeline_ranks(job)),
       num_replicas_(job.train.pipelined.replicas),
-      rank_of_(split_.parts_of_operators()) {
+      stage_of_(parallel::stages_of_operators(pipeline_, operators_)),
+      rank_of_(first_ranks(parts_, part_ranks_, stage_of_)) {
   for (size_t s = 0; s < pipeline_.stages.size(); ++s) {
     const int rank = split_.parts[s];
     for (const int op : pipeline_.stages[s].ops) {
@@ -181,9 +208,9 @@ std::vector<StageRunner::Blocks> StageRunner::blocks_read() const {
     if (slices == split_.slices.end()) continue;
     for (const auto& slice : slices->second) blocks[slice.name] = blocks_with(p, slice);
   }
-  std::vector<Blocks> by_rank(static_cast<size_t>(num_ranks_));
-  for (size_t op = 0; op < rank_of_.size(); ++op) {
-    Blocks& of_rank = by_rank[static_cast<size_t>(rank_of_[op])];
+  std::vector<Blocks> by_stage(pipeline_.stages.size());
+  for (size_t op = 0; op < stage_of_.size(); ++op) {
+    Blocks& of_stage = by_stage[static_cast<size_t>(stage_of_[op])];
     const nn::Operator& o = operators_.operators()[op];
     for (const nn::NamedTensor& p : o.parameters) {
       const auto found = blocks.find(p.name);
@@ -194,13 +221,20 @@ std::vector<StageRunner::Blocks> StageRunner::blocks_read() const {
             "a worker cannot run it: set train.shard_optimizer = false, or name them alike",
             o.name, p.name);
       }
-      of_rank.push_back(found->second);
+      of_stage.push_back(found->second);
     }
+  }
+  std::vector<Blocks> by_rank(static_cast<size_t>(num_ranks_));
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const Blocks& own = by_stage[static_cast<size_t>(parts_[i].stage)];
+    Blocks& of_rank = by_rank[static_cast<size_t>(part_ranks_[i])];
+    of_rank.insert(of_rank.end(), own.begin(), own.end());
   }
   return for_each_pipeline(std::move(by_rank));
 }
 
 std::vector<StageRunner::Blocks> StageRunner::blocks_summed() const {
+  if (pipeline_.is_replicated()) return blocks_read();  // each adds what its own operators have
   std::vector<Blocks> by_rank(static_cast<size_t>(num_ranks_));
   for (const FlatModel::Entry& p : flat_.parameters()) {
     if (const auto owner = owners_.find(p.name); owner != owners_.end()) {
@@ -237,12 +271,15 @@ void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
 }
 
 bool StageRunner::reads_samples(int rank) const {
+  std::vector<bool> reads(pipeline_.stages.size(), false);
   const auto& ops = operators_.operators();
   for (size_t op = 0; op < ops.size(); ++op) {
-    if (rank_of_[op] != rank) continue;
     for (const nn::Source& s : ops[op].inputs) {
-      if (s.op == nn::kModelInput) return true;
+      if (s.op == nn::kModelInput) reads[static_cast<size_t>(stage_of_[op])] = true;
     }
+  }
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (part_ranks_[i] == rank && reads[static_cast<size_t>(parts_[i].stage)]) return true;
   }
   return false;
 }
@@ -272,6 +309,7 @@ void StageRunner::find_forms() {
     parallel::check_exact(pipeline_, operators_, inputs);
     draws_ = parallel::draws_of(operators_, inputs);
   }
+  shares_ = parallel::share_forms(operators_, pipeline_, inputs);
   forms_ = parallel::tensor_forms(operators_, inputs);
   if (pipeline_.exact) check_bits(inputs);
 }
@@ -344,6 +382,7 @@ void StageRunner::make_pipelines() {
   placement.rank = rank_;
   placement.communicator = exchange_ != nullptr ? exchange_->messages() : nullptr;
   placement.forms = forms_;
+  placement.shares = shares_;
   // Each has tags of its own, and all workers give it the same ones.
   const uint32_t tags = parallel::PipelineHost::num_tags(operators_, pipeline_);
   if (int64_t{tags} * num_replicas_ + parallel::Exchange::kFirstTag >= int64_t{1} << 24) {
@@ -352,7 +391,7 @@ void StageRunner::make_pipelines() {
   }
   for (int64_t r = 0; r < num_replicas_; ++r) {
     placement.hosts.clear();
-    for (const int rank : split_.parts) {
+    for (const int rank : part_ranks_) {
       placement.hosts.push_back(hosts_[static_cast<size_t>(r * num_ranks_ + rank)]);
     }
     if (std::ranges::find(placement.hosts, rank_) == placement.hosts.end()) continue;
@@ -385,14 +424,20 @@ std::map<int64_t, StageRunner::Part> StageRunner::run(
   }
   const std::vector<nn::Tensors> results = host.run(step);
   if (step.trace != nullptr) split_.add_trace(recorded, *trace);
-  const int loss_rank = rank_of_[static_cast<size_t>(operators_.results().front().op)];
+  const auto loss = static_cast<size_t>(operators_.results().front().op);
   std::map<int64_t, Part> out;
+  const bool replicated = pipeline_.is_replicated();
   for (int own = 0; own < num_ranks_; ++own) {
     const int64_t rank = pipeline * num_ranks_ + own;
     if (!hosted(rank)) continue;
-    Part& part = out[rank] = part_of(own, host);
+    Part& part = out[rank] = replicated ? part_of_replica(own, host) : part_of(own, host);
     part.figures.resize(static_cast<size_t>(figures.size()));
-    if (own == loss_rank) set_figures(results, samples, figures, part.figures);
+    const bool makes_loss = replicated ? parts_[static_cast<size_t>(own)].stage == stage_of_[loss]
+                                       : own == rank_of_[loss];
+    if (!makes_loss) continue;
+    set_figures(replicated ? host.outcome(own).results : results, samples,
+                pipeline_.stages[static_cast<size_t>(stage_of_[loss])].replicas, figures,
+                part.figures);
   }
   host.forget();
   return out;
@@ -400,6 +445,41 @@ std::map<int64_t, StageRunner::Part> StageRunner::run(
 
 StageRunner::Part StageRunner::part_of(int rank, const parallel::PipelineHost& pipeline) const {
   return {gradients_of(rank, pipeline), buffers_of(rank, pipeline), {}};
+}
+
+// A replica contributes all that its operators have. Running statistics become the mean over the
+// stage's replicas: the first one has those before the step, and all add their part of how far
+// theirs have moved from there, so that what does not move keeps its bits.
+StageRunner::Part StageRunner::part_of_replica(int part,
+                                               const parallel::PipelineHost& pipeline) const {
+  const parallel::PipelineHost::PartOutcome& found = pipeline.outcome(part);
+  Part out;
+  for (const FlatModel::Entry& parameter : flat_.parameters()) {
+    const auto own = found.gradients.find(parameter.name);
+    out.gradients.push_back(own != found.gradients.end() ? own->second.add_(0) : at::Tensor());
+  }
+  const parallel::StagePart& own = parts_[static_cast<size_t>(part)];
+  const int replicas = pipeline_.stages[static_cast<size_t>(own.stage)].replicas;
+  const std::span<float> now = flat_.buffer_values();
+  out.buffers.assign(now.size(), 0.0F);
+  for (const FlatModel::Entry& buffer : flat_.buffers()) {
+    const std::span<float> before =
+        now.subspan(static_cast<size_t>(buffer.offset), static_cast<size_t>(buffer.size));
+    float* const place = out.buffers.data() + buffer.offset;
+    const auto moved = found.buffers.find(buffer.name);
+    if (moved == found.buffers.end()) {  // of another stage, or of no operator
+      if (part == 0 && !buffer_owners_.contains(buffer.name)) std::ranges::copy(before, place);
+      continue;
+    }
+    const at::Tensor values = moved->second.contiguous();
+    const float* const after = values.data_ptr<float>();
+    for (size_t i = 0; i < before.size(); ++i) {
+      const float from = own.replica == 0 ? before[i] : 0.0F;
+      place[i] = replicas == 1 ? after[i] + 0.0F
+                               : from + (after[i] - before[i]) / static_cast<float>(replicas);
+    }
+  }
+  return out;
 }
 
 // -0 becomes 0, as where something else is added; an exact sum adds -0 instead, so it stays.
@@ -462,8 +542,10 @@ std::vector<float> StageRunner::buffers_of(int rank, const parallel::PipelineHos
   return out;
 }
 
+// Of a stage that has so many replicas, one of which has these results.
 void StageRunner::set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
-                              const FigureList& figures, std::vector<float>& out) const {
+                              int replicas, const FigureList& figures,
+                              std::vector<float>& out) const {
   const nn::OneThread alone;
   float loss = 0;
   parallel::TensorTree losses;
@@ -478,11 +560,12 @@ void StageRunner::set_figures(const std::vector<nn::Tensors>& results, int64_t s
   const auto set = [&](std::string_view name, auto value) {
     out[figures.place(name)] = static_cast<float>(value);
   };
+  if (replicas > 1) loss /= static_cast<float>(replicas);
   set(kLoss, pipeline_.exact ? losses.sum().item<float>() : loss);
   set(kCorrect, correct);
   set(kPredictions, predictions);
-  set(kSamplesForward, samples);
-  set(kSamplesBackward, samples);
+  set(kSamplesForward, samples / replicas);
+  set(kSamplesBackward, samples / replicas);
 }
 
 }  // namespace ductile::train

@@ -31,10 +31,14 @@ parallel::Pipeline pipeline_of_job(const spec::JobOptions& job, const nn::Operat
 // Runs the virtual ranks of a job whose ranks are stages of its model, or parts of stages
 // (tensor_split.h): those that one worker hosts, which take turns. Rank v is part v % P of pipeline
 // v / P, where P is the number of parts of all stages; each pipeline has an equal part of the
-// batch. A rank reads the weights of its operators alone. What it contributes is the gradients of
-// their parameters and their running statistics, with zeros for all others, so the sum over the
-// ranks of a pipeline is the whole, and that over pipelines as many times their mean. A parameter
-// of several stages is the first one's.
+// batch. Where stages have replicas of their own (train.pipelined.stage_replicas), there is one
+// pipeline, and its ranks are the replicas, stage by stage. A rank reads the weights of its
+// operators alone. What it contributes is the gradients of their parameters and their running
+// statistics, with zeros for all others, so the sum over the ranks of a pipeline is the whole, and
+// that over pipelines as many times their mean. A parameter of several stages is the first one's.
+// Of replicas each contributes its own gradients, in which a micro-batch's mean is over all of its
+// samples, also of a parameter that other stages hold; and its share of the mean over the stage's
+// running statistics.
 //
 // With train.pipeline_exact the sum is that of the plain method, to the bit, where micro-batch m of
 // pipeline r is virtual rank r * M + m: each pipeline sums its micro-batches' gradients and running
@@ -54,7 +58,9 @@ class StageRunner {
   std::vector<Blocks> blocks_read() const;
   std::vector<Blocks> blocks_summed() const;
 
-  // The model as its ranks run it, without the loss; and the rank of each operator in its pipeline.
+  // The model as its ranks run it, without the loss; and, of each of its operators, the virtual
+  // rank that evaluates it, in the first pipeline: its part of its stage, or that stage's first
+  // replica.
   nn::OperatorGraph forward_operators() const;
   std::vector<int> ranks() const { return {rank_of_.begin(), rank_of_.end() - 1}; }
 
@@ -83,12 +89,13 @@ class StageRunner {
   std::vector<Blocks> for_each_pipeline(std::vector<Blocks> by_rank) const;
   void make_pipelines();
   Part part_of(int rank, const parallel::PipelineHost& pipeline) const;
+  Part part_of_replica(int part, const parallel::PipelineHost& pipeline) const;
   std::vector<at::Tensor> gradients_of(int rank, const parallel::PipelineHost& pipeline) const;
   using Slices = std::vector<parallel::TensorSplit::Slice>;
   at::Tensor gradient_of_slices(int rank, const FlatModel::Entry& parameter, const Slices& slices,
                                 const parallel::PipelineHost& pipeline) const;
   std::vector<float> buffers_of(int rank, const parallel::PipelineHost& pipeline) const;
-  void set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
+  void set_figures(const std::vector<nn::Tensors>& results, int64_t samples, int replicas,
                    const FigureList& figures, std::vector<float>& out) const;
 
   const spec::JobOptions& job_;
@@ -97,16 +104,18 @@ class StageRunner {
   const parallel::TensorSplit split_;
   const nn::OperatorGraph& operators_;  // of split_, as the pipeline
   const parallel::Pipeline& pipeline_;
-  const int64_t num_ranks_;  // of one pipeline
-  const int64_t num_replicas_;
-  const std::vector<int> rank_of_;                     // in the pipeline, by operator
-  std::map<std::string, int> owners_, buffer_owners_;  // ranks in the pipeline, by name
+  const std::vector<parallel::StagePart> parts_;       // of a pipeline
+  const std::vector<int> part_ranks_;                  // of these, in their pipeline
+  const int64_t num_ranks_, num_replicas_;             // of a pipeline; pipelines
+  const std::vector<int> stage_of_, rank_of_;          // by operator; ranks in their pipeline
+  std::map<std::string, int> owners_, buffer_owners_;  // ranks in their pipeline, by name
   std::vector<int> hosts_;                             // workers, by virtual rank
   int rank_ = 0;
   parallel::Exchange* exchange_ = nullptr;
-  std::map<nn::Source, parallel::TensorForm> forms_;
-  parallel::Draws draws_;      // where the pipeline is exact
-  std::vector<bool> trained_;  // parameters, as pipelines_ were made for
+  parallel::TensorForms forms_;
+  std::map<int, parallel::TensorForms> shares_;  // of replicas, by their number
+  parallel::Draws draws_;                        // where the pipeline is exact
+  std::vector<bool> trained_;                    // parameters, as pipelines_ were made for
   std::vector<std::unique_ptr<parallel::PipelineHost>> pipelines_;  // nullptr: nothing is hosted
 };
 

@@ -117,7 +117,7 @@ inline void disturb(const OneRun& run, const spec::JobOptions& job, int64_t step
   EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
 }
 
-// The same by each seed: the job ends with the weights that it has in this thread alone.
+// For each seed a disturbed run, which ends with the weights of the serial one.
 inline void disturb_and_compare(const spec::JobOptions& job, const std::vector<uint64_t>& seeds) {
   const auto whole = weights_of(*run_serial(job));
   for (const uint64_t seed : seeds) {
