@@ -232,7 +232,7 @@ TEST(Evaluate, EqualsTheSlowSimulationOnRandomPlans) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     if (seed % 4 == 0) {
       Rng bytes(seed, 98);
-      testing::count_bytes(c.graph, bytes);
+      count_bytes(c.graph, bytes);
     }
     check(c.plan, c.graph, c.devices);
     const PlanCosts costs = plan_costs(c.graph, c.devices, c.plan);

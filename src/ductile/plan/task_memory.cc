@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "ductile/plan/cost.h"
 

@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -220,7 +221,7 @@ TEST(TaskMemory, IsThatOfBlocksThatLiveAsLongAsTheyAreReferredTo) {
     SCOPED_TRACE(seed);
     Rng rng(seed, 31);
     graph::Graph graph = graph::build_graph(fmt::format("random:{},{},3", 1 + rng.below(10), seed));
-    testing::count_bytes(graph, rng);
+    count_bytes(graph, rng);
     const Plan plan = random_cut(graph, rng);
     const auto num = plan.stages.size();
     std::vector<int> units;
@@ -285,7 +286,7 @@ TEST(TaskMemory, OfAFileIsThatOfTheGraphThatWasWritten) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     Rng rng(seed, 32);
     graph::Graph graph = graph::build_graph(fmt::format("random:{},{},3", 1 + rng.below(10), seed));
-    testing::count_bytes(graph, rng);
+    count_bytes(graph, rng);
     EXPECT_EQ(graph::graph_from_json(graph::to_json(graph)), graph);
   }
 }

@@ -3,7 +3,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/graph/graph.h"
 
-namespace ductile::plan::testing {
+namespace ductile::plan {
 
 // Gives the graph bytes as `ductile profile` counts them, drawn at random, whole numbers: each
 // operator keeps what it makes and more.
@@ -43,4 +43,4 @@ inline void count_bytes(graph::Graph& graph, Rng& rng) {
   }
 }
 
-}  // namespace ductile::plan::testing
+}  // namespace ductile::plan
