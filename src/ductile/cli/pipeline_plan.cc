@@ -62,6 +62,15 @@ void check_stage(const JsonFields& stage) {
   }
 }
 
+// Among how many devices the operators of a stage of the plan are divided.
+double tensor_of(const nlohmann::json& plan, size_t stage) {
+  if (!plan.is_object() || !plan.contains("stages") || !plan["stages"].is_array()) return 1;
+  const nlohmann::json& stages = plan["stages"];
+  if (stage >= stages.size() || !stages[stage].is_object()) return 1;
+  const JsonFields fields(stages[stage], fmt::format("stage {}", stage));
+  return fields.has("tensor") ? fields.number("tensor", 1, kMostParts) : 1;
+}
+
 // The planner says what each stage needs and what its devices have. A plan of somebody's own does
 // not.
 void check_memory(const spec::JobOptions& job, const nlohmann::json& report, const fs::path& file) {
@@ -78,7 +87,7 @@ void check_memory(const spec::JobOptions& job, const nlohmann::json& report, con
   std::vector<JsonFields> stages;
   for (const nlohmann::json& item : evaluation->at("stages")) {
     stages.emplace_back(item, fmt::format("{}: stage {}", file.string(), stages.size()));
-    whole += state_of(stages.back());
+    whole += state_of(stages.back()) * tensor_of(report.at("plan"), stages.size() - 1);
   }
   for (const JsonFields& stage : stages) {
     const double own = stage.number("peak_memory", 0, kMostBytes);
