@@ -61,26 +61,53 @@ void check_stage(const JsonFields& stage) {
   }
 }
 
+// Among how many devices the operators of a stage of the plan are divided.
+double tensor_of(const nlohmann::json& plan, size_t stage) {
+  if (!plan.is_object() || !plan.contains("stages") || !plan["stages"].is_array()) return 1;
+  const nlohmann::json& stages = plan["stages"];
+  if (stage >= stages.size() || !stages[stage].is_object()) return 1;
+  const JsonFields fields(stages[stage], fmt::format("stage {}", stage));
+  return fields.has("tensor") ? fields.number("tensor", 1, kMostParts) : 1;
+}
+
 // The planner says what each stage needs and what its devices have. A plan of somebody's own does
 // not.
-void check_memory(const nlohmann::json& report, const fs::path& file) {
+void check_memory(const spec::JobOptions& job, const nlohmann::json& report, const fs::path& file) {
   constexpr double kMostBytes = 1e18;
   const auto evaluation = report.find("evaluation");
   if (evaluation == report.end() || !evaluation->is_object() || !evaluation->contains("stages")) {
     return;
   }
-  int number = 0;
+  // Without train.shard_optimizer each worker holds the state of all stages.
+  const auto state_of = [](const JsonFields& stage) {
+    return stage.has("state_memory") ? stage.number("state_memory", 0, kMostBytes) : 0.0;
+  };
+  double whole = 0;
+  std::vector<JsonFields> stages;
   for (const nlohmann::json& item : evaluation->at("stages")) {
-    const JsonFields stage(item, fmt::format("{}: stage {}", file.string(), number++));
-    const double needed = stage.number("peak_memory", 0, kMostBytes);
+    stages.emplace_back(item, fmt::format("{}: stage {}", file.string(), stages.size()));
+    whole += state_of(stages.back()) * tensor_of(report.at("plan"), stages.size() - 1);
+  }
+  for (const JsonFields& stage : stages) {
+    const double own = stage.number("peak_memory", 0, kMostBytes);
     const double limit = stage.number("memory_limit", 0, kMostBytes);
-    if (needed <= limit) continue;
+    if (own > limit) {
+      fail(ErrorCode::invalid_argument,
+           "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
+           "that it was planned for (16 GB where that says nothing); plan with more devices, "
+           "smaller micro-batches or recomputation, or for devices with more memory (ductile plan "
+           "--devices)",
+           stage.where(), page::as_bytes(own), page::as_bytes(limit));
+    }
+    const double needed = own - state_of(stage) + whole;
+    if (job.train.shard_optimizer || state_of(stage) == 0 || needed <= limit) continue;
     fail(ErrorCode::invalid_argument,
-         "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
-         "that "
-         "it was planned for (16 GB where that says nothing); plan with more devices, smaller "
-         "micro-batches or recomputation, or for devices with more memory (ductile plan --devices)",
-         stage.where(), page::as_bytes(needed), page::as_bytes(limit));
+         "{} needs {} of memory, of which its own weights, gradients and optimiser state are {}; "
+         "but every worker holds those of all stages, so it needs {}, and its devices have {}; set "
+         "train.shard_optimizer = true, which divides them by stage, or plan for devices with more "
+         "memory (ductile plan --devices)",
+         stage.where(), page::as_bytes(own), page::as_bytes(state_of(stage)),
+         page::as_bytes(needed), page::as_bytes(limit));
   }
 }
 
@@ -101,7 +128,7 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   std::string text = read_text(file);
   nlohmann::json plan = parse_json(text, file.string(), ErrorCode::invalid_argument);
   if (plan.is_object() && plan.contains("plan")) {
-    check_memory(plan, file);
+    check_memory(job, plan, file);
     plan = nlohmann::json(plan["plan"]);
   }
   check_format(plan, file);

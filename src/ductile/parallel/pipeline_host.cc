@@ -295,6 +295,7 @@ void PipelineHost::give(const std::vector<size_t>& pieces, Direction direction, 
 void PipelineHost::do_task(HostedStage& stage, const Step& step) {
   const int64_t micro_batch = stage.micro_batch();
   const Task task = stage.task();
+  mail_->let_go();
   works(stage);
   if (stage.buffers) stage.buffers->lend();
   if (task == Task::forward) {

@@ -113,16 +113,21 @@ struct PipelineHost::Mail {
     return taken;
   }
 
+  // What has been taken at the other end is not held any longer.
+  void let_go() {
+    while (!sent.empty() && sent.front().first.done()) {
+      sent.front().first.wait();  // throws what ended it
+      sent.pop_front();
+    }
+  }
+
   void give(const Key& key, int64_t micro_batch, const at::Tensor& tensor) {
     const int to = peer(key, true);
     if (to == placement.rank) {
       here[{key, micro_batch}] = tensor;
       return;
     }
-    while (!sent.empty() && sent.front().first.done()) {
-      sent.front().first.wait();  // throws what ended it
-      sent.pop_front();
-    }
+    let_go();
     sent.emplace_back(placement.communicator->start_send(to, tag(key), bytes_of(tensor)), tensor);
   }
 

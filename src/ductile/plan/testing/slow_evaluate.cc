@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include "ductile/plan/execution_impl.h"
+
 namespace ductile::plan {
 namespace {
 
@@ -91,15 +93,53 @@ struct Slow {
     }
     return count * plan.stages[s].micro_batch;
   }
+  Progress progress(size_t s) const {
+    Progress p;
+    p.num = plan.batch / plan.stages[s].micro_batch;
+    for (const auto& [key, finished] : is_done) {
+      const auto& [stage, task, i] = key;
+      if (stage != s) continue;
+      ++p.started[int(task)];
+      p.done[int(task)] += finished;
+    }
+    return p;
+  }
+  // Messages of a stage, one after the other: which are still here?
+  double sent_memory(size_t s) const {
+    double bytes = 0;
+    for (const bool gradient : {false, true}) {
+      for (int edge = 0; edge < int(costs.stages.edges.size()); ++edge) {
+        const StageEdge& e = costs.stages.edges[edge];
+        if ((gradient ? e.to : e.from) != int(s)) continue;
+        const size_t reader = size_t(gradient ? e.from : e.to);
+        const int64_t size = plan.stages[s].micro_batch, other = plan.stages[reader].micro_batch;
+        int64_t here = 0;
+        for (const Message& m : messages) {
+          if (m.edge != edge || m.gradient != gradient) continue;
+          bool gone = true;
+          for (int64_t sample = m.index * size; sample < (m.index + 1) * size; ++sample) {
+            if (!has_arrived(edge, gradient, sample)) gone = false;
+            const int64_t task = sample / other - (costs.unit[reader] == costs.unit[s] ? 0 : 1);
+            if (task < 0) continue;
+            const Task kind = gradient ? Task::backward : Task::forward;
+            if (!is_done.contains({reader, kind, task})) gone = false;
+          }
+          here += !gone;
+        }
+        bytes += double(here) * (gradient ? costs.sent.backward : costs.sent.forward)[edge];
+      }
+    }
+    return bytes;
+  }
   double unit_memory(int unit) const {
-    double fixed = 0, activations = 0;
+    double bytes = 0;
     for (size_t k = n; k-- > 0;) {
       const size_t s = size_t(costs.stages.order[k]);
       if (costs.unit[s] != unit) continue;
-      fixed += costs.fixed_memory[s];
-      activations += costs.held_per_sample[s] * double(held(s));
+      const double held = bytes_held(costs.memory[s], progress(s), split);
+      bytes += costs.sent.backward.empty() ? held : held + sent_memory(s);
     }
-    return fixed + activations;
+    return bytes;
   }
   void send(size_t s, int64_t i, bool gradient) {
     for (int edge = 0; edge < int(costs.stages.edges.size()); ++edge) {
