@@ -120,8 +120,9 @@ std::string replicas_of(const spec::PipelinedOptions& options) {
 }  // namespace
 
 bool may_lie_by_stage(const spec::JobOptions& job) {
-  return spec::num_stages(job) > 1 && job.train.reduction == "canonical" &&
-         job.train.shard_copies > 1 && job.model.library.empty();
+  const bool parted = spec::num_stages(job) > 1 || spec::divides_tensors(job);
+  return parted && job.train.reduction == "canonical" && job.train.shard_copies > 1 &&
+         job.model.library.empty();
 }
 
 std::string set_plan(spec::JobOptions& job, const fs::path& file) {

@@ -299,6 +299,10 @@ TensorSplit split_tensors(const OperatorGraph& operators, const Pipeline& pipeli
     }
     return out;
   }
+  if (pipeline.is_replicated()) {
+    fail(ErrorCode::invalid_argument,
+         "stages that are divided among parts have no replicas of their own so far");
+  }
   return Splitter(operators, pipeline, degrees).run();
 }
 

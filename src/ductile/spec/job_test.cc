@@ -173,6 +173,9 @@ TEST(Job, PartsOfStagesThatDoNotFitAreRefusedByName) {
                  "1 orders for 2 stages");
   expect_refused(parts + "virtual_ranks = 3\npipeline_exact = true\npipelined.tensor = [2, 1]\n",
                  "needs train.pipelined.tensor = []");
+  expect_refused(
+      parts + "virtual_ranks = 3\npipelined = {tensor = [2, 1], stage_replicas = [2, 1]}\n",
+      "does not fit train.pipelined.stage_replicas");
   JobOptions job;
   job.train.virtual_ranks = 6;
   job.train.pipelined.replicas = 2;
