@@ -117,6 +117,25 @@ std::string replicas_of(const spec::PipelinedOptions& options) {
   return fmt::format("{}", fmt::join(options.stage_replicas, ", "));
 }
 
+// Replicas and parts of all stages; returns the virtual ranks that they are.
+int64_t set_ranks(spec::PipelinedOptions& options, std::vector<int64_t> replicas,
+                  const fs::path& file) {
+  const int64_t ranks =
+      std::inner_product(replicas.begin(), replicas.end(), options.tensor.begin(), int64_t{0});
+  if (std::ranges::count(options.tensor, 1) == std::ssize(options.tensor)) options.tensor.clear();
+  if (std::ranges::count(replicas, replicas.front()) == std::ssize(replicas)) {
+    options.replicas = replicas.front();  // whole pipelines side by side, which exchange less
+  } else if (!options.tensor.empty()) {
+    fail(ErrorCode::invalid_argument,
+         "{}: stages that are divided (tensor > 1) have as many replicas as all others so far; "
+         "plan with --replicas N, or with tensor = 1",
+         file.string());
+  } else {
+    options.stage_replicas = std::move(replicas);
+  }
+  return ranks;
+}
+
 }  // namespace
 
 bool may_lie_by_stage(const spec::JobOptions& job) {
@@ -182,20 +201,7 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
     options.orders.push_back(stage.text("order"));
   }
   options.micro_batches = batch / micro_batch;
-  const int64_t ranks =
-      std::inner_product(replicas.begin(), replicas.end(), options.tensor.begin(), int64_t{0});
-  if (std::ranges::count(options.tensor, 1) == std::ssize(options.tensor)) options.tensor.clear();
-  if (std::ranges::count(replicas, replicas.front()) == std::ssize(replicas)) {
-    options.replicas = replicas.front();  // whole pipelines side by side, which exchange less
-  } else if (!options.tensor.empty()) {
-    fail(
-        ErrorCode::invalid_argument,
-        "{}: stages that are divided (tensor > 1) have as many replicas as all others so far; plan "
-        "with --replicas N, or with tensor = 1",
-        file.string());
-  } else {
-    options.stage_replicas = std::move(replicas);
-  }
+  const int64_t ranks = set_ranks(options, std::move(replicas), file);
   if (std::max(ranks, options.micro_batches) > kMostParts) {
     fail(ErrorCode::invalid_argument,
          "{}: {} stages, with all replicas, and {} micro-batches; a job has at most {} of each",

@@ -185,6 +185,20 @@ TEST(Job, PartsOfStagesThatDoNotFitAreRefusedByName) {
   EXPECT_TRUE(divides_tensors(job));
 }
 
+TEST(Job, ReplicasOfStagesThatDoNotFitAreRefusedByName) {
+  const std::string replicas = "[train]\nmethod = \"pipelined\"\nvirtual_ranks = 3\n";
+  expect_refused(replicas + "pipelined.stage_replicas = [2, 2]\n", "set train.virtual_ranks = 4");
+  expect_refused(replicas + "pipelined.stage_replicas = [1, 2]\npipelined.stages = [\"a\"]\n",
+                 "has 2 numbers for 1 stages");
+  expect_refused(replicas + "pipelined = {stage_replicas = [3], micro_batches = 4}\n",
+                 "the 3 replicas of stage 0 do not divide the 32 samples of a micro-batch");
+  expect_refused(replicas + "pipeline_exact = true\npipelined.stage_replicas = [2, 1]\n",
+                 "does not fit train.pipelined.stage_replicas");
+  expect_refused(
+      replicas + "pipelined = {stage_replicas = [2, 1], replicas = 3}\nbatch_size = 24\n",
+      "leave one of the two out");
+}
+
 TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("train = {method = \"selective\", virtual_ranks = 4, bn_group = 2}\n",
                  "needs train.bn_group = 1");
@@ -198,17 +212,6 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
       "[train]\nmethod = \"pipelined\"\nvirtual_ranks = 3\n"
       "pipelined = {replicas = 3, micro_batches = 4}\n",
       "train.pipelined.replicas x train.pipelined.micro_batches = 12");
-  const std::string replicas = "[train]\nmethod = \"pipelined\"\nvirtual_ranks = 3\n";
-  expect_refused(replicas + "pipelined.stage_replicas = [2, 2]\n", "set train.virtual_ranks = 4");
-  expect_refused(replicas + "pipelined.stage_replicas = [1, 2]\npipelined.stages = [\"a\"]\n",
-                 "has 2 numbers for 1 stages");
-  expect_refused(replicas + "pipelined = {stage_replicas = [3], micro_batches = 4}\n",
-                 "the 3 replicas of stage 0 do not divide the 32 samples of a micro-batch");
-  expect_refused(replicas + "pipeline_exact = true\npipelined.stage_replicas = [2, 1]\n",
-                 "does not fit train.pipelined.stage_replicas");
-  expect_refused(
-      replicas + "pipelined = {stage_replicas = [2, 1], replicas = 3}\nbatch_size = 24\n",
-      "leave one of the two out");
   expect_refused("[train]\npipeline_exact = true\n", "needs train.method = \"pipelined\"");
   const std::string exact = "[train]\nmethod = \"pipelined\"\npipeline_exact = true\n";
   expect_refused(exact + "reduction = \"fast\"\n", "needs train.reduction = \"canonical\"");
