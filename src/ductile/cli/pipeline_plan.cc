@@ -61,54 +61,31 @@ void check_stage(const JsonFields& stage) {
   }
 }
 
-// Among how many devices the operators of a stage of the plan are divided.
-double tensor_of(const nlohmann::json& plan, size_t stage) {
-  if (!plan.is_object() || !plan.contains("stages") || !plan["stages"].is_array()) return 1;
-  const nlohmann::json& stages = plan["stages"];
-  if (stage >= stages.size() || !stages[stage].is_object()) return 1;
-  const JsonFields fields(stages[stage], fmt::format("stage {}", stage));
-  return fields.has("tensor") ? fields.number("tensor", 1, kMostParts) : 1;
-}
+constexpr double kMostBytes = 1e18;
 
-// The planner says what each stage needs and what its devices have. A plan of somebody's own does
-// not.
-void check_memory(const spec::JobOptions& job, const nlohmann::json& report, const fs::path& file) {
-  constexpr double kMostBytes = 1e18;
-  const auto evaluation = report.find("evaluation");
-  if (evaluation == report.end() || !evaluation->is_object() || !evaluation->contains("stages")) {
-    return;
+// What a worker of a stage holds beside the stage's own memory, at most, of the weights, gradients
+// and optimiser state of other stages; and why.
+struct Beside {
+  double bytes = 0;
+  std::string why, remedy;
+};
+Beside beside(const spec::JobOptions& job, double own, double largest, double whole) {
+  Beside out;
+  if (!job.train.shard_optimizer) {
+    out.bytes = whole - own;
+    out.why = "train.shard_optimizer = false";
+    out.remedy = "set train.shard_optimizer = true, which divides them by stage";
+    return out;
   }
-  // Without train.shard_optimizer each worker holds the state of all stages.
-  const auto state_of = [](const JsonFields& stage) {
-    return stage.has("state_memory") ? stage.number("state_memory", 0, kMostBytes) : 0.0;
-  };
-  double whole = 0;
-  std::vector<JsonFields> stages;
-  for (const nlohmann::json& item : evaluation->at("stages")) {
-    stages.emplace_back(item, fmt::format("{}: stage {}", file.string(), stages.size()));
-    whole += state_of(stages.back()) * tensor_of(report.at("plan"), stages.size() - 1);
-  }
-  for (const JsonFields& stage : stages) {
-    const double own = stage.number("peak_memory", 0, kMostBytes);
-    const double limit = stage.number("memory_limit", 0, kMostBytes);
-    if (own > limit) {
-      fail(ErrorCode::invalid_argument,
-           "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
-           "that it was planned for (16 GB where that says nothing); plan with more devices, "
-           "smaller micro-batches or recomputation, or for devices with more memory (ductile plan "
-           "--devices)",
-           stage.where(), page::as_bytes(own), page::as_bytes(limit));
-    }
-    const double needed = own - state_of(stage) + whole;
-    if (job.train.shard_optimizer || state_of(stage) == 0 || needed <= limit) continue;
-    fail(ErrorCode::invalid_argument,
-         "{} needs {} of memory, of which its own weights, gradients and optimiser state are {}; "
-         "but every worker holds those of all stages, so it needs {}, and its devices have {}; set "
-         "train.shard_optimizer = true, which divides them by stage, or plan for devices with more "
-         "memory (ductile plan --devices)",
-         stage.where(), page::as_bytes(own), page::as_bytes(state_of(stage)),
-         page::as_bytes(needed), page::as_bytes(limit));
-  }
+  // Twins in other pipelines are copies, too.
+  const int64_t copies = job.train.shard_copies - job.train.pipelined.replicas;
+  out.bytes = std::min(std::max(0.0, whole - own),
+                       largest * static_cast<double>(std::max<int64_t>(0, copies)));
+  out.why = fmt::format("train.shard_copies = {}", job.train.shard_copies);
+  out.remedy =
+      "set train.shard_copies = 1, with which a lost worker costs the steps since the "
+      "last checkpoint";
+  return out;
 }
 
 // "2", or "3, 1, 1" where stages have their own.
@@ -144,13 +121,49 @@ bool may_lie_by_stage(const spec::JobOptions& job) {
          job.model.library.empty();
 }
 
+void check_memory(const spec::JobOptions& job, const std::string& text, const fs::path& file) {
+  const nlohmann::json report = parse_json(text, file.string(), ErrorCode::invalid_argument);
+  const auto evaluation = report.find("evaluation");
+  if (evaluation == report.end() || !evaluation->is_object() || !evaluation->contains("stages")) {
+    return;  // a plan of somebody's own does not say what it needs
+  }
+  const JsonFields all(*evaluation, file.string());
+  const auto state_of = [](const JsonFields& fields) {  // where stages take turns it is not there
+    return fields.has("state_memory") ? fields.number("state_memory", 0, kMostBytes) : 0.0;
+  };
+  std::vector<JsonFields> stages;
+  double largest = 0;
+  for (const nlohmann::json& item : all.array("stages")) {
+    stages.emplace_back(item, fmt::format("{}: stage {}", file.string(), stages.size()));
+    largest = std::max(largest, state_of(stages.back()));
+  }
+  for (const JsonFields& stage : stages) {
+    const double own = stage.number("peak_memory", 0, kMostBytes);
+    const double limit = stage.number("memory_limit", 0, kMostBytes);
+    if (own > limit) {
+      fail(ErrorCode::invalid_argument,
+           "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
+           "that it was planned for (16 GB where that says nothing); plan with more devices, "
+           "smaller micro-batches or recomputation, or for devices with more memory (ductile plan "
+           "--devices)",
+           stage.where(), page::as_bytes(own), page::as_bytes(limit));
+    }
+    if (state_of(stage) == 0 || state_of(all) == 0) continue;
+    const Beside others = beside(job, state_of(stage), largest, state_of(all));
+    if (own + others.bytes <= limit) continue;
+    fail(ErrorCode::invalid_argument,
+         "{} needs {} of memory, and its worker holds up to {} of other stages' weights, gradients "
+         "and optimiser state as well ({}); its devices have {}; {}, or plan for devices with more "
+         "memory (ductile plan --devices)",
+         stage.where(), page::as_bytes(own), page::as_bytes(others.bytes), others.why,
+         page::as_bytes(limit), others.remedy);
+  }
+}
+
 std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   std::string text = read_text(file);
   nlohmann::json plan = parse_json(text, file.string(), ErrorCode::invalid_argument);
-  if (plan.is_object() && plan.contains("plan")) {
-    check_memory(job, plan, file);
-    plan = nlohmann::json(plan["plan"]);
-  }
+  if (plan.is_object() && plan.contains("plan")) plan = nlohmann::json(plan["plan"]);
   check_format(plan, file);
   const int64_t batch =
       JsonFields(plan, file.string()).integer_or("batch", job.train.batch_size, 1, kMost);

@@ -267,7 +267,10 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
   } else {
     config.read(command.job, context.environment);
   }
-  if (command.plan) spec::check(config.job);
+  if (command.plan) {
+    spec::check(config.job);
+    check_memory(config.job, plan, *command.plan);
+  }
   if (command.runs) config.job.runs = command.runs->string();
   return plan;
 }

@@ -241,7 +241,8 @@ TEST(Evaluate, EqualsTheSlowSimulationOnRandomPlans) {
     const Timeline slow = slow_evaluate(c.plan, costs, orders);
     ASSERT_EQ(fast.seconds, slow.seconds);
     ASSERT_EQ(fast.busy, slow.busy);
-    ASSERT_EQ(fast.peak_memory, slow.peak_memory);
+    for (size_t s = 0; s < fast.peak_memory.size(); ++s)  // added up in another order
+      ASSERT_NEAR(fast.peak_memory[s], slow.peak_memory[s], 1e-12 * fast.peak_memory[s]);
     ASSERT_EQ(fast.peak_in_flight, slow.peak_in_flight);
     ASSERT_NEAR(fast.bubble, slow.bubble, 1e-12);
     if (!c.raised && c.plan.schedule == ScheduleKind::kfkb) {

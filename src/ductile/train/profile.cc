@@ -92,7 +92,7 @@ class GradientBlocks {
 class Profiler {
  public:
   explicit Profiler(const OperatorGraph& operators)
-      : operators_(operators), wants_(StageExecutor::wants_gradient(operators)) {
+      : operators_(operators), waits_(StageExecutor::leaves_weights(operators)) {
     for (size_t i = 0; i < size(); ++i) {
       for (auto* executors : {&executors_, &whole_}) {
         executors->push_back(std::make_unique<StageExecutor>(
@@ -159,17 +159,8 @@ class Profiler {
     }
   }
 
-  // Whether some of its weights' gradients are a task of their own where the pass is split
-  // (StageExecutor): of matrices, or of all weights where no input wants a gradient.
-  bool waits(size_t op) const {
-    const nn::Operator& o = operators_.operators()[op];
-    const bool wants_inputs = std::ranges::any_of(o.inputs, [this](const Source& s) {
-      return s.op != nn::kModelInput && wants_[static_cast<size_t>(s.op)];
-    });
-    return wants_[op] && std::ranges::any_of(o.parameters, [&](const nn::NamedTensor& p) {
-             return p.tensor.requires_grad() && !(wants_inputs && p.tensor.dim() <= 1);
-           });
-  }
+  // Whether some of its weights' gradients are a task of their own where the pass is split.
+  bool waits(size_t op) const { return waits_[op]; }
 
   // Of the last run, the tensors between operators and their gradients: bytes of all samples
   // together.
@@ -264,7 +255,7 @@ class Profiler {
   }
 
   const OperatorGraph& operators_;
-  const std::vector<bool> wants_;
+  const std::vector<bool> waits_;
   Executors executors_, whole_;  // with weights' gradients apart, and with all at once
   GradientBlocks blocks_;
   std::map<Source, at::Tensor> made_;

@@ -5,8 +5,6 @@
 #include <map>
 #include <set>
 
-#include "ductile/plan/execution_impl.h"
-
 namespace ductile::plan {
 namespace {
 
@@ -93,16 +91,24 @@ struct Slow {
     }
     return count * plan.stages[s].micro_batch;
   }
-  Progress progress(size_t s) const {
-    Progress p;
-    p.num = plan.batch / plan.stages[s].micro_batch;
-    for (const auto& [key, finished] : is_done) {
-      const auto& [stage, task, i] = key;
-      if (stage != s) continue;
-      ++p.started[int(task)];
-      p.done[int(task)] += finished;
+  bool begun(size_t s, Task t, int64_t i) const { return is_done.contains({s, t, i}); }
+  // Micro-batch by micro-batch: what each has left so far, and what its task takes now.
+  double held_memory(size_t s) const {
+    const StageMemory& m = costs.memory[s];
+    const int64_t last = plan.batch / plan.stages[s].micro_batch - 1;
+    double bytes = m.fixed;
+    for (int64_t i = 0; i <= last; ++i) {
+      const auto runs = [&](Task t) { return begun(s, t, i) && !done(s, t, i); };
+      if (runs(Task::forward)) bytes += m.forward;
+      if (runs(Task::backward)) bytes += m.backward;
+      if (runs(Task::backward_weight)) bytes += m.weights;
+      if (done(s, Task::forward, i) && !done(s, Task::backward, i)) bytes += m.held;
+      if (split && done(s, Task::backward, i) && !done(s, Task::backward_weight, i))
+        bytes += m.waiting;
     }
-    return p;
+    if (!begun(s, Task::forward, last)) bytes += m.posted_forward;
+    if (!begun(s, Task::backward, last)) bytes += m.posted_backward;
+    return bytes;
   }
   // Messages of a stage, one after the other: which are still here?
   double sent_memory(size_t s) const {
@@ -136,8 +142,7 @@ struct Slow {
     for (size_t k = n; k-- > 0;) {
       const size_t s = size_t(costs.stages.order[k]);
       if (costs.unit[s] != unit) continue;
-      const double held = bytes_held(costs.memory[s], progress(s), split);
-      bytes += costs.sent.backward.empty() ? held : held + sent_memory(s);
+      bytes += held_memory(s) + (costs.sent.backward.empty() ? 0 : sent_memory(s));
     }
     return bytes;
   }
