@@ -1,5 +1,6 @@
 // Stages on ranks that are connected by each transport there is: the bits are those of the serial
 // executor.
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <future>
@@ -23,7 +24,10 @@
 #include "ductile/net/store.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/pipeline.h"
+#include "ductile/parallel/tensor_split.h"
+#include "ductile/parallel/testing/random_parts.h"
 #include "ductile/parallel/testing/random_pipelines.h"
+#include "ductile/parallel/testing/random_splits.h"
 
 namespace ductile::parallel {
 namespace {
@@ -140,6 +144,49 @@ TEST_P(PipelineTransports, OneTwoAndFourRanksHaveTheBitsOfTheSerialExecutor) {
     }
   }
   EXPECT_GE(stages_on_others, 40);
+}
+
+// Stages in parts, each on a rank of its own as far as there are ranks.
+TEST_P(PipelineTransports, PartsOfStagesHaveTheBitsOfTheSerialExecutor) {
+  int parts_on_others = 0;
+  for (uint64_t seed = 2000; seed < 2010; ++seed) {
+    Rng rng(seed, 6);
+    RandomModel model(seed, seed % 2 == 0);
+    const nn::OperatorGraph operators = nn::training_operators(model, 0);
+    const graph::Graph graph = graph_of(operators, rng);
+    const plan::Plan plan = random_plan(graph, 4, 8, rng);
+    const Pipeline whole = pipeline_of(plan, random_orders(graph, plan, rng), graph, operators);
+    const TensorSplit divided =
+        split_tensors(operators, whole, random_degrees(operators, whole, rng));
+    PipelineHost::Step step;
+    step.inputs = inputs_of(seed, 4, 8);
+    step.seed = seed;
+    const int num_ranks = std::min(4, divided.num_parts());
+    std::vector<int> by_part;
+    for (int p = 0; p < divided.num_parts(); ++p) {
+      by_part.push_back(p % num_ranks);
+      parts_on_others += by_part.back() > 0;
+    }
+    expect_equal(run_serial(model, divided.graph, divided.pipeline, step),
+                 run_ranks(divided.graph, divided.pipeline, step, hosts_of(divided, by_part),
+                           GetParam().make(num_ranks)),
+                 fmt::format("seed {}, {} parts", seed, divided.num_parts()));
+  }
+  EXPECT_GE(parts_on_others, 15);
+}
+
+// Numbers of replicas of their own: stages meet in ranges of samples.
+TEST_P(PipelineTransports, ReplicasOfStagesHaveTheBitsOfTheSerialExecutor) {
+  for (const int num_ranks : {2, 4}) {
+    for (uint64_t seed = 1000; seed < 1006; ++seed) {
+      RandomJob job(seed, seed % 2 == 0);
+      if (job.num_parts < num_ranks) continue;
+      expect_same(run_serial_parts(job.operators, job.pipeline, job.step),
+                  run_parts(job.operators, job.pipeline, job.step, job.random_hosts(num_ranks),
+                            GetParam().make(num_ranks)),
+                  fmt::format("seed {}, {} ranks", seed, num_ranks));
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, PipelineTransports, ::testing::ValuesIn(makers()),

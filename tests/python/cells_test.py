@@ -57,6 +57,21 @@ class Wide(Dropping):  # of several blocks of weights
     def __init__(self):
         super().__init__()
         self.fc = nn.Sequential(nn.Linear(6 * 16, 300), nn.Linear(300, 300), nn.Linear(300, 10))
+
+
+class Two(nn.Module):  # of two inputs, one of them read by a recurrent layer
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.rows, self.gru = nn.Embedding(20, 6), nn.GRU(6, 8, batch_first=True)
+        self.fc, self.drop, self.head = nn.Linear(5, 8), nn.Dropout(0.2), nn.Linear(8, 4)
+
+    def forward(self, x, indices):
+        states, _ = self.gru(self.rows(indices))
+        return self.head(self.drop(torch.relu(self.fc(x) + states[:, -1])))
+
+    def example(self, samples):
+        return torch.rand(samples, 5), torch.randint(20, (samples, 3))
 """
 
 MACHINE = '[[nodes]]\ntype = "cpu"\ndevices = 2\nmemory = "4 GB"\n'
@@ -111,6 +126,19 @@ class Cells(support.Case):
                 self.assertEqual(exact, plain)
                 self.assertNotEqual(one, plain)  # batch norm's running statistics
                 self.assertIn("blocks.0.bn1.running_mean", plain[0])
+
+    def test_two_inputs_and_a_recurrent_layer_have_the_same_bits_by_stages(self):
+        self.capture("Two")
+        data = ("data.format=synthetic", 'data.synthetic.inputs=["vector:5", "indices:3:20"]', "data.synthetic.samples=96",
+                "data.synthetic.test_samples=40", "data.synthetic.classes=4")
+        pipelined = (*data, "train.method=pipelined", "train.pipelined.micro_batches=4")
+        one = self.trained("one", *pipelined)
+        self.assertEqual(self.trained("two", *pipelined, "train.virtual_ranks=2", words=("--workers", 2)), one)
+        self.assertIn("gru.weight_hh_l0", one[0])
+        moved = self.trained("short", *pipelined, "train.max_steps=1")[1]
+        self.assertNotEqual(moved, one[1])
+        text = self.run_ductile("-q", "train", "--set", "model.name=custom", "--set", "model.library=net.pt", code=2)
+        self.assertIn("was given 2 tensors when it was captured", text)
 
     def test_workers_that_keep_the_weights_of_their_stages_evaluate_the_whole(self):
         self.capture("Wide")
@@ -221,7 +249,9 @@ class Cells(support.Case):
 
         self.refused(without_gradient, "runs under no_grad or autocast")
         self.refused(lambda self, x: (self.fc(x), x + 1), "forward() returns no tensor")
-        self.refused(lambda self, x, y: self.fc(x) + y, "is given 2 tensors", lambda n: (torch.randn(n, 6), torch.randn(n, 6)))
+        kept = nn.Linear(6, 6)
+        self.refused(lambda self, x: self.part(x) @ self.copies[0], "reads a weight otherwise than as an attribute",
+                     parts={"part": kept, "copies": (kept.weight,)})
         part = {"part": type("Part", (nn.Module,), {"forward": without_gradient})()}
         part["part"].fc = nn.Linear(6, 6)
         self.refused(lambda self, x: self.fc(x) + self.part(x), "gives other gradients", parts=part, leaf="Part")

@@ -19,6 +19,8 @@ namespace {
 
 using ductile::testing::code_of;
 using testing::load;
+using testing::OwnedTensor;
+using testing::random_bytes;
 using testing::random_tensor;
 using testing::State;
 using testing::state_of_step;
@@ -84,6 +86,79 @@ TEST(Join, PartsOutliveThePublicationOfAnEarlierCheckpoint) {
   join_parts(folder.path(), 5, kTags, std::ssize(state_of_step(5)), "w2", nullptr);
   publish(folder.path(), 5, "w2", {.keep = 1});
   EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state_of_step(5));
+}
+
+// Pieces of one tensor, as their writers leave them: any sizes, among tensors that are packed.
+struct PieceOf {
+  const char* tag;
+  size_t begin, size;
+};
+
+void write_pieces(const fs::path& folder, const OwnedTensor& whole, const State& rest,
+                  const std::vector<PieceOf>& pieces) {
+  for (const std::string& tag : kTags) {
+    std::vector<TensorView> tensors;
+    std::vector<TensorPiece> of;
+    if (tag == "b") tensors = views(rest);
+    for (const PieceOf& p : pieces) {
+      if (tag != p.tag) continue;
+      of.push_back({"model/cut#" + std::to_string(p.begin), "model/cut", whole.shape,
+                    static_cast<int64_t>(p.begin)});
+      tensors.push_back({of.back().name,
+                         DType::u8,
+                         {static_cast<int64_t>(p.size)},
+                         std::span(whole.bytes).subspan(p.begin, p.size),
+                         /*apart=*/true});
+    }
+    WriterOptions options;
+    options.chunk_bytes = 4096;
+    options.pending_tag = tag;
+    options.keep_memory = false;
+    CheckpointWriter writer(folder, options);
+    writer.save(4, state_of_part(of), tensors);
+    writer.wait();
+  }
+}
+
+TEST(Join, PiecesOfATensorBecomeTheTensor) {
+  State state = state_of_step(4);
+  const State rest = state;
+  const OwnedTensor whole{DType::u8, {100, 200}, random_bytes(20000, 9)};
+  state["model/cut"] = whole;
+  const std::vector<std::vector<PieceOf>> cuts = {
+      {{"a", 0, 7000}, {"b", 7000, 1}, {"c", 7001, 12999}},
+      {{"c", 0, 100}, {"a", 100, 100}, {"c", 200, 19800}},
+      {{"b", 0, 10000}, {"a", 10000, 10000}}};
+  for (const std::vector<PieceOf>& pieces : cuts) {
+    const TempFolder folder("ckpt");
+    write_pieces(folder.path(), whole, rest, pieces);
+    join_parts(folder.path(), 4, kTags, std::ssize(state), "w1", nullptr);
+    publish(folder.path(), 4, "w1");
+    EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state);
+    const VerifyResult result = verify(folder.path());
+    EXPECT_TRUE(result.ok());
+    EXPECT_EQ(result.unused_chunks, 0);
+  }
+}
+
+TEST(Join, PiecesThatMakeNoWholeAreRefusedByName) {
+  const State rest = state_of_step(4);
+  const OwnedTensor whole{DType::u8, {100, 200}, random_bytes(20000, 9)};
+  const std::vector<std::vector<PieceOf>> cuts = {{{"a", 0, 7000}, {"c", 7001, 12999}},
+                                                  {{"a", 0, 7000}, {"c", 0, 20000}},
+                                                  {{"a", 100, 19900}},
+                                                  {{"a", 0, 7000}, {"c", 6000, 14000}}};
+  for (const std::vector<PieceOf>& pieces : cuts) {
+    const TempFolder folder("ckpt");
+    write_pieces(folder.path(), whole, rest, pieces);
+    try {
+      join_parts(folder.path(), 4, kTags, std::ssize(rest) + 1, "w1", nullptr);
+      FAIL() << "pieces with a gap became a tensor";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::conflict);
+      EXPECT_NE(std::string(e.what()).find("model/cut"), std::string::npos) << e.what();
+    }
+  }
 }
 
 TEST(Join, WhatIsNoWholeIsRefusedByName) {

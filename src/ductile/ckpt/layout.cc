@@ -28,7 +28,7 @@ int64_t default_chunk_bytes(std::span<const TensorView> tensors) {
 Layout plan_layout(std::span<const TensorView> tensors, int64_t chunk_bytes) {
   constexpr int64_t kAlign = 4096;
   const auto size = [&](size_t i) { return static_cast<int64_t>(tensors[i].bytes.size()); };
-  const auto small = [&](size_t i) { return size(i) < chunk_bytes / 2; };
+  const auto small = [&](size_t i) { return !tensors[i].apart && size(i) < chunk_bytes / 2; };
 
   Layout layout;
   layout.tensor_offsets.resize(tensors.size());

@@ -17,6 +17,7 @@ struct TensorView {
   DType dtype = DType::f32;
   Shape shape;
   std::span<const std::byte> bytes;  // num_elements(shape) * size_of(dtype)
+  bool apart = false;                // its chunks hold nothing of other tensors
 };
 
 // A tensor as a file describes it.

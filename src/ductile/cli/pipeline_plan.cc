@@ -1,8 +1,12 @@
 #include "ductile/cli/pipeline_plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -15,6 +19,7 @@ namespace ductile::cli {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 53;
+constexpr int64_t kMostTensor = 1 << 10;
 constexpr int64_t kMostParts = 1 << 16;  // stages, and micro-batches: what the options take
 
 // Operators by name. Options separate them by spaces.
@@ -46,54 +51,119 @@ void check_format(const nlohmann::json& plan, const fs::path& file) {
 
 // What a stage cannot be run with yet.
 void check_stage(const JsonFields& stage) {
-  if (const int64_t tensor = stage.integer_or("tensor", 1, 1, kMost); tensor > 1) {
+  if (stage.has("shard_optimizer") && stage.boolean("shard_optimizer")) {
     fail(
         ErrorCode::invalid_argument,
-        "{}: tensor = {}: the operators of a stage are not divided among workers so far; plan with "
-        "--runnable",
-        stage.where(), tensor);
-  }
-  if (stage.has("shard_optimizer") && stage.boolean("shard_optimizer")) {
-    fail(ErrorCode::invalid_argument,
-         "{}: shard_optimizer = true: a stage does not divide its state among its replicas so far; "
-         "plan with --runnable, and set train.shard_optimizer = true to divide the state among all "
-         "workers",
-         stage.where());
+        "{}: shard_optimizer = true: a stage's replicas do not divide its state among them so far, "
+        "each holds all of it (train.shard_optimizer = true keeps other stages' away from them); "
+        "plan with --runnable, or with --replicas 1",
+        stage.where());
   }
 }
 
-// The planner says what each stage needs and what its devices have. A plan of somebody's own does
-// not.
-void check_memory(const nlohmann::json& report, const fs::path& file) {
-  constexpr double kMostBytes = 1e18;
-  const auto evaluation = report.find("evaluation");
-  if (evaluation == report.end() || !evaluation->is_object() || !evaluation->contains("stages")) {
-    return;
+constexpr double kMostBytes = 1e18;
+
+// What a worker of a stage holds beside the stage's own memory, at most, of the weights, gradients
+// and optimiser state of other stages; and why.
+struct Beside {
+  double bytes = 0;
+  std::string why, remedy;
+};
+Beside beside(const spec::JobOptions& job, double own, double largest, double whole) {
+  Beside out;
+  if (!job.train.shard_optimizer) {
+    out.bytes = whole - own;
+    out.why = "train.shard_optimizer = false";
+    out.remedy = "set train.shard_optimizer = true, which divides them by stage";
+    return out;
   }
-  int number = 0;
-  for (const nlohmann::json& item : evaluation->at("stages")) {
-    const JsonFields stage(item, fmt::format("{}: stage {}", file.string(), number++));
-    const double needed = stage.number("peak_memory", 0, kMostBytes);
-    const double limit = stage.number("memory_limit", 0, kMostBytes);
-    if (needed <= limit) continue;
+  // Twins in other pipelines are copies, too.
+  const int64_t copies = job.train.shard_copies - job.train.pipelined.replicas;
+  out.bytes = std::min(std::max(0.0, whole - own),
+                       largest * static_cast<double>(std::max<int64_t>(0, copies)));
+  out.why = fmt::format("train.shard_copies = {}", job.train.shard_copies);
+  out.remedy =
+      "set train.shard_copies = 1, with which a lost worker costs the steps since the "
+      "last checkpoint";
+  return out;
+}
+
+// "2", or "3, 1, 1" where stages have their own.
+std::string replicas_of(const spec::PipelinedOptions& options) {
+  if (options.stage_replicas.empty()) return fmt::format("{}", options.replicas);
+  return fmt::format("{}", fmt::join(options.stage_replicas, ", "));
+}
+
+// Replicas and parts of all stages; returns the virtual ranks that they are.
+int64_t set_ranks(spec::PipelinedOptions& options, std::vector<int64_t> replicas,
+                  const fs::path& file) {
+  const int64_t ranks =
+      std::inner_product(replicas.begin(), replicas.end(), options.tensor.begin(), int64_t{0});
+  if (std::ranges::count(options.tensor, 1) == std::ssize(options.tensor)) options.tensor.clear();
+  if (std::ranges::count(replicas, replicas.front()) == std::ssize(replicas)) {
+    options.replicas = replicas.front();  // whole pipelines side by side, which exchange less
+  } else if (!options.tensor.empty()) {
     fail(ErrorCode::invalid_argument,
-         "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
-         "that "
-         "it was planned for (16 GB where that says nothing); plan with more devices, smaller "
-         "micro-batches or recomputation, or for devices with more memory (ductile plan --devices)",
-         stage.where(), page::as_bytes(needed), page::as_bytes(limit));
+         "{}: stages that are divided (tensor > 1) have as many replicas as all others so far; "
+         "plan with --replicas N, or with tensor = 1",
+         file.string());
+  } else {
+    options.stage_replicas = std::move(replicas);
   }
+  return ranks;
 }
 
 }  // namespace
 
+bool may_lie_by_stage(const spec::JobOptions& job) {
+  const bool parted = spec::num_stages(job) > 1 || spec::divides_tensors(job);
+  return parted && job.train.reduction == "canonical" && job.train.shard_copies > 1 &&
+         job.model.library.empty();
+}
+
+void check_memory(const spec::JobOptions& job, const std::string& text, const fs::path& file) {
+  const nlohmann::json report = parse_json(text, file.string(), ErrorCode::invalid_argument);
+  const auto evaluation = report.find("evaluation");
+  if (evaluation == report.end() || !evaluation->is_object() || !evaluation->contains("stages")) {
+    return;  // a plan of somebody's own does not say what it needs
+  }
+  const JsonFields all(*evaluation, file.string());
+  const auto state_of = [](const JsonFields& fields) {  // where stages take turns it is not there
+    return fields.has("state_memory") ? fields.number("state_memory", 0, kMostBytes) : 0.0;
+  };
+  std::vector<JsonFields> stages;
+  double largest = 0;
+  for (const nlohmann::json& item : all.array("stages")) {
+    stages.emplace_back(item, fmt::format("{}: stage {}", file.string(), stages.size()));
+    largest = std::max(largest, state_of(stages.back()));
+  }
+  for (const JsonFields& stage : stages) {
+    const double own = stage.number("peak_memory", 0, kMostBytes);
+    const double limit = stage.number("memory_limit", 0, kMostBytes);
+    if (own > limit) {
+      fail(ErrorCode::invalid_argument,
+           "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
+           "that it was planned for (16 GB where that says nothing); plan with more devices, "
+           "smaller micro-batches or recomputation, or for devices with more memory (ductile plan "
+           "--devices)",
+           stage.where(), page::as_bytes(own), page::as_bytes(limit));
+    }
+    if (state_of(stage) == 0 || state_of(all) == 0) continue;
+    const Beside others = beside(job, state_of(stage), largest, state_of(all));
+    if (own + others.bytes <= limit) continue;
+    fail(ErrorCode::invalid_argument,
+         "{} needs {} of memory, and its worker holds up to {} of other stages' weights, gradients "
+         "and optimiser state as well ({}); its devices have {}; {}, or plan for devices with more "
+         "memory (ductile plan --devices)",
+         stage.where(), page::as_bytes(own), page::as_bytes(others.bytes), others.why,
+         page::as_bytes(limit), others.remedy);
+  }
+}
+
 std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   std::string text = read_text(file);
   nlohmann::json plan = parse_json(text, file.string(), ErrorCode::invalid_argument);
-  if (plan.is_object() && plan.contains("plan")) {
-    check_memory(plan, file);
-    plan = nlohmann::json(plan["plan"]);
-  }
+  if (plan.is_object() && plan.contains("plan")) plan = nlohmann::json(plan["plan"]);
   check_format(plan, file);
   const int64_t batch =
       JsonFields(plan, file.string()).integer_or("batch", job.train.batch_size, 1, kMost);
@@ -105,7 +175,8 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   }
   spec::PipelinedOptions options;
   options.trace_steps = job.train.pipelined.trace_steps;
-  int64_t micro_batch = 0, replicas = 0;
+  int64_t micro_batch = 0;
+  std::vector<int64_t> replicas;
   for (const nlohmann::json& item : plan["stages"]) {
     const JsonFields stage(item, fmt::format("{}: stage {}", file.string(), options.stages.size()));
     check_stage(stage);
@@ -117,14 +188,14 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
            "samples of a batch; stage 0 has {}",
            stage.where(), own, batch, micro_batch);
     }
-    const int64_t beside = stage.integer_or("replicas", 1, 1, kMostParts);
-    if (replicas == 0) replicas = beside;
-    if (beside != replicas || micro_batch % beside != 0) {
+    replicas.push_back(stage.integer_or("replicas", 1, 1, kMostParts));
+    if (micro_batch % replicas.back() != 0) {
       fail(ErrorCode::invalid_argument,
-           "{}: replicas = {}: stages have equal numbers of replicas so far, which divide the {} "
-           "samples of a micro-batch; stage 0 has {}; plan with --runnable",
-           stage.where(), beside, micro_batch, replicas);
+           "{}: replicas = {}: they do not divide the {} samples of a micro-batch, of which each "
+           "has an equal part",
+           stage.where(), replicas.back(), micro_batch);
     }
+    options.tensor.push_back(stage.integer_or("tensor", 1, 1, kMostTensor));
     const std::vector<std::string> names = names_of(stage, "ops");
     std::string ops;
     for (const std::string& name : names) ops += (ops.empty() ? "" : " ") + name;
@@ -143,15 +214,14 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
     options.orders.push_back(stage.text("order"));
   }
   options.micro_batches = batch / micro_batch;
-  options.replicas = replicas;
-  const int64_t stages = static_cast<int64_t>(options.stages.size()) * replicas;
-  if (std::max(stages, options.micro_batches) > kMostParts) {
+  const int64_t ranks = set_ranks(options, std::move(replicas), file);
+  if (std::max(ranks, options.micro_batches) > kMostParts) {
     fail(ErrorCode::invalid_argument,
-         "{}: {} stages, in all pipelines, and {} micro-batches; a job has at most {} of each",
-         file.string(), stages, options.micro_batches, kMostParts);
+         "{}: {} stages, with all replicas, and {} micro-batches; a job has at most {} of each",
+         file.string(), ranks, options.micro_batches, kMostParts);
   }
   job.train.method = "pipelined";
-  job.train.virtual_ranks = stages;
+  job.train.virtual_ranks = ranks;
   job.train.pipelined = std::move(options);
   return text;
 }
@@ -163,20 +233,34 @@ std::string change_plan(spec::JobOptions& job, const fs::path& file) {
          "it; resume it without --plan, or start a new run",
          file.string(), job.train.method);
   }
-  const int64_t stages = spec::num_stages(job), replicas = job.train.pipelined.replicas;
-  const int64_t micro_batches = job.train.pipelined.micro_batches;
-  const std::vector<std::string> cut = job.train.pipelined.stages;
+  const int64_t stages = spec::num_stages(job);
+  const spec::PipelinedOptions before = job.train.pipelined;
   std::string text = set_plan(job, file);
-  const int64_t stages_now = spec::num_stages(job), replicas_now = job.train.pipelined.replicas;
-  if (stages_now != stages || replicas_now != replicas ||
-      job.train.pipelined.micro_batches != micro_batches) {
+  const int64_t stages_now = spec::num_stages(job);
+  const spec::PipelinedOptions& now = job.train.pipelined;
+  if (stages_now != stages || now.replicas != before.replicas ||
+      now.stage_replicas != before.stage_replicas || now.micro_batches != before.micro_batches) {
     fail(ErrorCode::conflict,
          "{}: the plan has {} stages, {} replicas of each and {} micro-batches, and the run was "
          "begun with {}, {} and {}, which stay; plan with as many, or resume it without --plan",
-         file.string(), stages_now, replicas_now, job.train.pipelined.micro_batches, stages,
-         replicas, micro_batches);
+         file.string(), stages_now, replicas_of(now), now.micro_batches, stages,
+         replicas_of(before), before.micro_batches);
   }
-  if (job.train.pipelined.stages != cut && !spec::any_cut_will_do(job)) {
+  if (now.tensor != before.tensor) {
+    fail(ErrorCode::conflict,
+         "{}: the plan divides stages among other numbers of parts than the run was begun with, "
+         "and sums would round otherwise; plan with the same tensor degrees, or resume it without "
+         "--plan",
+         file.string());
+  }
+  if (spec::divides_tensors(job) && now.stages != before.stages) {
+    fail(ErrorCode::conflict,
+         "{}: the plan cuts the model otherwise than the run was begun, and where stages are "
+         "divided (tensor > 1) sums would round otherwise; plan with the same stages, or resume it "
+         "without --plan",
+         file.string());
+  }
+  if (now.stages != before.stages && !spec::any_cut_will_do(job)) {
     fail(
         ErrorCode::conflict,
         "{}: the plan cuts the model otherwise than the run was begun, and with {} replicas of {} "

@@ -10,14 +10,25 @@ namespace ductile::cli {
 // Makes the job one that runs by the plan in `file`, as `ductile plan --json` writes it: the plan
 // becomes the group train.pipelined, so the job needs the file no more. Returns the text of the
 // file, which is read once. Throws not_found where there is no such file, and invalid_argument,
-// naming file and stage, for what is no plan, does not fit the job, needs more memory than its
-// devices have, or cannot be run yet (numbers of replicas that differ, tensor splits, sharded
-// optimisers, unequal micro-batches).
+// naming file and stage, for what is no plan, does not fit the job, or cannot be run yet (sharded
+// optimisers, unequal micro-batches, replicas that do not divide one, divided stages with unequal
+// replicas).
 std::string set_plan(spec::JobOptions& job, const fs::path& file);
 
 // The same for the job of a run that goes on. Throws conflict too, where the plan would change the
-// result: the run does not train by stages, or has other numbers of stages, replicas or
+// result: the run does not train by stages, or has other numbers of stages, replicas, parts or
 // micro-batches, or another cut where not any will do (spec::any_cut_will_do).
 std::string change_plan(spec::JobOptions& job, const fs::path& file);
+
+// Once all options of the job are known: throws invalid_argument, naming file and stage, where a
+// stage of the plan with this text needs more memory than its devices have, by itself or with what
+// its worker holds of other stages' state (train.shard_optimizer, train.shard_copies).
+void check_memory(const spec::JobOptions& job, const std::string& text, const fs::path& file);
+
+// Whether train.shard_optimizer = true gives the job by stages everything that it has without, in
+// less memory: the bits, and a lost worker that costs one step. Not so with train.shard_copies = 1,
+// sums that no bits stay of, or a library's model, whose operators may not name the weights that
+// they read.
+bool may_lie_by_stage(const spec::JobOptions& job);
 
 }  // namespace ductile::cli

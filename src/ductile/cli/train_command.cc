@@ -261,10 +261,16 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
   } else if (command.plan) {
     config.read_data(command.job, context.environment);
     plan = set_plan(config.job, *command.plan);
+    if (config.options.find("train.shard_optimizer")->origin.is_default()) {
+      config.job.train.shard_optimizer = may_lie_by_stage(config.job);
+    }
   } else {
     config.read(command.job, context.environment);
   }
-  if (command.plan) spec::check(config.job);
+  if (command.plan) {
+    spec::check(config.job);
+    check_memory(config.job, plan, *command.plan);
+  }
   if (command.runs) config.job.runs = command.runs->string();
   return plan;
 }

@@ -246,7 +246,7 @@ void add_plan(CLI::App& app, Parsed& parsed) {
       ->check(CLI::Range(0.001, 1e6));
   sub->add_flag(
       "--runnable", c.runnable,
-      "only plans that `ductile train --plan` runs: equal numbers of replicas, no splits");
+      "only plans that `ductile train --plan` runs: no splits, the state of a stage whole");
   sub->add_option("--replicas", c.replicas,
                   "replicas of each stage (default: as many as serve it best)")
       ->option_text("N")

@@ -34,6 +34,13 @@ void check_cost(const OpCost& c, const std::string& op) {
   check_number(c.activation_bytes, kMaxBytes, op, "activation_bytes");
   check_number(c.fixed_bytes, kMaxBytes, op, "fixed_bytes");
   check_affine(c.workspace_bytes, kMaxBytes, op, "workspace_bytes");
+  check_number(c.activation_fixed, kMaxBytes, op, "activation_fixed");
+  check_number(c.sample_bytes, kMaxBytes, op, "sample_bytes");
+  check_affine(c.waiting_bytes, kMaxBytes, op, "waiting_bytes");
+  check_affine(c.passes.forward, kMaxBytes, op, "pass_bytes");
+  check_affine(c.passes.backward, kMaxBytes, op, "pass_bytes");
+  check_affine(c.passes.backward_input, kMaxBytes, op, "pass_bytes");
+  check_affine(c.passes.backward_weight, kMaxBytes, op, "pass_bytes");
   check_number(c.tensor_forward_bytes, kMaxBytes, op, "tensor_forward_bytes");
   check_number(c.tensor_backward_bytes, kMaxBytes, op, "tensor_backward_bytes");
 }
@@ -143,6 +150,12 @@ OpCost split_cost(const Op& op, int tensor) {
   c.parameter_bytes *= share;
   c.activation_bytes *= share;
   c.workspace_bytes = share * c.workspace_bytes;
+  c.activation_fixed *= share;
+  c.sample_bytes *= share;
+  for (Affine* a : {&c.waiting_bytes, &c.passes.forward, &c.passes.backward,
+                    &c.passes.backward_input, &c.passes.backward_weight}) {
+    *a = share * *a;
+  }
   const double all_reduce = 2.0 * (tensor - 1) / tensor * op.output_bytes;
   c.tensor_forward_bytes += all_reduce;
   c.tensor_backward_bytes += all_reduce;
@@ -189,7 +202,7 @@ void check(const Graph& graph) {
     }
     const std::string& name = graph.ops[e.from].name;
     if (e.from == e.to) fail(ErrorCode::invalid_argument, "operator \"{}\" feeds itself", name);
-    for (double b : {e.bytes, e.tensor_bytes_from, e.tensor_bytes_to}) {
+    for (double b : {e.bytes, e.tensor_bytes_from, e.tensor_bytes_to, e.gradient()}) {
       if (!(b >= 0 && b <= kMaxBytes)) {
         fail(ErrorCode::invalid_argument,
              "edge \"{}\" -> \"{}\": bytes is {}, it must be from 0 to {:g}", name,
@@ -235,7 +248,9 @@ OpCost cost_of(const Op& op, int tensor, bool recompute, double input_bytes) {
   c.tensor_backward_bytes += c.tensor_forward_bytes;
   const double kept = std::min(input_bytes, c.activation_bytes);
   c.workspace_bytes.per_sample += c.activation_bytes - kept;
+  c.workspace_bytes.fixed += c.activation_fixed;
   c.activation_bytes = kept;
+  c.activation_fixed = 0;
   return c;
 }
 

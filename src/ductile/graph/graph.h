@@ -33,6 +33,18 @@ struct Affine {
   bool operator==(const Affine&) const = default;
 };
 
+// What an operator takes while it runs, pass by pass: the most bytes at one time beyond those that
+// there were when it began, sums of weights' gradients left out; of the forward pass beyond what it
+// keeps as well.
+struct PassBytes {
+  Affine forward;
+  Affine backward;         // to inputs and weights in one
+  Affine backward_input;   // where the weights have a task of their own
+  Affine backward_weight;  // that task
+
+  bool operator==(const PassBytes&) const = default;
+};
+
 // The cost of one operator on ONE device, at one tensor-parallel degree, with its activations kept
 // or recomputed.
 struct OpCost {
@@ -43,6 +55,13 @@ struct OpCost {
   double activation_bytes = 0;  // held per sample from the start of forward to the end of backward
   double fixed_bytes = 0;       // held always, besides what parameter_bytes implies
   Affine workspace_bytes;       // held only while the operator runs
+  // Of a graph whose bytes are counted (Graph::counted):
+  double activation_fixed = 0;  // as activation_bytes, of each micro-batch, whatever its samples
+  double sample_bytes = 0;      // of activation_bytes, those of the model's own inputs: they stay
+                                // until the last task of the micro-batch
+  bool waits = false;           // whether backward_weight is a task of its own where it may be
+  Affine waiting_bytes;  // then held from backward_input to backward_weight, its outputs apart
+  PassBytes passes;
   // Bytes each device sends per sample among its tensor-parallel group; 0 at degree 1. The time is
   // these bytes over the link of the group, added to the operator's own.
   double tensor_forward_bytes = 0;
@@ -97,7 +116,12 @@ struct Edge {
   // (plan/baselines/piper.h).
   double tensor_bytes_from = 0;
   double tensor_bytes_to = 0;
+  // Of a graph whose bytes are counted: those that the gradient which `to` makes for this tensor
+  // takes there; 0 where it shares the memory of another one (both inputs of a sum), or none comes.
+  // Below 0: as many as `bytes`. What is sent is as large as the tensor in any case.
+  double gradient_bytes = -1;
 
+  double gradient() const { return gradient_bytes < 0 ? bytes : gradient_bytes; }
   bool operator==(const Edge&) const = default;
 };
 
@@ -111,6 +135,10 @@ struct Graph {
   double state_factor = 2;
   // ... and optimiser state, which may be sharded over replicas: 0 SGD, 1 momentum, 2 Adam.
   double optimizer_factor = 0;
+  // Whether bytes are what the runtime's allocator gave out, pass by pass (`ductile profile`). Each
+  // tensor between operators then belongs to the one that makes it, and is held like the rest of
+  // its activations. Of other graphs it is taken to be counted by its reader.
+  bool counted = false;
 
   bool operator==(const Graph&) const = default;
 };
@@ -128,10 +156,11 @@ inline constexpr int kMaxTensor = 64;
 void check(const Graph& graph);
 
 // The cost at degree `tensor`, kept or recomputed: the measured variant if there is one, or else a
-// derived cost. Split: times, parameters, activations and workspace divide by the degree; two
-// all-reduces of the output (one forward, one backward) join the parts (Megatron-LM, section 3).
-// Recomputed: the operator's inputs stay instead of its activations (`input_bytes`), and forward is
-// paid again in backward_input. Precondition: allows(op, tensor, recompute).
+// derived cost. Split: times, parameters, activations and all that is held while operators run
+// divide by the degree; two all-reduces of the output (one forward, one backward) join the parts
+// (Megatron-LM, section 3). Recomputed: the operator's inputs stay instead of its activations
+// (`input_bytes`), and forward is paid again in backward_input. Precondition: allows(op, tensor,
+// recompute).
 OpCost cost_of(const Op& op, int tensor, bool recompute, double input_bytes);
 bool allows(const Op& op, int tensor, bool recompute);
 

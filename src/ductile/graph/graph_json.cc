@@ -23,6 +23,15 @@ Affine affine_from_json(const Fields& fields, const char* key) {
   return {parts.number("fixed", 0), parts.number("per_sample", 0)};
 }
 
+struct PassField {
+  const char* name;
+  Affine PassBytes::*member;
+};
+constexpr PassField kPasses[] = {{"forward", &PassBytes::forward},
+                                 {"backward", &PassBytes::backward},
+                                 {"backward_input", &PassBytes::backward_input},
+                                 {"backward_weight", &PassBytes::backward_weight}};
+
 void cost_to_json(const OpCost& c, Json& out) {
   out["forward"] = affine_to_json(c.forward);
   out["backward_input"] = affine_to_json(c.backward_input);
@@ -36,6 +45,12 @@ void cost_to_json(const OpCost& c, Json& out) {
   if (c.workspace_bytes != Affine{}) out["workspace_bytes"] = affine_to_json(c.workspace_bytes);
   put("tensor_forward_bytes", c.tensor_forward_bytes);
   put("tensor_backward_bytes", c.tensor_backward_bytes);
+  put("activation_fixed", c.activation_fixed);
+  put("sample_bytes", c.sample_bytes);
+  if (c.waits) out["waiting_bytes"] = affine_to_json(c.waiting_bytes);
+  if (c.passes == PassBytes{}) return;
+  Json& passes = out["pass_bytes"];
+  for (const PassField& pass : kPasses) passes[pass.name] = affine_to_json(c.passes.*pass.member);
 }
 
 OpCost cost_from_json(const Fields& f) {
@@ -49,6 +64,16 @@ OpCost cost_from_json(const Fields& f) {
   if (f.has("workspace_bytes")) c.workspace_bytes = affine_from_json(f, "workspace_bytes");
   c.tensor_forward_bytes = f.number("tensor_forward_bytes", 0);
   c.tensor_backward_bytes = f.number("tensor_backward_bytes", 0);
+  c.activation_fixed = f.number("activation_fixed", 0);
+  c.sample_bytes = f.number("sample_bytes", 0);
+  c.waits = f.has("waiting_bytes");
+  if (c.waits) c.waiting_bytes = affine_from_json(f, "waiting_bytes");
+  if (!f.has("pass_bytes")) return c;
+  const Fields passes(f.at("pass_bytes"), fmt::format("{}: pass_bytes", f.where()));
+  passes.only({"forward", "backward", "backward_input", "backward_weight"});
+  for (const PassField& pass : kPasses) {
+    if (passes.has(pass.name)) c.passes.*pass.member = affine_from_json(passes, pass.name);
+  }
   return c;
 }
 
@@ -57,9 +82,26 @@ Op op_from_json(const Json& value, size_t i) {
   Op op;
   op.name = Fields(value, position).text("name");
   const Fields f(value, fmt::format("operator \"{}\"", Fields::shorten(op.name)));
-  f.only({"name", "kind", "shape", "output_bytes", "forward", "backward_input", "backward_weight",
-          "parameter_bytes", "activation_bytes", "fixed_bytes", "workspace_bytes",
-          "tensor_forward_bytes", "tensor_backward_bytes", "variants", "max_split", "recomputable",
+  f.only({"name",
+          "kind",
+          "shape",
+          "output_bytes",
+          "forward",
+          "backward_input",
+          "backward_weight",
+          "parameter_bytes",
+          "activation_bytes",
+          "fixed_bytes",
+          "workspace_bytes",
+          "tensor_forward_bytes",
+          "tensor_backward_bytes",
+          "activation_fixed",
+          "sample_bytes",
+          "waiting_bytes",
+          "pass_bytes",
+          "variants",
+          "max_split",
+          "recomputable",
           "tied"});
   op.kind = f.text("kind", "op");
   if (f.has("shape")) {
@@ -77,7 +119,8 @@ Op op_from_json(const Json& value, size_t i) {
     const Fields g(v, f.where() + ": variants");
     g.only({"tensor", "recompute", "forward", "backward_input", "backward_weight",
             "parameter_bytes", "activation_bytes", "fixed_bytes", "workspace_bytes",
-            "tensor_forward_bytes", "tensor_backward_bytes"});
+            "tensor_forward_bytes", "tensor_backward_bytes", "activation_fixed", "sample_bytes",
+            "waiting_bytes", "pass_bytes"});
     OpVariant variant;
     variant.tensor = static_cast<int>(g.integer_or("tensor", 1, 1, kMaxTensor));
     variant.recompute = g.boolean("recompute", false);
@@ -94,6 +137,7 @@ nlohmann::json to_json(const Graph& graph) {
   out["sample"] = graph.sample;
   out["state_factor"] = graph.state_factor;
   out["optimizer_factor"] = graph.optimizer_factor;
+  if (graph.counted) out["counted"] = true;
   Json& ops = out["ops"] = Json::array();
   for (const Op& op : graph.ops) {
     Json o = {{"name", op.name}, {"kind", op.kind}};
@@ -116,6 +160,7 @@ nlohmann::json to_json(const Graph& graph) {
     if (e.output != 0) o["output"] = e.output;
     if (e.tensor_bytes_from != 0) o["tensor_bytes_from"] = e.tensor_bytes_from;
     if (e.tensor_bytes_to != 0) o["tensor_bytes_to"] = e.tensor_bytes_to;
+    if (e.gradient_bytes >= 0) o["gradient_bytes"] = e.gradient_bytes;
     edges.push_back(std::move(o));
   }
   return out;
@@ -123,8 +168,8 @@ nlohmann::json to_json(const Graph& graph) {
 
 Graph graph_from_json(const nlohmann::json& value) {
   const Fields f(value, "graph");
-  f.only(
-      {"format", "version", "name", "sample", "state_factor", "optimizer_factor", "ops", "edges"});
+  f.only({"format", "version", "name", "sample", "state_factor", "optimizer_factor", "counted",
+          "ops", "edges"});
   if (f.text("format") != "ductile.graph") {
     fail(ErrorCode::invalid_argument, "graph: format must be \"ductile.graph\"");
   }
@@ -134,6 +179,7 @@ Graph graph_from_json(const nlohmann::json& value) {
   graph.sample = f.text("sample", "sample");
   graph.state_factor = f.number("state_factor", 2);
   graph.optimizer_factor = f.number("optimizer_factor", 0);
+  graph.counted = f.boolean("counted", false);
   std::unordered_map<std::string, OpId> ids;
   for (const Json& v : f.array("ops")) {
     graph.ops.push_back(op_from_json(v, graph.ops.size()));
@@ -141,7 +187,8 @@ Graph graph_from_json(const nlohmann::json& value) {
   }
   for (const Json& v : f.array("edges")) {
     const Fields g(v, fmt::format("edge {}", graph.edges.size()));
-    g.only({"from", "to", "output", "bytes", "tensor_bytes_from", "tensor_bytes_to"});
+    g.only({"from", "to", "output", "bytes", "tensor_bytes_from", "tensor_bytes_to",
+            "gradient_bytes"});
     const auto find = [&](const char* key) {
       const std::string name = g.text(key);
       const auto at = ids.find(name);
@@ -162,24 +209,50 @@ Graph graph_from_json(const nlohmann::json& value) {
     edge.bytes = g.number("bytes");
     edge.tensor_bytes_from = g.number("tensor_bytes_from", 0);
     edge.tensor_bytes_to = g.number("tensor_bytes_to", 0);
+    if (g.has("gradient_bytes")) edge.gradient_bytes = g.number("gradient_bytes");
     graph.edges.push_back(edge);
   }
   check(graph);
   return graph;
 }
 
+namespace {
+
+Json described(Json schema, const char* text) {
+  schema["description"] = text;
+  return schema;
+}
+
+Json object(Json properties, Json wanted) {
+  return {{"type", "object"},
+          {"properties", std::move(properties)},
+          {"required", std::move(wanted)},
+          {"additionalProperties", false}};
+}
+
+// Of a graph whose bytes are counted.
+Json counted_costs(const Json& number, const Json& affine) {
+  Json passes;
+  for (const PassField& pass : kPasses) passes[pass.name] = affine;
+  return {
+      {"activation_fixed", described(number, "as activation_bytes, of each micro-batch")},
+      {"sample_bytes", described(number, "of activation_bytes, those of the model's own inputs")},
+      {"waiting_bytes",
+       described(affine, "held from the backward pass to the inputs to that to the weights")},
+      {"pass_bytes", described(object(std::move(passes), Json::array()),
+                               "most at one time beyond what there was when the pass began")}};
+}
+
+}  // namespace
+
 nlohmann::json graph_schema() {
-  const auto described = [](Json schema, const char* text) {
-    schema["description"] = text;
-    return schema;
-  };
   const Json number = {{"type", "number"}, {"minimum", 0}};
   const Json text = {{"type", "string"}};
   const Json affine = {{"$ref", "#/$defs/affine"}};
   const auto whole = [](int64_t low, int64_t high) {
     return Json{{"type", "integer"}, {"minimum", low}, {"maximum", high}};
   };
-  const Json costs = {
+  Json costs = {
       {"forward", described(affine, "seconds")},
       {"backward_input",
        described(affine, "seconds; with recompute the repeated forward is in here")},
@@ -191,13 +264,8 @@ nlohmann::json graph_schema() {
       {"tensor_forward_bytes",
        described(number, "per sample, sent by each device of a tensor-parallel group")},
       {"tensor_backward_bytes", described(number, "the same, in the backward pass")}};
+  costs.update(counted_costs(number, affine));
   const Json required = {"forward", "backward_input", "backward_weight"};
-  const auto object = [](Json properties, Json wanted) {
-    return Json{{"type", "object"},
-                {"properties", std::move(properties)},
-                {"required", std::move(wanted)},
-                {"additionalProperties", false}};
-  };
   Json variant = costs;
   variant["tensor"] = described(whole(1, kMaxTensor), "tensor-parallel degree");
   variant["recompute"] = Json{{"type", "boolean"}};
@@ -225,7 +293,8 @@ nlohmann::json graph_schema() {
         described(whole(0, 1 << 30), "edges with equal from and output carry the same tensor")},
        {"bytes", described(number, "per sample, forward; the gradient is as large")},
        {"tensor_bytes_from", described(number, "exchanged besides by a tensor-parallel sender")},
-       {"tensor_bytes_to", described(number, "exchanged besides by a tensor-parallel receiver")}},
+       {"tensor_bytes_to", described(number, "exchanged besides by a tensor-parallel receiver")},
+       {"gradient_bytes", described(number, "per sample, what the reader's gradient takes there")}},
       {"from", "to", "bytes"});
   Json schema = object(
       {{"format", Json{{"const", "ductile.graph"}}},
@@ -234,6 +303,8 @@ nlohmann::json graph_schema() {
        {"sample", described(text, "what one sample is")},
        {"state_factor", described(number, "bytes held per byte of parameters, optimiser apart")},
        {"optimizer_factor", described(number, "bytes of optimiser state per byte of parameters")},
+       {"counted", described(Json{{"type", "boolean"}},
+                             "bytes are what the runtime's allocator gave out, pass by pass")},
        {"ops", Json{{"type", "array"}, {"items", object(op, op_required)}, {"minItems", 1}}},
        {"edges", Json{{"type", "array"}, {"items", edge}}}},
       {"format", "version", "ops", "edges"});

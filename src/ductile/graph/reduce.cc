@@ -70,6 +70,16 @@ OpCost sum(const OpCost& a, const OpCost& b) {
   c.workspace_bytes.fixed = std::max(a.workspace_bytes.fixed, b.workspace_bytes.fixed);
   c.workspace_bytes.per_sample =
       std::max(a.workspace_bytes.per_sample, b.workspace_bytes.per_sample);
+  c.activation_fixed += b.activation_fixed;
+  c.sample_bytes += b.sample_bytes;
+  c.waits = a.waits || b.waits;
+  c.waiting_bytes += b.waiting_bytes;
+  for (Affine PassBytes::*pass : {&PassBytes::forward, &PassBytes::backward,
+                                  &PassBytes::backward_input, &PassBytes::backward_weight}) {
+    (c.passes.*pass).fixed = std::max((a.passes.*pass).fixed, (b.passes.*pass).fixed);
+    (c.passes.*pass).per_sample =
+        std::max((a.passes.*pass).per_sample, (b.passes.*pass).per_sample);
+  }
   c.tensor_forward_bytes += b.tensor_forward_bytes;
   c.tensor_backward_bytes += b.tensor_backward_bytes;
   return c;

@@ -14,7 +14,9 @@ namespace ductile::graph {
 std::vector<std::pair<OpId, OpId>> transitive_reduction(const Topology& topology);
 
 // A smaller graph that stands for `original`; members[i] lists, ascending, the operators merged
-// into operator i. Costs are added, workspace the larger; names are those of the costliest member.
+// into operator i. Costs are added, workspace and the bytes of passes the larger; names are those
+// of the costliest member. It serves to look at a graph: plans and their memory are those of the
+// whole.
 struct Contraction {
   Graph graph;
   std::vector<std::vector<OpId>> members;

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <span>
+
+#include <ATen/core/Tensor.h>
+
 #include "ductile/nn/model.h"
 
 namespace ductile::nn {
@@ -10,6 +14,14 @@ namespace ductile::nn {
 class EvaluatesWhole {
  public:
   virtual ~EvaluatesWhole();
+};
+
+// A model of several inputs whose forward pass is not that of its operators in any mode. Where the
+// inputs are more than one, nn::forward() calls this.
+class ForwardsSeveral {
+ public:
+  virtual ~ForwardsSeveral();
+  virtual at::Tensor forward_several(std::span<const at::Tensor> inputs) = 0;
 };
 
 // Whether the model's operators, one by one, give what its forward() gives in evaluation mode.

@@ -81,9 +81,11 @@ class Gpt : public OperatorModel {
     const Source qkv = add_normed(at + "attn.c_attn", ln, attn, x);
     const Source attended = add(
         at + "attn", "attention", {qkv}, {}, [this](Inputs in) { return attend(in[0]); }, random);
-    return add(
-        at + "attn.c_proj", "linear", {x, attended}, {proj.weight, proj.bias},
-        [this, proj](Inputs in) { return in[0].add(drop(conv1d(proj, in[1]))); }, random);
+    const auto project = [this](Inputs in, Inputs weights, int64_t begin) {
+      return beside(in[0], drop(ops::affine(in[1], weights[0], weights[1])), begin);
+    };
+    return add_columns(at + "attn.c_proj", {x, attended}, {proj.weight, proj.bias},
+                       {{1, 0}, project}, random);
   }
 
   // x + proj(gelu(fc(ln_2(x))))
@@ -92,15 +94,20 @@ class Gpt : public OperatorModel {
     const Conv1D fc = add_conv1d(at + "mlp.c_fc", dim_, 4 * dim_, kStd);
     const Conv1D proj = add_conv1d(at + "mlp.c_proj", 4 * dim_, dim_, out_std);
     const Source inner = add_normed(at + "mlp.c_fc", ln, fc, x);
-    const auto project = [this, proj](Inputs in) {
-      return in[0].add(drop(conv1d(proj, cast(at::gelu(widened(in[1]), "tanh")))));
+    const auto project = [this](Inputs in, Inputs weights, int64_t begin) {
+      const at::Tensor active = cast(at::gelu(widened(in[1]), "tanh"));
+      return beside(in[0], drop(ops::affine(active, weights[0], weights[1])), begin);
     };
-    return add(at + "mlp.c_proj", "linear", {x, inner}, {proj.weight, proj.bias}, project, random);
+    return add_columns(at + "mlp.c_proj", {x, inner}, {proj.weight, proj.bias}, {{1, 0}, project},
+                       random);
   }
 
   Source add_normed(std::string name, const LayerNorm& ln, const Conv1D& layer, Source x) {
-    return add(std::move(name), "linear", {x}, {ln.weight, ln.bias, layer.weight, layer.bias},
-               [this, ln, layer](Inputs in) { return conv1d(layer, norm(ln, in[0])); });
+    const auto run = [this](Inputs in, Inputs weights, int64_t) {
+      return ops::affine(norm({weights[0], weights[1]}, in[0]), weights[2], weights[3]);
+    };
+    return add_columns(std::move(name), {x}, {ln.weight, ln.bias, layer.weight, layer.bias},
+                       {{-1, -1, 1, 0}, run});
   }
 
   at::Tensor embed(const at::Tensor& tokens_BT) const {
@@ -113,8 +120,9 @@ class Gpt : public OperatorModel {
         cast(at::embedding(widened(wte_), tokens_BT).add(widened(wpe_).slice(0, 0, tokens))));
   }
 
-  at::Tensor conv1d(const Conv1D& layer, const at::Tensor& x) const {
-    return ops::affine(x, layer.weight, layer.bias);
+  // Columns of the residual stream: what they were, and what a layer adds.
+  static at::Tensor beside(const at::Tensor& x, const at::Tensor& y, int64_t begin) {
+    return columns_of(x, begin, y.size(-1)).add(y);
   }
 
   at::Tensor norm(const LayerNorm& layer, const at::Tensor& x) const {

@@ -33,12 +33,13 @@ class Mmt : public OperatorModel {
     }
     const Linear head =
         add_linear("head", dim_ * static_cast<int64_t>(ends.size()), args.num_classes());
-    finish(add("head", "linear", ends, {head.weight, head.bias}, [this, head](Inputs in) {
+    const auto run = [this](Inputs in, Inputs weights, int64_t) {
       std::vector<at::Tensor> means;
       for (const at::Tensor& x_BTD : in)
         means.push_back(cast(widened(x_BTD).mean(at::IntArrayRef{1})));
-      return head(at::cat(means, 1));
-    }));
+      return ops::linear(at::cat(means, 1), weights[0], weights[1]);
+    };
+    finish(add_columns("head", ends, {head.weight, head.bias}, {{0, 0}, run}));
   }
 
   void set_options(const spec::ModelOptions& options) override { dropout_ = options.dropout; }
@@ -88,24 +89,39 @@ class Mmt : public OperatorModel {
     const Linear linear2 = add_linear(at + "linear2", 4 * dim_, dim_);
     const EncoderNorm norm1 = add_norm(at + "norm1"), norm2 = add_norm(at + "norm2");
 
-    const Source projected = add(at + "self_attn.in_proj", "linear", {x},
-                                 {qkv.weight, qkv.bias, norm1.weight, norm1.bias},
-                                 [this, qkv, norm1](Inputs in) { return qkv(norm(norm1, in[0])); });
+    const Source projected =
+        add_columns(at + "self_attn.in_proj", {x}, {qkv.weight, qkv.bias, norm1.weight, norm1.bias},
+                    {{0, 0, -1, -1}, after_norm()});
     const Source attended = add(
         at + "self_attn", "attention", {projected}, {},
         [this](Inputs in) { return multi_head_attention(in[0], heads_, {}, share()); }, random);
-    const Source y = add(
-        at + "self_attn.out_proj", "linear", {x, attended}, {out.weight, out.bias},
-        [this, out](Inputs in) { return in[0].add(dropped(out(in[1]), share())); }, random);
-    const Source inner = add(
-        at + "linear1", "linear", {y}, {linear1.weight, linear1.bias, norm2.weight, norm2.bias},
-        [this, linear1, norm2](Inputs in) {
-          return dropped(relu(linear1(norm(norm2, in[0]))), share());
-        },
-        random);
-    return add(
-        at + "linear2", "linear", {y, inner}, {linear2.weight, linear2.bias},
-        [this, linear2](Inputs in) { return in[0].add(dropped(linear2(in[1]), share())); }, random);
+    const Source y = add_columns(at + "self_attn.out_proj", {x, attended}, {out.weight, out.bias},
+                                 {{0, 0}, onto_residual()}, random);
+    const auto inner = [this, run = after_norm()](Inputs in, Inputs weights, int64_t begin) {
+      return dropped(relu(run(in, weights, begin)), share());
+    };
+    const Source wide =
+        add_columns(at + "linear1", {y}, {linear1.weight, linear1.bias, norm2.weight, norm2.bias},
+                    {{0, 0, -1, -1}, inner}, random);
+    return add_columns(at + "linear2", {y, wide}, {linear2.weight, linear2.bias},
+                       {{0, 0}, onto_residual()}, random);
+  }
+
+  using RunColumns = decltype(Columns::run);
+
+  // A layer of the normalised input: its weight and bias, and those of the norm.
+  RunColumns after_norm() const {
+    return [this](Inputs in, Inputs weights, int64_t) {
+      return ops::linear(norm({weights[2], weights[3]}, in[0]), weights[0], weights[1]);
+    };
+  }
+
+  // The first input, and what a layer makes of the second.
+  RunColumns onto_residual() const {
+    return [this](Inputs in, Inputs weights, int64_t begin) {
+      const at::Tensor y = dropped(ops::linear(in[1], weights[0], weights[1]), share());
+      return columns_of(in[0], begin, y.size(-1)).add(y);
+    };
   }
 
   at::Tensor norm(const EncoderNorm& layer, const at::Tensor& x) const {

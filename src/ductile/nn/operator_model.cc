@@ -11,8 +11,8 @@ at::Tensor OperatorModel::forward(const at::Tensor& x) {
   return graph_.run(std::span(&x, 1)).front();
 }
 
-Source OperatorModel::add(std::string name, std::string kind, std::vector<Source> inputs,
-                          std::initializer_list<at::Tensor> tensors, Run run, bool random) {
+Operator OperatorModel::declared(std::string name, std::string kind, std::vector<Source> inputs,
+                                 std::initializer_list<at::Tensor> tensors, bool random) {
   Operator op;
   op.name = std::move(name);
   op.kind = std::move(kind);
@@ -31,16 +31,40 @@ Source OperatorModel::add(std::string name, std::string kind, std::vector<Source
       op.buffers.push_back(*buffer);
     }
   }
+  return op;
+}
+
+Source OperatorModel::add(std::string name, std::string kind, std::vector<Source> inputs,
+                          std::initializer_list<at::Tensor> tensors, Run run, bool random) {
+  Operator op = declared(std::move(name), std::move(kind), std::move(inputs), tensors, random);
   op.run = [run = std::move(run)](Inputs in) { return Tensors{run(in)}; };
   return {graph_.add(std::move(op)), 0};
 }
 
+Source OperatorModel::add_columns(std::string name, std::vector<Source> inputs,
+                                  std::initializer_list<at::Tensor> tensors, Columns columns,
+                                  bool random) {
+  Operator op = declared(std::move(name), "linear", std::move(inputs), tensors, random);
+  DUCTILE_CHECK(op.buffers.empty() && op.parameters.size() == columns.dims.size(),
+                "operator {} says of {} tensors how they are cut, and has {} parameters", op.name,
+                columns.dims.size(), op.parameters.size());
+  op.run = [run = columns.run, whole = Tensors(tensors)](Inputs in) {
+    return Tensors{run(in, whole, 0)};
+  };
+  op.columns = std::move(columns);
+  return {graph_.add(std::move(op)), 0};
+}
+
+at::Tensor OperatorModel::columns_of(const at::Tensor& x, int64_t begin, int64_t count) {
+  return begin == 0 && count == x.size(-1) ? x : x.narrow(-1, begin, count);
+}
+
 Source OperatorModel::add_dense(std::string name, const Linear& layer, Source x, bool relu) {
-  return add(std::move(name), "linear", {x}, {layer.weight, layer.bias},
-             [this, layer, relu](Inputs in) {
-               const at::Tensor y = layer(cast(in[0]).flatten(1));
-               return relu ? LayerModel::relu(y) : y;
-             });
+  const auto run = [this, relu](Inputs in, Inputs weights, int64_t) {
+    const at::Tensor y = ops::linear(cast(in[0]).flatten(1), weights[0], weights[1]);
+    return relu ? LayerModel::relu(y) : y;
+  };
+  return add_columns(std::move(name), {x}, {layer.weight, layer.bias}, {{0, 0}, run});
 }
 
 Source OperatorModel::add_conv_bn_act(std::string name, const ConvBn& layer, Source x, bool relu) {

@@ -36,6 +36,14 @@ class OperatorModel : public LayerModel, public DeclaresOperators {
   Source add(std::string name, std::string kind, std::vector<Source> inputs,
              std::initializer_list<at::Tensor> tensors, Run run, bool random = false);
 
+  // The same of an operator that can be divided by columns (operators.h). `tensors` are parameters,
+  // and `columns` does not capture them.
+  Source add_columns(std::string name, std::vector<Source> inputs,
+                     std::initializer_list<at::Tensor> tensors, Columns columns,
+                     bool random = false);
+  // Columns [begin, begin + count) of x; x itself if that is all of them.
+  static at::Tensor columns_of(const at::Tensor& x, int64_t begin, int64_t count);
+
   // relu?(linear(flattened x)), x in the model's precision.
   Source add_dense(std::string name, const Linear& layer, Source x, bool relu);
   // relu?(bn(conv(x))), x in the model's precision.
@@ -48,6 +56,9 @@ class OperatorModel : public LayerModel, public DeclaresOperators {
   void finish(Source result);
 
  private:
+  Operator declared(std::string name, std::string kind, std::vector<Source> inputs,
+                    std::initializer_list<at::Tensor> tensors, bool random);
+
   OperatorGraph graph_;
 };
 

@@ -13,6 +13,7 @@ namespace ductile::nn {
 
 DeclaresOperators::~DeclaresOperators() = default;
 EvaluatesWhole::~EvaluatesWhole() = default;
+ForwardsSeveral::~ForwardsSeveral() = default;
 
 void OperatorGraph::check(const Source& source, const std::string& reader) const {
   const bool known = source.output >= 0 &&
@@ -108,6 +109,9 @@ Tensors OperatorGraph::run(std::span<const at::Tensor> inputs) const {
 
 at::Tensor forward(Model& model, std::span<const at::Tensor> inputs) {
   if (inputs.size() == 1) return model.forward(inputs.front());
+  if (auto* several = dynamic_cast<ForwardsSeveral*>(&model)) {
+    return several->forward_several(inputs);
+  }
   const auto* declares = dynamic_cast<const DeclaresOperators*>(&model);
   if (declares == nullptr) {
     fail(ErrorCode::invalid_argument,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
@@ -25,6 +26,19 @@ struct Source {
 };
 inline constexpr int kModelInput = -1;
 
+// How the work of an operator is divided by columns: indices of the last dimension of its one
+// output. What a column comes to depends on no other one, bits included.
+struct Columns {
+  // Of each parameter: the dimension whose indices are columns, or -1 if every column reads all.
+  std::vector<int> dims;
+  // The columns from `begin` on, as many as the parameters have, which are given in order and cut
+  // along their dims. With whole parameters and begin = 0 it is the operator's run(). Empty: the
+  // operator cannot be divided.
+  std::function<at::Tensor(std::span<const at::Tensor> inputs,
+                           std::span<const at::Tensor> parameters, int64_t begin)>
+      run;
+};
+
 struct Operator {
   std::string name;  // unique; of an operator with weights, the prefix of the first one's name
   std::string kind;  // "linear", "conv_bn", "attention" ...
@@ -37,6 +51,7 @@ struct Operator {
   // Takes the inputs in order, returns num_outputs tensors. It reads no tensor of the model but its
   // own, and neither changes its inputs nor keeps them beyond what autograd saves.
   std::function<Tensors(std::span<const at::Tensor>)> run;
+  Columns columns;
 };
 
 // Operators in an order in which each follows those that it reads. Not to be changed once it runs.

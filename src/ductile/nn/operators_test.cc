@@ -8,8 +8,10 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/kernels/product.h"
 #include "ductile/nn/model.h"
 #include "ductile/nn/testing/several_inputs.h"
 
@@ -102,6 +104,52 @@ TEST(Operators, ReadOnlyTheWeightsThatTheyDeclare) {
     }
     EXPECT_TRUE(at::equal(made.back()[0], forward(*model, x))) << entry.name;
   }
+}
+
+// The operator with the columns [begin, end) alone.
+at::Tensor columns_alone(const Operator& op, const Tensors& in, int64_t begin, int64_t end) {
+  Tensors slices;
+  for (size_t i = 0; i < op.parameters.size(); ++i) {
+    const at::Tensor& whole = op.parameters[i].tensor;
+    const int dim = op.columns.dims[i];
+    slices.push_back(dim < 0 ? whole : whole.narrow(dim, begin, end - begin));
+  }
+  return op.columns.run(in, slices, begin);
+}
+
+TEST(Operators, ColumnsHaveTheBitsThatTheyHaveInTheWholeOperator) {
+  const at::NoGradGuard no_grad;
+  int with_columns = 0;
+  for (const ModelEntry& entry : model_table()) {
+    const auto model = make_model(small(entry.name));
+    const OperatorGraph graph = operators_of(*model);
+    const Tensors x = inputs_for(entry.name, 3);
+    model->train(false);
+    std::vector<Tensors> made;
+    for (const Operator& op : graph.operators()) {
+      Tensors in;
+      for (const Source& s : op.inputs) {
+        in.push_back(s.op == kModelInput ? x[s.output] : made[s.op][s.output]);
+      }
+      made.push_back(op.run(in));
+      if (!op.columns.run) continue;
+      ++with_columns;
+      ASSERT_EQ(op.columns.dims.size(), op.parameters.size()) << op.name;
+      const at::Tensor& whole = made.back()[0];
+      const int64_t number = whole.size(-1);
+      for (const int64_t parts : {2, 3}) {
+        Tensors pieces;
+        for (int64_t p = 0; p < parts; ++p) {
+          pieces.push_back(columns_alone(op, in, number * p / parts, number * (p + 1) / parts));
+        }
+        const at::Tensor joined = at::cat(pieces, -1);
+        EXPECT_TRUE(kernels::product_supported() ? at::equal(joined, whole)
+                                                 : at::allclose(joined, whole, 1e-5, 1e-6))
+            << entry.name << ", " << op.name << " in " << parts;
+      }
+    }
+  }
+  EXPECT_GE(with_columns, 20);
 }
 
 TEST(Operators, TheLossIsTheLastOne) {

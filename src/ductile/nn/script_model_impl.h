@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -36,7 +37,10 @@ inline c10::IValue call_script(const torch::jit::Method& method,
   return method(std::move(arguments));
 }
 
-class ScriptModel final : public Model, public DeclaresOperators, public EvaluatesWhole {
+class ScriptModel final : public Model,
+                          public DeclaresOperators,
+                          public EvaluatesWhole,
+                          public ForwardsSeveral {
  public:
   static constexpr const char* kDescription = "ductile.json";  // in the archive
 
@@ -44,6 +48,7 @@ class ScriptModel final : public Model, public DeclaresOperators, public Evaluat
               const nlohmann::json& description)
       : file_(file.string()), module_(std::move(module)), evaluate_(module_.get_method(kEvaluate)) {
     const JsonFields fields(description, kDescription);
+    num_inputs_ = fields.integer_or("inputs", 1, 1, kMost);
     int64_t number = 0;
     for (const nlohmann::json& item : fields.array("parameters")) {
       const JsonFields parameter(item, kDescription);
@@ -61,15 +66,18 @@ class ScriptModel final : public Model, public DeclaresOperators, public Evaluat
     graph_.set_results({source(fields, "result", fields.at("result"), 0)});
   }
 
-  at::Tensor forward(const at::Tensor& x) override {
-    if (training()) return graph_.run(std::span(&x, 1)).front();
-    std::vector<c10::IValue> arguments = {x};
+  at::Tensor forward(const at::Tensor& x) override { return forward_several(std::span(&x, 1)); }
+
+  at::Tensor forward_several(std::span<const at::Tensor> inputs) override {
+    if (training()) return graph_.run(inputs).front();
+    std::vector<c10::IValue> arguments(inputs.begin(), inputs.end());
     for (const NamedTensor& t : weights_) arguments.emplace_back(t.tensor);
     for (const NamedTensor& t : statistics_) arguments.emplace_back(t.tensor);
     return call_script(evaluate_, std::move(arguments)).toTensor();
   }
 
   const OperatorGraph& operators() const override { return graph_; }
+  int64_t num_inputs() const { return num_inputs_; }
 
  private:
   static constexpr const char* kEvaluate = "evaluate";
@@ -92,12 +100,13 @@ class ScriptModel final : public Model, public DeclaresOperators, public Evaluat
     return held.clone();
   }
 
-  // A pair: the number of an operator, and of its output. Operator -1 is the model's one input.
-  static Source source(const JsonFields& fields, const char* key, const nlohmann::json& pair,
-                       int64_t first = kModelInput) {
+  // A pair: the number of an operator, and of its output. Operator -1 stands for the model's
+  // inputs.
+  Source source(const JsonFields& fields, const char* key, const nlohmann::json& pair,
+                int64_t first = kModelInput) const {
     if (!pair.is_array() || pair.size() != 2) fields.wrong(key, "pairs of numbers", pair);
     const auto op = static_cast<int>(fields.as_integer(pair[0], key, first, kMost));
-    const int64_t outputs = op == kModelInput ? 0 : kMost;
+    const int64_t outputs = op == kModelInput ? num_inputs_ - 1 : kMost;
     return {op, static_cast<int>(fields.as_integer(pair[1], key, 0, outputs))};
   }
 
@@ -183,6 +192,7 @@ class ScriptModel final : public Model, public DeclaresOperators, public Evaluat
   }
 
   const std::string file_;
+  int64_t num_inputs_ = 1;
   torch::jit::Module module_;
   torch::jit::Method evaluate_;
   std::vector<NamedTensor> weights_, statistics_;  // handles
@@ -200,9 +210,9 @@ inline bool is_script_model(const std::filesystem::path& file) {
 }
 
 // Makes the model, which begins with the weights in the file, whatever the seed. Throws
-// invalid_argument for a file that `ductile capture` did not write, and for a precision other than
-// fp32. In training mode a forward pass throws invalid_argument for a number of samples that was
-// not captured.
+// invalid_argument for a file that `ductile capture` did not write, for a precision other than
+// fp32, and where the data have another number of inputs. In training mode a forward pass throws
+// invalid_argument for a number of samples that was not captured.
 inline std::unique_ptr<Model> load_script_model(const std::filesystem::path& file,
                                                 const ModelArgs& args) {
   if (args.precision != "fp32") {
@@ -211,6 +221,7 @@ inline std::unique_ptr<Model> load_script_model(const std::filesystem::path& fil
          "set it to \"fp32\"",
          args.precision, file.string());
   }
+  std::unique_ptr<ScriptModel> made;
   try {
     torch::jit::ExtraFilesMap extra = {{ScriptModel::kDescription, ""}};
     torch::jit::Module module = torch::jit::load(file.string(), at::Device(at::kCPU), extra);
@@ -225,7 +236,7 @@ inline std::unique_ptr<Model> load_script_model(const std::filesystem::path& fil
       fields.wrong("format", "\"ductile.model\"", fields.at("format"));
     }
     (void)fields.integer("version", 1, 1);
-    return std::make_unique<ScriptModel>(file, std::move(module), description);
+    made = std::make_unique<ScriptModel>(file, std::move(module), description);
   } catch (const std::exception& e) {  // of libtorch, of JSON, and Error
     const std::string_view text = e.what();
     fail(ErrorCode::invalid_argument,
@@ -233,6 +244,15 @@ inline std::unique_ptr<Model> load_script_model(const std::filesystem::path& fil
          "--model wrote ({})",
          file.string(), text.substr(0, text.find('\n')));
   }
+  const auto given = static_cast<int64_t>(std::max<size_t>(1, args.info.inputs.size()));
+  if (made->num_inputs() != given) {
+    fail(ErrorCode::invalid_argument,
+         "model.library = \"{}\": its forward() was given {} tensors when it was captured, and the "
+         "samples of data.format have {}; use data of as many inputs (data.format = \"synthetic\", "
+         "data.synthetic.inputs)",
+         file.string(), made->num_inputs(), given);
+  }
+  return made;
 }
 
 }  // namespace ductile::nn

@@ -52,15 +52,24 @@ class AllocationCount : public c10::MemoryReportingInfoBase {
     owner_ = owner;
     begin_ = peak_ = live_;
   }
-  // The most that was live, of all owners, beyond what was when begin() was called.
+  // The most that was live, of all owners but kSums, beyond what was when begin() was called.
   int64_t peak() const { return peak_ - begin_; }
   // An owner has so many bytes more, or less, that this allocator has not given out.
   void add(int owner, int64_t bytes) {
     Bytes& own = owners_[owner];
     own.live += bytes;
     own.most = std::max(own.most, own.live);
+    if (owner == kSums) return;
     live_ += bytes;
     peak_ = std::max(peak_, live_);
+  }
+  // The block that begins there, if it is of `from`, is of `to` from now on.
+  void hand_over(const void* where, int from, int to) {
+    const auto found = blocks_.find(where);
+    if (found == blocks_.end() || found->second.first != from) return;
+    add(from, -found->second.second);
+    add(to, found->second.second);
+    found->second.first = to;
   }
   int64_t live_of(int owner) const { return of(owner).live; }
   // The most that was live of one owner at a time.
@@ -94,7 +103,7 @@ class AllocationCount : public c10::MemoryReportingInfoBase {
 
   int owner_ = 0;
   int64_t live_ = 0, begin_ = 0, peak_ = 0;
-  std::unordered_map<void*, std::pair<int, int64_t>> blocks_;
+  std::unordered_map<const void*, std::pair<int, int64_t>> blocks_;
   std::map<int, Bytes> owners_;
 };
 

@@ -160,17 +160,26 @@ void check(const Pipeline& pipeline, const OperatorGraph& operators) {
     fail(ErrorCode::invalid_argument, "a pipeline needs micro-batches; there are {}",
          pipeline.num_micro_batches);
   }
+  for (size_t s = 0; s < pipeline.stages.size(); ++s) {
+    if (pipeline.stages[s].replicas >= 1) continue;
+    fail(ErrorCode::invalid_argument, "stage {} has {} replicas; a stage has at least one", s,
+         pipeline.stages[s].replicas);
+  }
+  if (pipeline.exact && pipeline.is_replicated()) {
+    fail(ErrorCode::invalid_argument,
+         "train.pipeline_exact: the replicas of a stage share each micro-batch, which is then no "
+         "virtual rank; give each stage one replica, or set train.pipeline_exact = false");
+  }
   const std::vector<Transfer> transfers = transfers_of(pipeline, operators);
   check_acyclic(transfers, pipeline.stages.size());
   for (size_t s = 0; s < pipeline.stages.size(); ++s) check_order(pipeline, s);
   check_order_ends(pipeline, transfers);
 }
 
-std::map<Source, TensorForm> tensor_forms(const OperatorGraph& operators,
-                                          const nn::Tensors& inputs) {
+TensorForms tensor_forms(const OperatorGraph& operators, const nn::Tensors& inputs) {
   const at::NoGradGuard no_grad;
   std::map<Source, at::Tensor> made;
-  std::map<Source, TensorForm> out;
+  TensorForms out;
   for (size_t i = 0; i < operators.operators().size(); ++i) {
     const Operator& op = operators.operators()[i];
     nn::Tensors in;

@@ -18,6 +18,7 @@
 namespace ductile::parallel {
 
 class AllocationCount;
+struct Piece;  // stage_parts_impl.h
 
 // A plan as the runtime sees it: stages of the model's operators, and each stage's order of tasks,
 // which is obeyed and never decided here.
@@ -25,12 +26,24 @@ struct Pipeline {
   struct Stage {
     std::vector<int> ops, recompute;  // numbers in the model's graph of operators
     std::vector<spec::Task> order;
+    // They share each micro-batch: each does all tasks on an equal, consecutive part of its
+    // samples, in their order.
+    int replicas = 1;
   };
   int64_t num_micro_batches = 1;
   bool split = false;  // W tasks sum the weights' gradients
   bool exact = false;  // micro-batches count as virtual ranks (stage_executor.h, exact.h)
   std::vector<Stage> stages;
+
+  // Whether a stage has several replicas.
+  bool is_replicated() const;
 };
+
+// One replica of one stage: what a worker hosts. Those of a pipeline, stage by stage.
+struct StagePart {
+  int stage = 0, replica = 0;
+};
+std::vector<StagePart> parts_of(const Pipeline& pipeline);
 
 // Throws invalid_argument that names stage or operator: where an operator is in no stage or in two,
 // the stages form a cycle, an order lacks tasks, has too many, or one before what it needs, or the
@@ -54,31 +67,44 @@ struct TensorForm {
   std::vector<int64_t> sizes, strides;
   at::ScalarType type{};
 };
+using TensorForms = std::map<nn::Source, TensorForm>;
 // Of all outputs of all operators, by one pass over a micro-batch, which leaves the model's
 // buffers as they were. So lengths of messages are known beforehand, and tensors lie alike for
 // every placement.
-std::map<nn::Source, TensorForm> tensor_forms(const nn::OperatorGraph& operators,
-                                              const nn::Tensors& inputs);
+TensorForms tensor_forms(const nn::OperatorGraph& operators, const nn::Tensors& inputs);
+// The same of a replica's part of the micro-batch, for each number of replicas above 1 that a stage
+// has. Throws invalid_argument where they do not divide its samples.
+std::map<int, TensorForms> share_forms(const nn::OperatorGraph& operators, const Pipeline& pipeline,
+                                       const nn::Tensors& inputs);
 
-// The stages that one worker hosts, on one model. Stages of one worker take turns; a worker that
-// hosts all of them is the serial executor of the plan, whose bits are those of every other
-// placement: each stage's tasks are the same, and stages meet in tensors alone.
+// The parts of a pipeline that one worker hosts, on one model; they are its stages where none has
+// several replicas. Those of one worker take turns; a worker that hosts all of them is the serial
+// executor of the plan, whose bits are those of every other placement: each part's tasks are the
+// same, and parts meet in tensors alone.
 //
 // Between workers, tensors travel as messages of `communicator`, on receives that are posted before
 // they are needed, one for each transfer and direction. If run() throws, the communicator is
 // finished, and is to be destroyed before this object, in whose tensors messages may still arrive.
 // The step can then be run again by other hosts; the caller puts the model's buffers back before.
+//
+// Stages with other numbers of replicas meet in ranges of samples: a tensor's first dimension is
+// their number, or as many rows for each of them, in their order. Whoever reads it puts the ranges
+// of all senders together, and gradients go back likewise. Each replica draws random numbers of its
+// own, normalises batches by its own samples, and begins with the running statistics before the
+// step. The replicas' gradients are not added here: outcome() has those of each.
 class PipelineHost {
  public:
   struct Placement {
-    std::vector<int> hosts;                      // the rank of each stage
+    std::vector<int> hosts;                      // the rank of each part: parts_of()
     int rank = 0;                                // this worker's
     comm::Communicator* communicator = nullptr;  // not needed where all hosts are this rank
-    std::map<nn::Source, TensorForm> forms;      // of tensor_forms()
+    TensorForms forms;                           // of tensor_forms()
     uint32_t first_tag = 0;                      // of the messages: num_tags() from here on
+    std::map<int, TensorForms> shares = {};      // of share_forms()
   };
   // `operators` outlives this object; its results are those of nn::training_operators. Throws
-  // invalid_argument where pipeline and placement do not fit.
+  // invalid_argument where pipeline and placement do not fit, or a tensor that is cut by samples
+  // has none.
   PipelineHost(const nn::OperatorGraph& operators, Pipeline pipeline, Placement placement);
   ~PipelineHost();
   static uint32_t num_tags(const nn::OperatorGraph& operators, const Pipeline& pipeline);
@@ -97,7 +123,7 @@ class PipelineHost {
     Trace* trace = nullptr;
   };
   // Runs one iteration. Returns the model's results for each micro-batch if the stage that makes
-  // the first of them is hosted here, or else nothing.
+  // the first of them is hosted here, or else nothing; of a replicated pipeline nothing.
   std::vector<nn::Tensors> run(const Step& step);
 
   // Of the last run, by name: the parameters of hosted stages, tied ones summed over all stages, in
@@ -106,23 +132,36 @@ class PipelineHost {
   // Of the last run of an exact pipeline, by name: the buffers of hosted stages, summed over the
   // micro-batches. The model has those of before the run.
   const std::map<std::string, at::Tensor>& buffers() const { return buffers_; }
+  // Of the last run of a replicated pipeline, what one hosted part came to. Gradients are those of
+  // the mean over a whole micro-batch's samples, so the sum over a stage's replicas, and of a tied
+  // weight over its stages, is the gradient. Buffers are those after the last micro-batch; the
+  // model has those of before the run.
+  struct PartOutcome {
+    std::map<std::string, at::Tensor> gradients, buffers;  // by name
+    std::vector<nn::Tensors> results;                      // as run() returns them
+  };
+  const PartOutcome& outcome(int part) const { return outcomes_.at(part); }
   // Lets go what the last run has left.
   void forget();
 
  private:
   enum Direction : uint8_t { kForward, kGradient };
   struct Message {
-    size_t transfer = 0;
+    size_t piece = 0;
     Direction direction = kForward;
     auto operator<=>(const Message&) const = default;
   };
   struct Mail;
   struct HostedStage;
 
-  bool hosted(int stage) const {
-    return placement_.hosts[static_cast<size_t>(stage)] == placement_.rank;
-  }
-  bool sends_back(size_t transfer) const;
+  const TensorForm& form_of(int stage, const nn::Source& source) const;
+  void host(const StagePart& part, int number);
+  void start(const Step& step);
+  bool sends_back(size_t piece) const;
+  at::Tensor take(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,
+                  const TensorForm& form);
+  void give(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,
+            const at::Tensor& tensor);
   std::vector<Message> awaited(const HostedStage& stage) const;
   bool ready(const HostedStage& stage) const;
   void wait() const;
@@ -130,12 +169,14 @@ class PipelineHost {
   int64_t now() const;
   int64_t note(TraceInterval::Kind kind, const HostedStage& stage, int64_t begin);
   void note_wait(int64_t begin);
-  void do_task(HostedStage& stage, const Step& step, std::vector<nn::Tensors>& results);
-  void forward(HostedStage& stage, int64_t micro_batch, const Step& step,
-               std::vector<nn::Tensors>& results);
+  void do_task(HostedStage& stage, const Step& step);
+  nn::Tensors gather_inputs(HostedStage& stage, int64_t micro_batch, const Step& step,
+                            int64_t& begin);
+  void forward(HostedStage& stage, int64_t micro_batch, const Step& step);
   void backward(HostedStage& stage, int64_t micro_batch, const Step& step);
   void sum_gradients();
   void sum_buffers();
+  void keep_outcomes();
   using Parts = std::map<std::string, std::map<int, nn::Tensors>>;  // of parameters, by operator
   void exchange_tied(Parts& parts, const std::map<std::string, std::set<int>>& holders,
                      const std::map<std::string, const at::Tensor*>& tensors);
@@ -144,11 +185,13 @@ class PipelineHost {
   Pipeline pipeline_;
   Placement placement_;
   std::vector<Transfer> transfers_;
+  std::vector<Piece> pieces_;
   std::vector<int> stage_of_;  // by operator, as wants_
   std::vector<bool> wants_;    // StageExecutor::wants_gradient()
   std::vector<std::unique_ptr<HostedStage>> stages_;
   std::unique_ptr<Mail> mail_;
   std::map<std::string, at::Tensor> gradients_, buffers_;
+  std::map<int, PartOutcome> outcomes_;
   Trace* trace_ = nullptr;  // of the run under way, as count_
   AllocationCount* count_ = nullptr;
   int64_t clock_offset_ = 0;  // from the steady clock to nanoseconds since 1970

@@ -1,23 +1,19 @@
 #include <algorithm>
 #include <chrono>
-#include <deque>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/accumulate.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/rng.h"
 #include "ductile/parallel/allocation_count.h"
 #include "ductile/parallel/pipeline.h"
-#include "ductile/parallel/tensor_tree.h"
+#include "ductile/parallel/pipeline_mail_impl.h"
 
 namespace ductile::parallel {
 namespace {
@@ -34,156 +30,7 @@ int64_t nanoseconds_of(TimePoint time) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
 }
 
-// The bytes of a dense tensor.
-std::span<std::byte> bytes_of(const at::Tensor& t) {
-  return {static_cast<std::byte*>(t.data_ptr()), t.nbytes()};
-}
-
-at::Tensor zeros(const TensorForm& form) {
-  return at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type)).zero_();
-}
-
-// The same values as they travel. Within a worker too, so that a placement changes no kernel's
-// choice.
-at::Tensor as_sent(const at::Tensor& t, const TensorForm& form) {
-  if (t.sizes() == form.sizes && t.strides() == form.strides && t.scalar_type() == form.type) {
-    return t;
-  }
-  if (t.sizes() != form.sizes) {
-    fail(ErrorCode::conflict,
-         "a tensor between stages has other sizes than the first one: {} "
-         "values, not {}",
-         t.numel(), c10::multiply_integers(form.sizes));
-  }
-  const at::NoGradGuard no_grad;
-  return at::empty_strided(form.sizes, form.strides, t.options().dtype(form.type)).copy_(t);
-}
-
-// What operators have of a parameter, by row: of an exact pipeline a row for each micro-batch,
-// where several hold the parameter, else one. They are added from the last operator on.
-at::Tensor sum_of_row(const std::map<int, Tensors>& of_op, size_t row) {
-  at::Tensor sum;
-  for (auto part = of_op.rbegin(); part != of_op.rend(); ++part) {
-    if (part->second.size() <= row || !part->second[row].defined()) continue;
-    sum = sum.defined() ? sum.add(part->second[row]) : part->second[row];
-  }
-  return sum;
-}
-
 }  // namespace
-
-// What travels between stages: within this worker by hand, else by messages.
-struct PipelineHost::Mail {
-  using Key = Message;
-
-  Mail(const std::vector<Transfer>& transfers, const Placement& placement)
-      : transfers(transfers), placement(placement) {}
-
-  // The rank at the other end.
-  int peer(const Key& key, bool sends) const {
-    const Transfer& t = transfers[key.transfer];
-    const int stage = (key.direction == kForward) == sends ? t.to : t.from;
-    return placement.hosts[static_cast<size_t>(stage)];
-  }
-  uint32_t tag(const Key& key) const {
-    return placement.first_tag + static_cast<uint32_t>(key.transfer) * 2 +
-           static_cast<uint32_t>(key.direction);
-  }
-
-  void post(const Key& key, int64_t micro_batch) {
-    const int from = peer(key, false);
-    if (from == placement.rank) return;
-    const TensorForm& form = placement.forms.at(transfers[key.transfer].source);
-    Receive& r = posted[key];
-    // Storage of its own: what an operator saved of an earlier one must not change.
-    r.tensor = at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type));
-    r.micro_batch = micro_batch;
-    r.work = placement.communicator->start_receive(from, tag(key), bytes_of(r.tensor));
-  }
-
-  bool ready(const Key& key, int64_t micro_batch) const {
-    const auto found = posted.find(key);
-    if (found == posted.end()) return here.contains({key, micro_batch});
-    return found->second.work.done();
-  }
-
-  // Whether another worker brings or takes it.
-  bool travels(const Key& key) const {
-    const Transfer& t = transfers[key.transfer];
-    return placement.hosts[static_cast<size_t>(t.from)] !=
-           placement.hosts[static_cast<size_t>(t.to)];
-  }
-
-  // False if no message is to bring it.
-  bool wait_a_little(const Key& key) const {
-    const auto found = posted.find(key);
-    if (found == posted.end()) return false;
-    (void)found->second.work.wait_for(std::chrono::microseconds(200));
-    return true;
-  }
-
-  // The next tensor of a transfer; posts the receive of the one behind it.
-  at::Tensor take(const Key& key, int64_t micro_batch, int64_t num_micro_batches) {
-    const auto found = posted.find(key);
-    if (found == posted.end()) return here.extract({key, micro_batch}).mapped();
-    DUCTILE_CHECK(found->second.micro_batch == micro_batch, "micro-batch {} instead of {}",
-                  found->second.micro_batch, micro_batch);
-    found->second.work.wait();
-    at::Tensor taken = std::move(found->second.tensor);
-    if (micro_batch + 1 < num_micro_batches) post(key, micro_batch + 1);
-    return taken;
-  }
-
-  void give(const Key& key, int64_t micro_batch, const at::Tensor& tensor) {
-    const int to = peer(key, true);
-    if (to == placement.rank) {
-      here[{key, micro_batch}] = tensor;
-      return;
-    }
-    while (!sent.empty() && sent.front().first.done()) {
-      sent.front().first.wait();  // throws what ended it
-      sent.pop_front();
-    }
-    sent.emplace_back(placement.communicator->start_send(to, tag(key), bytes_of(tensor)), tensor);
-  }
-
-  void finish() {
-    for (const auto& [work, tensor] : sent) work.wait();
-    sent.clear();
-    posted.clear();
-    DUCTILE_CHECK(here.empty(), "{} tensors that no stage took", here.size());
-  }
-
-  struct Receive {
-    comm::Engine::Work work;
-    at::Tensor tensor;
-    int64_t micro_batch = 0;
-  };
-  const std::vector<Transfer>& transfers;
-  const Placement& placement;
-  std::map<std::pair<Key, int64_t>, at::Tensor> here;
-  std::map<Key, Receive> posted;
-  std::deque<std::pair<comm::Engine::Work, at::Tensor>> sent;
-};
-
-struct PipelineHost::HostedStage {
-  HostedStage(const OperatorGraph& operators, const Pipeline& pipeline,
-              const Pipeline::Stage& stage)
-      : order(stage.order),
-        executor(operators, stage.ops, {pipeline.split, pipeline.exact, stage.recompute}) {}
-
-  const std::vector<Task>& order;
-  StageExecutor executor;
-  int number = 0;
-  // Of the executor's inputs and outputs: the transfers that bring or take each.
-  std::vector<std::vector<size_t>> arrivals, departures;
-  std::map<int64_t, int64_t> samples;  // bytes of the model's inputs, by micro-batch
-  size_t next = 0;                     // task
-  int64_t done[3] = {};                // of each kind
-  bool finished() const { return next == order.size(); }
-  Task task() const { return order[next]; }
-  int64_t micro_batch() const { return done[static_cast<size_t>(task())]; }
-};
 
 PipelineHost::PipelineHost(const OperatorGraph& operators, Pipeline pipeline, Placement placement)
     : operators_(operators), pipeline_(std::move(pipeline)), placement_(std::move(placement)) {
@@ -191,45 +38,97 @@ PipelineHost::PipelineHost(const OperatorGraph& operators, Pipeline pipeline, Pl
   transfers_ = transfers_of(pipeline_, operators_);
   stage_of_ = stages_of_operators(pipeline_, operators_);
   wants_ = StageExecutor::wants_gradient(operators_);
-  if (placement_.hosts.size() != pipeline_.stages.size()) {
-    fail(ErrorCode::invalid_argument, "{} hosts for {} stages", placement_.hosts.size(),
-         pipeline_.stages.size());
+  pieces_ = pieces_of(pipeline_, transfers_);
+  for (Piece& piece : pieces_) {
+    const Transfer& t = transfers_[piece.transfer];
+    const std::string& maker = operators_.operators()[static_cast<size_t>(t.source.op)].name;
+    const auto replicas = [&](int stage) {
+      return pipeline_.stages[static_cast<size_t>(stage)].replicas;
+    };
+    set_form(piece, form_of(t.from, t.source), replicas(t.from), form_of(t.to, t.source),
+             replicas(t.to), fmt::format("output {} of operator {}", t.source.output, maker));
   }
-  for (size_t s = 0; s < pipeline_.stages.size(); ++s) {
-    const int host = placement_.hosts[s];
+  const std::vector<StagePart> parts = parts_of(pipeline_);
+  if (placement_.hosts.size() != parts.size()) {
+    fail(ErrorCode::invalid_argument, "{} hosts for {} stages, with all replicas",
+         placement_.hosts.size(), parts.size());
+  }
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const int rank = placement_.hosts[p];
     const bool exists = placement_.communicator != nullptr
-                            ? host >= 0 && host < placement_.communicator->size()
-                            : host == placement_.rank;
+                            ? rank >= 0 && rank < placement_.communicator->size()
+                            : rank == placement_.rank;
     if (!exists) {
       fail(ErrorCode::invalid_argument, "stage {} lies on rank {}, which this worker cannot reach",
-           s, host);
+           parts[p].stage, rank);
     }
-    if (!hosted(static_cast<int>(s))) continue;
-    stages_.push_back(std::make_unique<HostedStage>(operators_, pipeline_, pipeline_.stages[s]));
-    HostedStage& stage = *stages_.back();
-    stage.number = static_cast<int>(s);
-    stage.arrivals.resize(stage.executor.inputs().size());
-    stage.departures.resize(stage.executor.outputs().size());
-    for (size_t t = 0; t < transfers_.size(); ++t) {
-      const Transfer& transfer = transfers_[t];
-      const auto place = [&](const std::vector<Source>& in) {
-        return static_cast<size_t>(std::ranges::find(in, transfer.source) - in.begin());
-      };
-      if (transfer.to == stage.number) stage.arrivals[place(stage.executor.inputs())].push_back(t);
-      if (transfer.from == stage.number) {
-        stage.departures[place(stage.executor.outputs())].push_back(t);
-      }
-    }
+    if (rank == placement_.rank) host(parts[p], static_cast<int>(p));
   }
+}
+
+void PipelineHost::host(const StagePart& part, int number) {
+  const Pipeline::Stage& of = pipeline_.stages[static_cast<size_t>(part.stage)];
+  stages_.push_back(std::make_unique<HostedStage>(operators_, pipeline_, of));
+  HostedStage& stage = *stages_.back();
+  stage.number = part.stage;
+  stage.replica = part.replica;
+  stage.part = number;
+  stage.arrivals.resize(stage.executor.inputs().size());
+  stage.departures.resize(stage.executor.outputs().size());
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const Piece& piece = pieces_[i];
+    const auto place = [&](const std::vector<Source>& in) {
+      const Source& source = transfers_[piece.transfer].source;
+      return static_cast<size_t>(std::ranges::find(in, source) - in.begin());
+    };
+    if (piece.to == number) stage.arrivals[place(stage.executor.inputs())].push_back(i);
+    if (piece.from != number) continue;
+    auto& of_output = stage.departures[place(stage.executor.outputs())];
+    if (of_output.empty() || pieces_[of_output.back().front()].transfer != piece.transfer) {
+      of_output.emplace_back();
+    }
+    of_output.back().push_back(i);
+  }
+}
+
+// How a tensor lies where the stage has it, which is a replica's part of it.
+const TensorForm& PipelineHost::form_of(int stage, const Source& source) const {
+  const int replicas = pipeline_.stages[static_cast<size_t>(stage)].replicas;
+  return (replicas == 1 ? placement_.forms : placement_.shares.at(replicas)).at(source);
 }
 
 PipelineHost::~PipelineHost() = default;
 
-// A transfer has two directions; what several operators hold has one message for each of them.
+// A piece has two directions; what several operators hold has one message for each of them.
 uint32_t PipelineHost::num_tags(const OperatorGraph& operators, const Pipeline& pipeline) {
-  size_t tags = transfers_of(pipeline, operators).size() * 2;
+  size_t tags = pieces_of(pipeline, transfers_of(pipeline, operators)).size() * 2;
   for (const Operator& op : operators.operators()) tags += op.parameters.size();
   return static_cast<uint32_t>(tags);
+}
+
+// All parts stand before their first task, with receives posted.
+void PipelineHost::start(const Step& step) {
+  for (auto& stage : stages_) {
+    works(*stage);
+    stage->next = 0;
+    stage->samples.clear();
+    stage->results.clear();
+    std::ranges::fill(stage->done, 0);
+    if (stage->buffers) stage->buffers->begin();
+    stage->executor.clear();
+    const auto replica = static_cast<uint64_t>(stage->replica);
+    stage->executor.set_seed(replica == 0 ? step.seed : mix(step.seed, replica), step.first_rank,
+                             step.draws);
+    for (const auto& of_input : stage->arrivals) {
+      for (const size_t p : of_input) mail_->post({p, kForward}, 0);
+    }
+    for (const auto& of_output : stage->departures) {
+      for (const auto& of_transfer : of_output) {
+        if (!sends_back(of_transfer.front())) continue;
+        for (const size_t p : of_transfer) mail_->post({p, kGradient}, 0);
+      }
+    }
+  }
 }
 
 std::vector<Tensors> PipelineHost::run(const Step& step) {
@@ -239,28 +138,13 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
   }
   gradients_.clear();
   buffers_.clear();
-  mail_ = std::make_unique<Mail>(transfers_, placement_);
+  outcomes_.clear();
+  mail_ = std::make_unique<Mail>(pieces_, placement_);
   std::optional<AllocationCount::Watch> watch;
   const auto count = step.trace != nullptr ? std::make_shared<AllocationCount>() : nullptr;
   count_ = count.get();
   if (count) watch.emplace(count);
-  for (auto& stage : stages_) {
-    works(*stage);
-    stage->next = 0;
-    stage->samples.clear();
-    std::ranges::fill(stage->done, 0);
-    stage->executor.clear();
-    stage->executor.set_seed(step.seed, step.first_rank, step.draws);
-    for (const auto& of_input : stage->arrivals) {
-      for (const size_t t : of_input) mail_->post({t, kForward}, 0);
-    }
-    for (const auto& of_output : stage->departures) {
-      for (const size_t t : of_output) {
-        if (sends_back(t)) mail_->post({t, kGradient}, 0);
-      }
-    }
-  }
-  std::vector<Tensors> results;
+  start(step);
   trace_ = step.trace;
   // The clock that is read may not step back while intervals are measured by it.
   clock_offset_ = trace_ == nullptr ? 0
@@ -274,23 +158,33 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
       wait();
       note_wait(begin);
     } else {
-      do_task(**next, step, results);
+      do_task(**next, step);
     }
   }
   for (const auto& stage : stages_) {
-    if (count) step.trace->memory[stage->number] = count->most_of(stage->number);
+    if (count && stage->replica == 0) {
+      step.trace->memory[stage->number] = count->most_of(stage->part);
+    }
   }
   watch.reset();
   count_ = nullptr;
-  sum_gradients();
-  if (pipeline_.exact) sum_buffers();
+  std::vector<Tensors> results;
+  if (pipeline_.is_replicated()) {
+    keep_outcomes();
+  } else {
+    for (const auto& stage : stages_) {
+      if (!stage->results.empty()) results = std::move(stage->results);
+    }
+    sum_gradients();
+    if (pipeline_.exact) sum_buffers();
+  }
   mail_->finish();
   return results;
 }
 
 // What is allocated from now on belongs to the stage.
 void PipelineHost::works(const HostedStage& stage) {
-  if (count_ != nullptr) count_->begin(stage.number);
+  if (count_ != nullptr) count_->begin(stage.part);
 }
 
 // Nanoseconds since 1970; 0 where nobody wants to know.
@@ -299,11 +193,14 @@ int64_t PipelineHost::now() const {
   return clock_offset_ + nanoseconds_of(std::chrono::steady_clock::now());
 }
 
-// What the stage has done since `begin` for its present task. Returns the present time.
+// What the stage has done since `begin` for its present task. Returns the present time. Of several
+// replicas the first one is recorded.
 int64_t PipelineHost::note(TraceInterval::Kind kind, const HostedStage& stage, int64_t begin) {
   if (trace_ == nullptr) return 0;
   const int64_t end = now();
-  trace_->intervals.push_back({kind, stage.number, stage.micro_batch(), begin, end});
+  if (stage.replica == 0) {
+    trace_->intervals.push_back({kind, stage.number, stage.micro_batch(), begin, end});
+  }
   return end;
 }
 
@@ -322,16 +219,16 @@ void PipelineHost::note_wait(int64_t begin) {
     return;
   }
   for (const auto& stage : stages_) {
-    if (!stage->finished()) {
+    if (!stage->finished() && stage->replica == 0) {
       all.push_back({kWait, stage->number, stage->micro_batch(), begin, end});
     }
   }
 }
 
-// Whether the gradient of a transfer travels.
-bool PipelineHost::sends_back(size_t transfer) const {
-  const Transfer& t = transfers_[transfer];
-  return t.gradient && c10::isFloatingType(placement_.forms.at(t.source).type);
+// Whether the gradient of what a piece brings travels.
+bool PipelineHost::sends_back(size_t piece) const {
+  return transfers_[pieces_[piece].transfer].gradient &&
+         c10::isFloatingType(pieces_[piece].form.type);
 }
 
 // What the stage's next task waits for.
@@ -340,12 +237,13 @@ std::vector<PipelineHost::Message> PipelineHost::awaited(const HostedStage& stag
   if (stage.finished()) return out;
   if (stage.task() == Task::forward) {
     for (const auto& of_input : stage.arrivals) {
-      for (const size_t t : of_input) out.push_back({t, kForward});
+      for (const size_t p : of_input) out.push_back({p, kForward});
     }
   } else if (stage.task() == Task::backward) {
     for (const auto& of_output : stage.departures) {
-      for (const size_t t : of_output) {
-        if (sends_back(t)) out.push_back({t, kGradient});
+      for (const auto& of_transfer : of_output) {
+        if (!sends_back(of_transfer.front())) continue;
+        for (const size_t p : of_transfer) out.push_back({p, kGradient});
       }
     }
   }
@@ -358,14 +256,15 @@ bool PipelineHost::ready(const HostedStage& stage) const {
       awaited(stage), [&](const Message& m) { return mail_->ready(m, stage.micro_batch()); });
 }
 
-// No hosted stage could go on just now. Returns when one can, or may.
+// No hosted stage could go on just now. Returns when one can, or may: of several, whichever does.
 void PipelineHost::wait() const {
+  const std::chrono::microseconds patience(stages_.size() > 1 ? 20 : 200);
   for (const auto& stage : stages_) {
     if (stage->finished()) continue;
     bool waits = false;
     for (const Message& m : awaited(*stage)) {
       if (mail_->ready(m, stage->micro_batch())) continue;
-      if (mail_->wait_a_little(m)) return;
+      if (mail_->wait_a_little(m, patience)) return;
       waits = true;
     }
     if (!waits) return;  // what it waited for has come meanwhile
@@ -373,12 +272,34 @@ void PipelineHost::wait() const {
   DUCTILE_CHECK(false, "stages wait for one another, though check() passed their orders");
 }
 
-void PipelineHost::do_task(HostedStage& stage, const Step& step, std::vector<Tensors>& results) {
+// What a transfer brings to a part, in all its pieces.
+at::Tensor PipelineHost::take(const std::vector<size_t>& pieces, Direction direction,
+                              int64_t micro_batch, const TensorForm& form) {
+  Tensors taken;
+  for (const size_t p : pieces) {
+    taken.push_back(mail_->take({p, direction}, micro_batch, pipeline_.num_micro_batches));
+  }
+  return pieces_[pieces.front()].whole ? taken.front() : joined(taken, form);
+}
+
+void PipelineHost::give(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,
+                        const at::Tensor& tensor) {
+  for (const size_t p : pieces) {
+    const Piece& piece = pieces_[p];
+    const int64_t row = direction == kForward ? piece.at_from : piece.at_to;
+    mail_->give({p, direction}, micro_batch,
+                piece.whole ? tensor : rows_of(tensor, row, piece.rows));
+  }
+}
+
+void PipelineHost::do_task(HostedStage& stage, const Step& step) {
   const int64_t micro_batch = stage.micro_batch();
   const Task task = stage.task();
+  mail_->let_go();
   works(stage);
+  if (stage.buffers) stage.buffers->lend();
   if (task == Task::forward) {
-    forward(stage, micro_batch, step, results);
+    forward(stage, micro_batch, step);
   } else if (task == Task::backward) {
     backward(stage, micro_batch, step);
   } else {
@@ -386,56 +307,67 @@ void PipelineHost::do_task(HostedStage& stage, const Step& step, std::vector<Ten
     stage.executor.backward_weights(micro_batch);
     note(TraceInterval::Kind::weights, stage, begin);
   }
+  if (stage.buffers) stage.buffers->take_back();
   if (count_ != nullptr && task == (pipeline_.split ? Task::backward_weight : Task::backward)) {
-    count_->add(stage.number, -std::exchange(stage.samples[micro_batch], 0));
+    count_->add(stage.part, -std::exchange(stage.samples[micro_batch], 0));
   }
   ++stage.done[static_cast<size_t>(task)];
   ++stage.next;
 }
 
-void PipelineHost::forward(HostedStage& stage, int64_t micro_batch, const Step& step,
-                           std::vector<Tensors>& results) {
+// The stage's inputs; `begin` moves on where some have travelled.
+Tensors PipelineHost::gather_inputs(HostedStage& stage, int64_t micro_batch, const Step& step,
+                                    int64_t& begin) {
   Tensors inputs;
-  int64_t begin = now();
   bool travels = false;
   const std::vector<Source>& sources = stage.executor.inputs();
   for (size_t i = 0; i < sources.size(); ++i) {
-    if (sources[i].op == kModelInput) {
-      const Tensors& given = step.inputs[static_cast<size_t>(micro_batch)];
-      const auto number = static_cast<size_t>(sources[i].output);
-      if (number >= given.size()) {
-        fail(ErrorCode::invalid_argument,
-             "micro-batch {} has no input {} of the model, which stage {} reads", micro_batch,
-             number, stage.number);
-      }
-      inputs.push_back(given[number]);
-      if (count_ != nullptr) {
-        stage.samples[micro_batch] += static_cast<int64_t>(given[number].nbytes());
-      }
-    } else {
-      const Message message{stage.arrivals[i].front(), kForward};
-      travels = travels || mail_->travels(message);
-      inputs.push_back(mail_->take(message, micro_batch, pipeline_.num_micro_batches));
+    if (sources[i].op != kModelInput) {
+      for (const size_t p : stage.arrivals[i]) travels = travels || mail_->travels({p, kForward});
+      inputs.push_back(
+          take(stage.arrivals[i], kForward, micro_batch, form_of(stage.number, sources[i])));
+      continue;
+    }
+    const Tensors& given = step.inputs[static_cast<size_t>(micro_batch)];
+    const auto number = static_cast<size_t>(sources[i].output);
+    if (number >= given.size()) {
+      fail(ErrorCode::invalid_argument,
+           "micro-batch {} has no input {} of the model, which stage {} reads", micro_batch, number,
+           stage.number);
+    }
+    if (stage.replicas > 1) {  // a copy, which is counted where it is made
+      inputs.push_back(share_of(given[number], stage.replica, stage.replicas));
+      continue;
+    }
+    inputs.push_back(given[number]);
+    if (count_ != nullptr) {
+      stage.samples[micro_batch] += static_cast<int64_t>(given[number].nbytes());
     }
   }
-  if (count_ != nullptr) count_->add(stage.number, stage.samples[micro_batch]);
+  if (count_ != nullptr) count_->add(stage.part, stage.samples[micro_batch]);
   if (travels) begin = note(TraceInterval::Kind::transfer, stage, begin);
+  return inputs;
+}
+
+void PipelineHost::forward(HostedStage& stage, int64_t micro_batch, const Step& step) {
+  int64_t begin = now();
+  Tensors inputs = gather_inputs(stage, micro_batch, step, begin);
   const Tensors outputs = stage.executor.forward(micro_batch, std::move(inputs));
   begin = note(TraceInterval::Kind::forward, stage, begin);
-  travels = false;
+  bool travels = false;
   Tensors of_model(operators_.results().size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const Source& source = stage.executor.outputs()[i];
-    for (const size_t t : stage.departures[i]) {
-      travels = travels || mail_->travels({t, kForward});
-      mail_->give({t, kForward}, micro_batch, as_sent(outputs[i], placement_.forms.at(source)));
+    for (const auto& pieces : stage.departures[i]) {
+      for (const size_t p : pieces) travels = travels || mail_->travels({p, kForward});
+      give(pieces, kForward, micro_batch, as_sent(outputs[i], form_of(stage.number, source)));
     }
     for (size_t r = 0; r < of_model.size(); ++r) {
       if (operators_.results()[r] == source) of_model[r] = outputs[i];
     }
   }
   if (travels) note(TraceInterval::Kind::transfer, stage, begin);
-  if (of_model.front().defined()) results.push_back(std::move(of_model));
+  if (of_model.front().defined()) stage.results.push_back(std::move(of_model));
 }
 
 void PipelineHost::backward(HostedStage& stage, int64_t micro_batch, const Step& step) {
@@ -444,18 +376,19 @@ void PipelineHost::backward(HostedStage& stage, int64_t micro_batch, const Step&
   int64_t begin = now();
   bool travels = false;
   for (size_t i = 0; i < sources.size(); ++i) {
+    const TensorForm& form = form_of(stage.number, sources[i]);
     if (sources[i] == operators_.results().front()) {
-      // Of the mean of the losses, as autograd has it.
-      const TensorForm& form = placement_.forms.at(sources[i]);
+      // Of the mean of the losses, as autograd has it: those of all replicas.
+      const int64_t losses = c10::multiply_integers(form.sizes) * stage.replicas;
       const at::Tensor of_mean = at::full(form.sizes, step.loss_scale, at::TensorOptions(form.type))
-                                     .div(static_cast<double>(c10::multiply_integers(form.sizes)));
+                                     .div(static_cast<double>(losses));
       gradients[i].push_back({of_mean, static_cast<int>(operators_.operators().size())});
     }
-    for (const size_t t : stage.departures[i]) {
-      if (!sends_back(t)) continue;
-      travels = travels || mail_->travels({t, kGradient});
-      gradients[i].push_back({mail_->take({t, kGradient}, micro_batch, pipeline_.num_micro_batches),
-                              transfers_[t].reader});
+    for (const auto& pieces : stage.departures[i]) {
+      if (!sends_back(pieces.front())) continue;
+      for (const size_t p : pieces) travels = travels || mail_->travels({p, kGradient});
+      gradients[i].push_back({take(pieces, kGradient, micro_batch, form),
+                              transfers_[pieces_[pieces.front()].transfer].reader});
     }
   }
   if (travels) begin = note(TraceInterval::Kind::transfer, stage, begin);
@@ -463,130 +396,14 @@ void PipelineHost::backward(HostedStage& stage, int64_t micro_batch, const Step&
   begin = note(TraceInterval::Kind::backward, stage, begin);
   travels = false;
   for (size_t i = 0; i < found.size(); ++i) {
-    for (const size_t t : stage.arrivals[i]) {
-      if (!sends_back(t)) continue;
-      travels = travels || mail_->travels({t, kGradient});
-      const TensorForm& form = placement_.forms.at(transfers_[t].source);
-      const at::Tensor& value = found[i].value;
-      mail_->give({t, kGradient}, micro_batch,
-                  value.defined() ? as_sent(value, form) : zeros(form));
-    }
+    const std::vector<size_t>& pieces = stage.arrivals[i];
+    if (pieces.empty() || !sends_back(pieces.front())) continue;
+    for (const size_t p : pieces) travels = travels || mail_->travels({p, kGradient});
+    const TensorForm& form = form_of(stage.number, stage.executor.inputs()[i]);
+    const at::Tensor& value = found[i].value;
+    give(pieces, kGradient, micro_batch, value.defined() ? as_sent(value, form) : zeros(form));
   }
   if (travels) note(TraceInterval::Kind::transfer, stage, begin);
-}
-
-// The sums of each parameter, over all operators that hold it. Stages that share a parameter send
-// each other what their operators have, so that all add the same in the same order.
-void PipelineHost::sum_gradients() {
-  const auto& ops = operators_.operators();
-  Parts parts;
-  std::map<std::string, std::set<int>> holders;  // ranks
-  std::map<std::string, const at::Tensor*> tensors;
-  for (size_t op = 0; op < ops.size(); ++op) {
-    if (!wants_[op]) continue;
-    for (const nn::NamedTensor& p : ops[op].parameters) {
-      if (!p.tensor.requires_grad()) continue;
-      holders[p.name].insert(placement_.hosts[static_cast<size_t>(stage_of_[op])]);
-      parts[p.name][static_cast<int>(op)] = {};
-      tensors[p.name] = &p.tensor;
-    }
-  }
-  for (const auto& stage : stages_) {
-    for (const int op : stage->executor.ops()) {
-      const Tensors sums = stage->executor.weight_gradients(op);
-      for (size_t i = 0; i < sums.size(); ++i) {
-        const auto of_op = parts.find(ops[static_cast<size_t>(op)].parameters[i].name);
-        if (of_op == parts.end()) continue;  // it is not trained
-        if (pipeline_.exact && of_op->second.size() > 1) {
-          of_op->second[op] = stage->executor.weight_parts(op, i);
-        } else if (sums[i].defined()) {
-          of_op->second[op] = {sums[i]};
-        }
-      }
-    }
-  }
-  exchange_tied(parts, holders, tensors);
-  const at::NoGradGuard no_grad;
-  for (const auto& [name, of_op] : parts) {
-    if (!holders[name].contains(placement_.rank)) continue;
-    at::Tensor sum;
-    if (pipeline_.exact && of_op.size() > 1) {
-      TensorTree tree;
-      for (size_t m = 0; m < static_cast<size_t>(pipeline_.num_micro_batches); ++m) {
-        const at::Tensor row = sum_of_row(of_op, m);
-        if (!row.defined()) continue;
-        tree.push(row.to(sum_type(row.scalar_type()), /*non_blocking=*/false, /*copy=*/true));
-      }
-      sum = tree.sum();
-    } else {
-      sum = sum_of_row(of_op, 0);
-    }
-    if (sum.defined()) gradients_[name] = sum;
-  }
-}
-
-void PipelineHost::sum_buffers() {
-  for (const auto& stage : stages_) {
-    for (const int op : stage->executor.ops()) {
-      const Tensors sums = stage->executor.buffer_sums(op);
-      const Operator& o = operators_.operators()[static_cast<size_t>(op)];
-      for (size_t i = 0; i < sums.size(); ++i) buffers_[o.buffers[i].name] = sums[i];
-    }
-  }
-}
-
-void PipelineHost::forget() {
-  gradients_.clear();
-  buffers_.clear();
-  for (const auto& stage : stages_) stage->executor.clear();
-}
-
-void PipelineHost::exchange_tied(Parts& parts, const std::map<std::string, std::set<int>>& holders,
-                                 const std::map<std::string, const at::Tensor*>& tensors) {
-  struct Awaited {
-    int host;
-    uint32_t tag;
-    Tensors* rows;
-  };
-  std::vector<Awaited> awaited;
-  const auto num_rows = static_cast<size_t>(pipeline_.exact ? pipeline_.num_micro_batches : 1);
-  auto tag = placement_.first_tag + static_cast<uint32_t>(transfers_.size()) * 2;
-  for (auto& [name, of_op] : parts) {
-    const std::set<int>& ranks = holders.at(name);
-    for (auto& [op, rows] : of_op) {
-      const uint32_t own_tag = tag++;  // the same on all ranks
-      if (ranks.size() < 2 || !ranks.contains(placement_.rank)) continue;
-      const int host = placement_.hosts[static_cast<size_t>(stage_of_[static_cast<size_t>(op)])];
-      const at::Tensor& like = *tensors.at(name);
-      const at::TensorOptions type(pipeline_.exact ? like.scalar_type()
-                                                   : sum_type(like.scalar_type()));
-      rows.resize(num_rows);
-      if (host != placement_.rank) {
-        for (at::Tensor& row : rows) row = at::empty(like.sizes(), type);
-        awaited.push_back({host, own_tag, &rows});
-        continue;
-      }
-      const at::NoGradGuard no_grad;
-      for (at::Tensor& row : rows) {
-        // Where nothing came, an exact sum gets what changes nothing, not even the sign of a zero.
-        row = row.defined() ? row.contiguous()
-                            : at::full(like.sizes(), pipeline_.exact ? -0.0 : 0.0, type);
-        for (const int rank : ranks) {
-          if (rank == host) continue;
-          mail_->sent.emplace_back(
-              placement_.communicator->start_send(rank, own_tag, bytes_of(row)), row);
-        }
-      }
-    }
-  }
-  for (size_t m = 0; m < num_rows; ++m) {
-    std::vector<comm::Engine::Work> received;
-    for (const Awaited& a : awaited) {
-      received.push_back(
-          placement_.communicator->start_receive(a.host, a.tag, bytes_of((*a.rows)[m])));
-    }
-    for (const comm::Engine::Work& work : received) work.wait();
-  }
 }
 
 }  // namespace ductile::parallel

@@ -132,6 +132,21 @@ std::vector<bool> StageExecutor::wants_gradient(const nn::OperatorGraph& graph) 
   return wants;
 }
 
+std::vector<bool> StageExecutor::leaves_weights(const nn::OperatorGraph& graph) {
+  const std::vector<bool> wants = wants_gradient(graph);
+  std::vector<bool> out;
+  for (size_t i = 0; i < wants.size(); ++i) {
+    const Operator& op = graph.operators()[i];
+    const bool wants_inputs = std::ranges::any_of(op.inputs, [&](const Source& s) {
+      return s.op != kModelInput && wants[static_cast<size_t>(s.op)];
+    });
+    out.push_back(wants[i] && std::ranges::any_of(op.parameters, [&](const NamedTensor& p) {
+                    return p.tensor.requires_grad() && !(wants_inputs && cheap(p));
+                  }));
+  }
+  return out;
+}
+
 bool StageExecutor::wants_gradient(const Source& source) const {
   return source.op != kModelInput && wants_[static_cast<size_t>(source.op)];
 }

@@ -68,6 +68,8 @@ class StageExecutor {
   // on them, and are of use, since it or those before it have weights. If their type has gradients.
   static std::vector<bool> wants_gradient(const nn::OperatorGraph& graph);
   bool wants_gradient(const Source& source) const;
+  // By operator: whether a split backward() leaves some of its weights to backward_weights().
+  static std::vector<bool> leaves_weights(const nn::OperatorGraph& graph);
 
   // The seed of the step for operators that draw random numbers; and, of an exact executor that has
   // such operators, which virtual rank the first micro-batch is, and what all operators draw.

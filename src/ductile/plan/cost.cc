@@ -25,6 +25,7 @@ void accumulate(StageSums& sums, const Costs& c) {
   sums.backward_weight += c.backward_weight;
   sums.parameter_bytes += c.parameter_bytes;
   sums.activation_bytes += c.activation_bytes;
+  sums.activation_fixed += c.activation_fixed;
   sums.fixed_bytes += c.fixed_bytes;
   sums.workspace_bytes.fixed = std::max(sums.workspace_bytes.fixed, c.workspace_bytes.fixed);
   sums.workspace_bytes.per_sample =
@@ -98,22 +99,34 @@ double transfer_seconds(double bytes, int from_devices, int to_devices, const Li
   return link.seconds(bytes / std::min(from_devices, to_devices));
 }
 
+namespace {
+
+// Weights, gradients and optimiser state.
+double state_memory(const StageSums& sums, const StageShape& shape, const Graph& graph) {
+  const double optimizer = graph.optimizer_factor / (shape.shard_optimizer ? shape.replicas : 1);
+  return sums.parameter_bytes * (graph.state_factor + optimizer) + sums.fixed_bytes;
+}
+
+}  // namespace
+
 double stage_fixed_memory(const StageSums& sums, const Boundary& boundary, const StageShape& shape,
                           const Graph& graph) {
   const double n = static_cast<double>(shape.micro_batch) / shape.replicas;
-  const double optimizer = graph.optimizer_factor / (shape.shard_optimizer ? shape.replicas : 1);
-  return sums.parameter_bytes * (graph.state_factor + optimizer) + sums.fixed_bytes +
-         sums.workspace_bytes.at(n) + 3 * boundary.in * n;
+  const double messages = (3 * boundary.in + (graph.counted ? 2 * boundary.out : 0)) * n;
+  return state_memory(sums, shape, graph) + sums.workspace_bytes.at(n) + messages;
 }
 
-double stage_held_bytes(const StageSums& sums, const Boundary& boundary, int replicas) {
-  return (sums.activation_bytes + boundary.out) / replicas;
+double stage_held_bytes(const StageSums& sums, const Boundary& boundary, const StageShape& shape,
+                        const Graph& graph) {
+  if (!graph.counted) return (sums.activation_bytes + boundary.out) / shape.replicas;
+  return (sums.activation_bytes + boundary.in) / shape.replicas +
+         sums.activation_fixed / static_cast<double>(shape.micro_batch);
 }
 
 double stage_memory(const StageSums& sums, const Boundary& boundary, const StageShape& shape,
                     const Graph& graph, int64_t in_flight) {
   return stage_fixed_memory(sums, boundary, shape, graph) +
-         stage_held_bytes(sums, boundary, shape.replicas) * static_cast<double>(in_flight);
+         stage_held_bytes(sums, boundary, shape, graph) * static_cast<double>(in_flight);
 }
 
 std::vector<Boundary> boundaries(const Graph& graph, const std::vector<int>& stage_of,
@@ -195,6 +208,30 @@ void find_ties(const Graph& graph, const Devices& devices, const Plan& plan,
   }
 }
 
+void add_memory(const Graph& graph, const Plan& plan, const std::vector<double>& always,
+                PlanCosts& costs) {
+  if (graph.counted) {
+    costs.memory = task_memory(graph, plan, costs.unit, always);
+    costs.sent = sent_bytes(graph, plan, costs.stages);
+    return;
+  }
+  for (size_t s = 0; s < plan.stages.size(); ++s) {
+    const Stage& stage = plan.stages[s];
+    double gradients = 0;  // of outputs, per sample: they wait for the weights
+    for (const OpId id : stage.ops) {
+      const Op& op = graph.ops[id];
+      if (op.cost.backward_weight != Affine{}) gradients += op.output_bytes;
+    }
+    const double share = static_cast<double>(stage.micro_batch) / stage.replicas;
+    StageMemory memory;
+    memory.fixed = always[s];
+    memory.held = costs.held_per_sample[s] * static_cast<double>(stage.micro_batch);
+    memory.forward = memory.held;
+    memory.waiting = memory.held + gradients * share;
+    costs.memory.push_back(memory);
+  }
+}
+
 }  // namespace
 
 PlanCosts plan_costs(const Graph& graph, const Devices& devices, const Plan& plan) {
@@ -210,6 +247,7 @@ PlanCosts plan_costs(const Graph& graph, const Devices& devices, const Plan& pla
   const int all = plan.num_devices();
   std::map<std::vector<int>, int> units;
   std::vector<Link> sync_links;
+  std::vector<double> always;  // bytes of each stage
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const Stage& stage = plan.stages[s];
     const bool placed = !stage.devices.empty();
@@ -225,7 +263,8 @@ PlanCosts plan_costs(const Graph& graph, const Devices& devices, const Plan& pla
     const StageSums sums = stage_sums(graph, stage.ops, stage.tensor, stage.recompute, inputs);
     costs.times.push_back(stage_times(sums, shape));
     costs.fixed_memory.push_back(stage_fixed_memory(sums, around[s], shape, graph));
-    costs.held_per_sample.push_back(stage_held_bytes(sums, around[s], stage.replicas));
+    costs.held_per_sample.push_back(stage_held_bytes(sums, around[s], shape, graph));
+    always.push_back(graph.counted ? state_memory(sums, shape, graph) : costs.fixed_memory.back());
     costs.memory_limit.push_back(placed ? devices.memory(stage.devices) : first.memory);
     if (placed) {
       std::vector<int> key = stage.devices;
@@ -254,6 +293,7 @@ PlanCosts plan_costs(const Graph& graph, const Devices& devices, const Plan& pla
     costs.transfer_per_sample.push_back(per_sample);
   }
   find_ties(graph, devices, plan, inputs, sync_links, costs);
+  add_memory(graph, plan, always, costs);
   return costs;
 }
 

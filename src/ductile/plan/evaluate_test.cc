@@ -5,6 +5,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/base/testing.h"
 #include "ductile/graph/builders.h"
+#include "ductile/plan/testing/counted_graph.h"
 #include "ductile/plan/testing/slow_evaluate.h"
 
 namespace ductile::plan {
@@ -222,13 +223,17 @@ Case random_case(uint64_t seed) {
 }
 
 TEST(Evaluate, EqualsTheSlowSimulationOnRandomPlans) {
-  int compared = 0, shared = 0, bounded = 0, fixed = 0;
+  int compared = 0, shared = 0, bounded = 0, fixed = 0, by_the_byte = 0;
   for (uint64_t seed = 0; seed < 6000; ++seed) {
     Case c = random_case(seed);
     int64_t needed = 0;
     for (const Stage& s : c.plan.stages) needed += s.devices.empty() ? s.num_devices() : 0;
     if (needed > c.devices.size()) c.devices = uniform_devices(64, 4, c.devices.groups().front());
     SCOPED_TRACE(fmt::format("seed {}", seed));
+    if (seed % 4 == 0) {
+      Rng bytes(seed, 98);
+      count_bytes(c.graph, bytes);
+    }
     check(c.plan, c.graph, c.devices);
     const PlanCosts costs = plan_costs(c.graph, c.devices, c.plan);
     const Orders orders = make_orders(c.plan, costs);
@@ -236,7 +241,8 @@ TEST(Evaluate, EqualsTheSlowSimulationOnRandomPlans) {
     const Timeline slow = slow_evaluate(c.plan, costs, orders);
     ASSERT_EQ(fast.seconds, slow.seconds);
     ASSERT_EQ(fast.busy, slow.busy);
-    ASSERT_EQ(fast.peak_memory, slow.peak_memory);
+    for (size_t s = 0; s < fast.peak_memory.size(); ++s)  // added up in another order
+      ASSERT_NEAR(fast.peak_memory[s], slow.peak_memory[s], 1e-12 * fast.peak_memory[s]);
     ASSERT_EQ(fast.peak_in_flight, slow.peak_in_flight);
     ASSERT_NEAR(fast.bubble, slow.bubble, 1e-12);
     if (!c.raised && c.plan.schedule == ScheduleKind::kfkb) {
@@ -250,9 +256,17 @@ TEST(Evaluate, EqualsTheSlowSimulationOnRandomPlans) {
     for (size_t s = 0; s < c.plan.stages.size(); ++s) {
       ASSERT_LE(fast.peak_in_flight[s], c.plan.stages[s].in_flight);
       if (costs.num_units != static_cast<int>(c.plan.stages.size())) continue;
+      // Where weights have tasks of their own, gradients wait for them as well.
+      const bool split = c.plan.schedule == ScheduleKind::zero_bubble;
       const double counted =
           costs.fixed_memory[s] + costs.held_per_sample[s] * double(fast.peak_in_flight[s]);
-      ASSERT_EQ(fast.peak_memory[s], counted);
+      if (c.graph.counted) {
+        ++by_the_byte;
+      } else if (split) {
+        ASSERT_GE(fast.peak_memory[s], counted * (1 - 1e-12));
+      } else {
+        ASSERT_NEAR(fast.peak_memory[s], counted, 1e-12 * counted);
+      }
       bounded += fast.peak_in_flight[s] == c.plan.stages[s].in_flight;
     }
     // Boxes of one unit never overlap; the file format keeps the plan and its time.
@@ -268,6 +282,7 @@ TEST(Evaluate, EqualsTheSlowSimulationOnRandomPlans) {
   EXPECT_EQ(compared, 6000);
   EXPECT_GT(shared, 300);
   EXPECT_GT(bounded, 1000);
+  EXPECT_GT(by_the_byte, 300);
   EXPECT_GT(fixed, 300);
 }
 

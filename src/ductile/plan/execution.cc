@@ -221,8 +221,8 @@ void Execution::start(int stage, Task task) {
   if (task == Task::forward) {
     ++s.held;
     timeline_.peak_in_flight[stage] = std::max(timeline_.peak_in_flight[stage], s.held * s.size);
-    note_memory(unit);
   }
+  note_memory(unit);  // nothing grows but while a task runs
   s.state.last = task;
   s.state.in_flight = s.held;
   running_[stage] = task;
@@ -292,13 +292,48 @@ void Execution::Cards::take(int count, double until) {
   }
 }
 
-void Execution::note_memory(int unit) {
-  double fixed = 0, held = 0;
-  for (int s : members_[unit]) {
-    fixed += costs_.fixed_memory[s];
-    held += costs_.held_per_sample[s] * static_cast<double>(stages_[s].held * stages_[s].size);
+double bytes_held(const StageMemory& m, const Progress& p, bool split) {
+  const auto times = [](double bytes, int64_t count) { return bytes * static_cast<double>(count); };
+  const int64_t held = p.done[0] - p.done[1], waiting = split ? p.done[1] - p.done[2] : 0;
+  double bytes = m.fixed + times(m.held, held) + times(m.waiting, waiting);
+  if (p.started[0] < p.num) bytes += m.posted_forward;
+  if (p.started[1] < p.num) bytes += m.posted_backward;
+  return bytes + times(m.forward, p.started[0] - p.done[0]) +
+         times(m.backward, p.started[1] - p.done[1]) + times(m.weights, p.started[2] - p.done[2]);
+}
+
+double Execution::memory_of(int stage) const {
+  const double held = bytes_held(costs_.memory[stage], stages_[stage], split_);
+  return costs_.sent.backward.empty() ? held : held + sent_memory(stage);
+}
+
+// A message lies with its sender until it has arrived; and it cannot arrive before the reader has
+// room, which is when the task of the micro-batch before it begins. Within a unit it is taken by
+// its own task.
+double Execution::sent_memory(int stage) const {
+  double bytes = 0;
+  const auto waits = [&](int edge, int reader, Task task, int64_t sent, int64_t arrived) {
+    const bool near = costs_.unit[reader] == costs_.unit[stage];
+    const Stage& to = stages_[reader];
+    const int64_t room = (to.started[static_cast<int>(task)] + (near ? 0 : 1)) * to.size;
+    const int64_t gone = std::min(sent, std::min(arrived, room) / stages_[stage].size);
+    const SentBytes& each = costs_.sent;
+    bytes += static_cast<double>(sent - gone) *
+             (task == Task::forward ? each.forward : each.backward)[edge];
+  };
+  for (int e : costs_.stages.successors[stage]) {
+    waits(e, costs_.stages.edges[e].to, Task::forward, forward_sent_[e], forward_arrived_[e]);
   }
-  peak_[unit] = std::max(peak_[unit], fixed + held);
+  for (int e : costs_.stages.predecessors[stage]) {
+    waits(e, costs_.stages.edges[e].from, Task::backward, gradient_sent_[e], gradient_arrived_[e]);
+  }
+  return bytes;
+}
+
+void Execution::note_memory(int unit) {
+  double bytes = 0;
+  for (int s : members_[unit]) bytes += memory_of(s);
+  peak_[unit] = std::max(peak_[unit], bytes);
 }
 
 // When each stage has summed its gradients. Those of stages with equal devices use the same cards.

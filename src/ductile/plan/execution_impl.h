@@ -10,6 +10,14 @@
 
 namespace ductile::plan {
 
+// How far a stage has come.
+struct Progress {
+  int64_t num = 0;                                      // micro-batches
+  int64_t started[3] = {0, 0, 0}, done[3] = {0, 0, 0};  // by Task
+};
+// What it then has, in bytes on each of its devices, without what it has sent.
+double bytes_held(const StageMemory& memory, const Progress& progress, bool split);
+
 // Throws invalid_argument where the stages have more than kMaxTasks micro-batches together.
 void check_size(const Plan& plan);
 
@@ -44,11 +52,9 @@ class Execution {
   [[noreturn]] void fail_stuck() const;
 
  private:
-  struct Stage {
-    int64_t num = 0;                                      // micro-batches
-    int64_t size = 0;                                     // samples of each
-    int64_t started[3] = {0, 0, 0}, done[3] = {0, 0, 0};  // by Task
-    int64_t held = 0;                                     // micro-batches in flight
+  struct Stage : Progress {
+    int64_t size = 0;  // samples of each micro-batch
+    int64_t held = 0;  // micro-batches in flight
     State state;
     double end = 0;  // of its last task so far
   };
@@ -81,6 +87,8 @@ class Execution {
   void send(int edge, bool gradient);
   double seconds(int stage, Task task) const;
   void note_memory(int unit);
+  double memory_of(int stage) const;
+  double sent_memory(int stage) const;
   std::vector<double> sum_ends(Timeline& t) const;
   void finish_sums(Timeline& t) const;
   int64_t tasks_left(int stage) const;

@@ -23,11 +23,13 @@ int64_t tasks_of(const Plan& plan) {
 
 // More samples in flight than the rule asks for shortens waits; as many as memory allows.
 Plan with_room_used(const PlanCosts& costs, Plan plan) {
+  const bool split = plan.schedule == ScheduleKind::zero_bubble;
   plan.orders.clear();  // of the room there was
   for (size_t i = 0; i < plan.stages.size(); ++i) {
     Stage& stage = plan.stages[i];
     const double room = costs.memory_limit[i] - costs.fixed_memory[i];
-    const double each = costs.held_per_sample[i] * static_cast<double>(stage.micro_batch);
+    double each = costs.held_per_sample[i] * static_cast<double>(stage.micro_batch);
+    if (split) each = std::max(each, costs.memory[i].waiting);
     int64_t most = plan.batch / stage.micro_batch;
     if (each > 0) {
       most = std::min(most, static_cast<int64_t>(std::max(0.0, room * (1 - 1e-12)) / each));
@@ -55,7 +57,7 @@ bool is_runnable(const Plan& plan) {
   const Stage& first = plan.stages[0];
   std::set<int> taken;
   for (const Stage& stage : plan.stages) {
-    if (stage.replicas != first.replicas || stage.micro_batch != first.micro_batch) return false;
+    if (stage.micro_batch != first.micro_batch) return false;
     if (stage.tensor != 1 || stage.shard_optimizer) return false;
     for (const int device : stage.devices) {
       if (!taken.insert(device).second) return false;
@@ -134,13 +136,17 @@ void Judge::try_plan(const Plan& plan) {
 
 void Judge::try_ways(const Plan& plan) {
   try_plan(plan);
-  const Plan roomy = with_room_used(plan_costs(graph_, machine_->devices, plan), plan);
+  const auto with_room = [this](const Plan& p) {
+    return with_room_used(plan_costs(graph_, machine_->devices, p), p);
+  };
+  const Plan roomy = with_room(plan);
   const bool more = !(roomy == plan);
   if (more && tasks_of(plan) <= kMostTasks) try_plan(roomy);
   if (!options_.zero_bubble) return;
-  for (Plan zero : {roomy, plan}) {
-    zero.schedule = ScheduleKind::zero_bubble;
-    zero.orders.clear();
+  Plan split = plan;
+  split.schedule = ScheduleKind::zero_bubble;
+  split.orders.clear();
+  for (const Plan& zero : {with_room(split), split}) {
     try_plan(zero);
     if (!more) break;
   }

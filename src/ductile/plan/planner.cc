@@ -411,11 +411,12 @@ Planned better_of(Planned a, Planned b) {
 }
 
 // Plans that can be run: of those with each equal number of replicas, as if they alone were asked
-// for.
+// for, and of those whose stages have any.
 Planned plan_runnable(const graph::Graph& graph, const Devices& devices,
                       const PlannerOptions& options) {
   const auto start = Clock::now();
-  const std::vector<int> numbers = equal_replicas(devices, options);
+  std::vector<int> numbers = equal_replicas(devices, options);
+  numbers.push_back(0);
   Planned out;
   for (size_t i = 0; i < numbers.size(); ++i) {
     const double spent = std::chrono::duration<double>(Clock::now() - start).count();

@@ -85,9 +85,9 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices, const Plann
 double formula_seconds(const graph::Graph& graph, const Devices& devices, const Plan& plan,
                        Objective objective);
 
-// Whether `ductile train --plan` runs it: all stages have as many replicas, which have one device
-// each and no other stage on it; there are no splits and no sharded states, and micro-batches are
-// equal.
+// Whether it is one of those that PlannerOptions::runnable searches, which `ductile train --plan`
+// runs: each replica of each stage has a device of its own; there are no splits (which it runs,
+// too, of operators that can be divided) and no sharded states, and micro-batches are equal.
 bool is_runnable(const Plan& plan);
 
 // Assigns devices to the stages. Stages that fit into a node stay inside one, and those with most

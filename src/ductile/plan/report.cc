@@ -191,6 +191,10 @@ nlohmann::json to_json(const Report& report) {
       if (std::ranges::count(report.costs.unit, report.costs.unit[s]) > 1) continue;
       out["evaluation"]["stages"][s]["state_memory"] = state_bytes(report.graph, p.plan.stages[s]);
     }
+    Stage whole;  // of the model
+    for (size_t op = 0; op < report.graph.ops.size(); ++op)
+      whole.ops.push_back(static_cast<OpId>(op));
+    out["evaluation"]["state_memory"] = state_bytes(report.graph, whole);
     out["timeline"] = boxes_json(report.timeline);
   } else {
     out["advice"] = advice(report);

@@ -84,6 +84,7 @@ StageSums SearchSpace::plain_sums(int from, int to, int v) const {
   s.backward_weight = minus(a.backward_weight, b.backward_weight);
   s.parameter_bytes = a.parameter_bytes - b.parameter_bytes;
   s.activation_bytes = a.activation_bytes - b.activation_bytes;
+  s.activation_fixed = a.activation_fixed - b.activation_fixed;
   s.fixed_bytes = a.fixed_bytes - b.fixed_bytes;
   s.tensor_forward_bytes = a.tensor_forward_bytes - b.tensor_forward_bytes;
   s.tensor_backward_bytes = a.tensor_backward_bytes - b.tensor_backward_bytes;

@@ -39,7 +39,7 @@ StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shap
     c.forward = c.transfer = c.sync = 0;
   }
   const double fixed = stage_fixed_memory(sums, boundary, how, graph);
-  const double each = stage_held_bytes(sums, boundary, shape.replicas) * b;
+  const double each = stage_held_bytes(sums, boundary, how, graph) * b;
   const int64_t all = batch / micro_batch;
   const double room = island.memory * (1 - 1e-12) - fixed;
   if (room < 0) {

@@ -37,7 +37,8 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands
       micro_batch_(static_cast<double>(micro_batch)),
       state_factor_(space.graph().state_factor),
       state_whole_(space.graph().state_factor + space.graph().optimizer_factor),
-      latency_(options.objective == Objective::time) {
+      latency_(options.objective == Objective::time),
+      counted_(space.graph().counted) {
   const auto variants = space.variants();
   std::vector<bool> used(variants.size(), false);
   for (int v = 0; v < static_cast<int>(variants.size()); ++v) {
@@ -100,6 +101,7 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands
       row.param = sums.parameter_bytes;
       row.fixed = sums.fixed_bytes;
       row.activation = sums.activation_bytes;
+      row.activation_fixed = sums.activation_fixed;
       row.tensor_forward = sums.tensor_forward_bytes;
       row.tensor_forward_rounds = sums.tensor_forward_rounds;
       row.tensor_rounds = sums.tensor_forward_rounds + sums.tensor_backward_rounds;

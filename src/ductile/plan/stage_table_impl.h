@@ -87,7 +87,8 @@ class StageTable {
  private:
   struct Row {  // of the rest of a state
     double forward_fixed = 0, forward_each = 0, time_fixed = 0, time_each = 0;
-    double param = 0, fixed = 0, activation = 0, tensor_forward = 0, tensor_backward = 0;
+    double param = 0, fixed = 0, activation = 0, activation_fixed = 0, tensor_forward = 0,
+           tensor_backward = 0;
     double tensor_forward_rounds = 0, tensor_rounds = 0;  // the latter of both passes
     int splittable = 0;
   };
@@ -107,7 +108,7 @@ class StageTable {
     const Row& b = row(to, variant);
     const double param = space_.has_ties() ? 0 : a.param - b.param;
     return param * (c.may_shard ? state_sharded(c) : state_whole_) + a.fixed - b.fixed +
-           (a.activation - b.activation) * c.share;
+           (a.activation - b.activation) * c.share + a.activation_fixed - b.activation_fixed;
   }
   double param_of(int from, int transition, int variant) const {
     const double p =
@@ -147,9 +148,11 @@ class StageTable {
       out.tau = out.tau / micro_batch_ + out.sync / batch_;
       out.forward = out.transfer = out.sync = 0;
     }
-    room = cell.memory - (a.fixed - b.fixed) - 3 * t.in * cell.share;
+    const double messages = 3 * t.in + (counted_ ? 2 * t.out : 0);
+    room = cell.memory - (a.fixed - b.fixed) - messages * cell.share;
     if (space_.has_workspace()) room -= space_.workspace(transition, variant).at(cell.share);
-    each = (a.activation - b.activation + t.out) * cell.share;
+    each = (a.activation - b.activation + (counted_ ? t.in : t.out)) * cell.share +
+           a.activation_fixed - b.activation_fixed;
     return true;
   }
   int64_t most(double room, double each) const {
@@ -166,6 +169,7 @@ class StageTable {
   int64_t num_micro_;
   double batch_, micro_batch_, state_factor_, state_whole_, capacity_ = 0;
   bool latency_;
+  bool counted_;  // bytes, as Graph::counted
   std::vector<Cell> cells_;
   std::vector<Row> rows_;  // [variant][state]
 };

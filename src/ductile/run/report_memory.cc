@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -56,14 +57,39 @@ std::vector<Told> told_in(const nlohmann::json& event) {
   return out;
 }
 
-// Bytes of one replica, by stage; nothing where the run has no plan that says it.
-std::vector<double> planned_by_stage(const RunFolder& folder) {
+// How many virtual ranks of a pipeline each stage of the plan is: its parts, and where numbers of
+// replicas differ its replicas.
+std::vector<size_t> ranks_by_stage(const nlohmann::json& report, size_t stages) {
+  constexpr int64_t kMost = 65'536;
+  std::vector<size_t> out(stages, 1);
+  try {
+    std::vector<int64_t> tensor, replicas;
+    for (const nlohmann::json& stage : report.at("plan").at("stages")) {
+      tensor.push_back(std::clamp<int64_t>(stage.value("tensor", int64_t{1}), 1, kMost));
+      replicas.push_back(std::clamp<int64_t>(stage.value("replicas", int64_t{1}), 1, kMost));
+    }
+    const bool differ =
+        std::ranges::adjacent_find(replicas, std::ranges::not_equal_to()) != replicas.end();
+    for (size_t s = 0; s < std::min(stages, tensor.size()); ++s)
+      out[s] = static_cast<size_t>(differ ? replicas[s] : tensor[s]);
+  } catch (const std::exception&) {  // it does not say so
+    out.assign(stages, 1);
+  }
+  return out;
+}
+
+// Bytes of one replica, by virtual rank: of each part of each stage. Nothing where the run has no
+// plan that says it.
+std::vector<double> planned_by_rank(const RunFolder& folder) {
   std::vector<double> out;
   try {
     const nlohmann::json plan =
         parse_json(read_text(plan_file(folder)), plan_file(folder).string(), ErrorCode::data_loss);
-    for (const nlohmann::json& stage : plan.at("evaluation").at("stages"))
-      out.push_back(number_at(stage, "peak_memory"));
+    const nlohmann::json& stages = plan.at("evaluation").at("stages");
+    const std::vector<size_t> ranks = ranks_by_stage(plan, stages.size());
+    size_t number = 0;
+    for (const nlohmann::json& stage : stages)
+      out.insert(out.end(), ranks.at(number++), number_at(stage, "peak_memory"));
   } catch (const std::exception&) {  // there is none
     out.clear();
   }
@@ -92,7 +118,7 @@ std::string memory_html(const History& history, const RunFolder& folder) {
     if (text_at(event, "kind") == "memory") all = told_in(event);
   }
   if (all.empty()) return {};
-  const std::vector<double> planned = planned_by_stage(folder);
+  const std::vector<double> planned = planned_by_rank(folder);
   std::vector<page::HtmlTable::Column> columns = {
       {"Worker", true},    {"Virtual ranks", true}, {"Weights", true}, {"Optimiser", true},
       {"Gradients", true}, {"Resident", true},      {"before", true},  {"shared", true}};

@@ -121,6 +121,12 @@ TEST(Trace, TheReportShowsTheMemoryOfWorkersBesideThePlan) {
     EXPECT_NE(html.find(text), std::string::npos) << text;
   }
   EXPECT_EQ(page::page_fault(html), "");
+  // The three are one stage and the two parts of the next.
+  write_file_atomic(plan_file(run.folder),
+                    R"({"plan":{"stages":[{},{"tensor":2}]},)"
+                    R"("evaluation":{"stages":[{"peak_memory":1024},{"peak_memory":2048}]}})");
+  write_report(run.folder);
+  EXPECT_NE(read_file(run.folder.report_file()).find(">5 KiB<"), std::string::npos);
 }
 
 // Events, too.

@@ -354,29 +354,6 @@ void describe(Describer& d, InfoBatchOptions& o) {
   d.field("end", o.end, "share of the epochs after which no sample is skipped").range(0, 1);
 }
 
-void describe(Describer& d, PipelinedOptions& o) {
-  d.field("replicas", o.replicas,
-          "pipelines side by side, each with all stages and an equal part of every batch; "
-          "train.virtual_ranks is this times the number of stages")
-      .range(1, 1 << 16);
-  d.field("micro_batches", o.micro_batches,
-          "equal parts of a pipeline's samples that pass through its stages")
-      .range(1, 1 << 16);
-  d.field("stages", o.stages,
-          "each stage's operators, separated by spaces; `ductile train --plan` sets them; empty = "
-          "as many as train.virtual_ranks says, of equal numbers of operators");
-  d.field("orders", o.orders,
-          "each stage's tasks, as in a plan: F2BFBFB2; W sums the gradients of weights; empty = "
-          "one forward, one backward");
-  d.field("recompute", o.recompute,
-          "operators whose forward pass is repeated in the backward pass, to save memory");
-  d.field(
-       "trace_steps", o.trace_steps,
-       "steps of which the stages' tasks are recorded with their times, in trace.json; they begin "
-       "after the first three; 0 = none")
-      .range(0, 100);
-}
-
 void describe(Describer& d, GradedOptions& o) {
   d.field("beta", o.beta,
           "a sample is kept with the probability floor + (1 - floor) * (share of all losses below "

@@ -210,10 +210,12 @@ struct InfoBatchOptions {
 // Without stages: as many as there are virtual ranks, of equal numbers of the model's operators.
 struct PipelinedOptions {
   int64_t replicas = 1;
+  std::vector<int64_t> stage_replicas;  // of each stage, which share its micro-batches
   int64_t micro_batches = 4;
   std::vector<std::string> stages;     // of each: its operators' names, separated by spaces
   std::vector<std::string> orders;     // of each: its tasks, as in a plan ("F2BFBFB2")
   std::vector<std::string> recompute;  // operators
+  std::vector<int64_t> tensor;         // of each: the parts that divide its linear layers
   int64_t trace_steps = 0;
 };
 
@@ -360,6 +362,7 @@ void describe(Describer& d, ScheduleOptions& o);
 void describe(Describer& d, SelectiveOptions& o);
 void describe(Describer& d, InfoBatchOptions& o);
 void describe(Describer& d, GradedOptions& o);
+void describe(Describer& d, PipelinedOptions& o);
 void describe(Describer& d, NoiseOptions& o);
 void describe(Describer& d, TrainOptions& o);
 void describe(Describer& d, EvalOptions& o);
@@ -373,15 +376,21 @@ void describe(Describer& d, JobOptions& o);
 // pipelines, whose virtual ranks are stages: those of the first pipeline, then of the next one.
 bool is_pipelined(const JobOptions& job);
 int64_t batch_parts(const JobOptions& job);
-// Into how many stages the model is cut, where the job trains by stages.
+// Where the job trains by stages: how many virtual ranks a pipeline has, and into how many stages
+// the model is cut, of which each replica is one of them.
+int64_t pipeline_ranks(const JobOptions& job);
 int64_t num_stages(const JobOptions& job);
+// The virtual ranks of one pipeline: the parts of all its stages.
+int64_t pipeline_ranks(const JobOptions& job);
+// Whether any stage is divided among several parts.
+bool divides_tensors(const JobOptions& job);
 // Of how many gradients, each of an equal part of the samples, an update is the mean: those of the
 // virtual ranks, or of whole pipelines, or, with train.pipeline_exact, of their micro-batches.
 int64_t num_gradients(const JobOptions& job);
 // Whether a job that trains by stages has the same bits for every cut of its model into as many
 // stages. Which stage an operator is in says where in the canonical tree its gradients stand, and
 // so in which order those of several pipelines are added, unless each pipeline is a node of the
-// tree.
+// tree; and replicas of a stage divide the samples of its operators.
 bool any_cut_will_do(const JobOptions& job);
 
 // Checks the rules that span several options: the batch size is divisible by the number of virtual

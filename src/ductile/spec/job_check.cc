@@ -3,7 +3,9 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -95,12 +97,81 @@ void check_exact_pipelines(const JobOptions& job, const Bad& bad) {
   }
 }
 
+void check_tensor(const JobOptions& job, const Bad& bad) {
+  const PipelinedOptions& o = job.train.pipelined;
+  if (!o.stage_replicas.empty()) {
+    bad("train.pipelined.tensor does not fit train.pipelined.stage_replicas: stages that are "
+        "divided have as many replicas as all others so far; leave one of the two out");
+  }
+  if (!o.stages.empty() && o.stages.size() != o.tensor.size()) {
+    bad(
+        fmt::format("train.pipelined.tensor has {} numbers for {} stages; give one for each, or "
+                    "none",
+                    o.tensor.size(), o.stages.size()));
+  }
+  const int64_t parts = std::accumulate(o.tensor.begin(), o.tensor.end(), int64_t{0});
+  if (parts * o.replicas != job.train.virtual_ranks) {
+    bad(
+        fmt::format("train.pipelined.tensor has {} parts of stages, train.pipelined.replicas = {} "
+                    "and train.virtual_ranks = {}; each part of each pipeline is a virtual rank, "
+                    "so set train.virtual_ranks = {}",
+                    parts, o.replicas, job.train.virtual_ranks, parts * o.replicas));
+  }
+  if (job.train.pipeline_exact && divides_tensors(job)) {
+    bad("train.pipeline_exact = true needs train.pipelined.tensor = []: gradients of what the "
+        "parts of a stage read are added part by part, which is another order than that of one "
+        "process");
+  }
+}
+
+// Replicas of a stage share its micro-batches.
+void check_stage_replicas(const JobOptions& job, const Bad& bad) {
+  const PipelinedOptions& o = job.train.pipelined;
+  const std::vector<int64_t>& each = o.stage_replicas;
+  if (each.empty()) return;
+  if (o.replicas > 1) {
+    bad(
+        fmt::format("train.pipelined.stage_replicas and train.pipelined.replicas = {}: replicas of "
+                    "stages are those of one pipeline; leave one of the two out",
+                    o.replicas));
+  }
+  if (job.train.pipeline_exact) {
+    bad("train.pipeline_exact = true does not fit train.pipelined.stage_replicas: the replicas of "
+        "a stage share each micro-batch, which is then no virtual rank; leave one of the two out");
+  }
+  if (!o.stages.empty() && o.stages.size() != each.size()) {
+    bad(
+        fmt::format("train.pipelined.stage_replicas has {} numbers for {} stages; give one for "
+                    "each, or none",
+                    each.size(), o.stages.size()));
+  }
+  const int64_t all = std::accumulate(each.begin(), each.end(), int64_t{0});
+  if (all != job.train.virtual_ranks) {
+    bad(
+        fmt::format("train.pipelined.stage_replicas are {} replicas, and train.virtual_ranks = {}; "
+                    "each is a virtual rank, so set train.virtual_ranks = {}",
+                    all, job.train.virtual_ranks, all));
+  }
+  const int64_t samples = job.train.batch_size / o.micro_batches;
+  for (size_t s = 0; s < each.size(); ++s) {
+    if (samples % each[s] == 0) continue;
+    bad(
+        fmt::format("train.pipelined.stage_replicas: the {} replicas of stage {} do not divide the "
+                    "{} samples of a micro-batch (train.batch_size = {} in "
+                    "train.pipelined.micro_batches = {}); each has an equal part of them",
+                    each[s], s, samples, job.train.batch_size, o.micro_batches));
+  }
+}
+
 void check_pipelined(const JobOptions& job, const Bad& bad) {
   if (!is_pipelined(job)) return;
   const PipelinedOptions& o = job.train.pipelined;
+  check_stage_replicas(job, bad);
   const int64_t ranks = job.train.virtual_ranks;
   const auto given = static_cast<int64_t>(o.stages.size());
-  if (given > 0 && given * o.replicas != ranks) {
+  if (!o.tensor.empty()) {
+    check_tensor(job, bad);
+  } else if (given > 0 && o.stage_replicas.empty() && given * o.replicas != ranks) {
     bad(
         fmt::format("train.pipelined.stages has {} stages, train.pipelined.replicas = {} and "
                     "train.virtual_ranks = {}; each stage of each pipeline is a virtual rank, so "
@@ -372,11 +443,22 @@ int64_t batch_parts(const JobOptions& job) {
   return is_pipelined(job) ? o.replicas * o.micro_batches : job.train.virtual_ranks;
 }
 
-int64_t num_stages(const JobOptions& job) {
+int64_t pipeline_ranks(const JobOptions& job) {
   return job.train.virtual_ranks / job.train.pipelined.replicas;
 }
 
+int64_t num_stages(const JobOptions& job) {
+  const PipelinedOptions& o = job.train.pipelined;
+  if (!o.tensor.empty()) return std::ssize(o.tensor);
+  return o.stage_replicas.empty() ? pipeline_ranks(job) : std::ssize(o.stage_replicas);
+}
+
+bool divides_tensors(const JobOptions& job) {
+  return std::ranges::any_of(job.train.pipelined.tensor, [](int64_t parts) { return parts > 1; });
+}
+
 bool any_cut_will_do(const JobOptions& job) {
+  if (!job.train.pipelined.stage_replicas.empty() || divides_tensors(job)) return false;
   return job.train.pipelined.replicas == 1 || job.train.pipeline_exact ||
          std::has_single_bit(static_cast<uint64_t>(num_stages(job)));
 }

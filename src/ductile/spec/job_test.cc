@@ -163,6 +163,42 @@ TEST(Job, ABetaOfOneIsRefusedWhereARuleDividesByItsRest) {
   }
 }
 
+TEST(Job, PartsOfStagesThatDoNotFitAreRefusedByName) {
+  const std::string parts = "[train]\nmethod = \"pipelined\"\n";
+  expect_refused(parts + "virtual_ranks = 4\npipelined = {tensor = [2, 1], replicas = 2}\n",
+                 "set train.virtual_ranks = 6");
+  expect_refused(parts + "virtual_ranks = 3\npipelined = {tensor = [3], stages = [\"a\", \"b\"]}\n",
+                 "train.pipelined.tensor has 1 numbers for 2 stages");
+  expect_refused(parts + "virtual_ranks = 3\npipelined = {tensor = [2, 1], orders = [\"F4B4\"]}\n",
+                 "1 orders for 2 stages");
+  expect_refused(parts + "virtual_ranks = 3\npipeline_exact = true\npipelined.tensor = [2, 1]\n",
+                 "needs train.pipelined.tensor = []");
+  expect_refused(
+      parts + "virtual_ranks = 3\npipelined = {tensor = [2, 1], stage_replicas = [2, 1]}\n",
+      "does not fit train.pipelined.stage_replicas");
+  JobOptions job;
+  job.train.virtual_ranks = 6;
+  job.train.pipelined.replicas = 2;
+  job.train.pipelined.tensor = {1, 2};
+  EXPECT_EQ(num_stages(job), 2);
+  EXPECT_EQ(pipeline_ranks(job), 3);
+  EXPECT_TRUE(divides_tensors(job));
+}
+
+TEST(Job, ReplicasOfStagesThatDoNotFitAreRefusedByName) {
+  const std::string replicas = "[train]\nmethod = \"pipelined\"\nvirtual_ranks = 3\n";
+  expect_refused(replicas + "pipelined.stage_replicas = [2, 2]\n", "set train.virtual_ranks = 4");
+  expect_refused(replicas + "pipelined.stage_replicas = [1, 2]\npipelined.stages = [\"a\"]\n",
+                 "has 2 numbers for 1 stages");
+  expect_refused(replicas + "pipelined = {stage_replicas = [3], micro_batches = 4}\n",
+                 "the 3 replicas of stage 0 do not divide the 32 samples of a micro-batch");
+  expect_refused(replicas + "pipeline_exact = true\npipelined.stage_replicas = [2, 1]\n",
+                 "does not fit train.pipelined.stage_replicas");
+  expect_refused(
+      replicas + "pipelined = {stage_replicas = [2, 1], replicas = 3}\nbatch_size = 24\n",
+      "leave one of the two out");
+}
+
 TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("train = {method = \"selective\", virtual_ranks = 4, bn_group = 2}\n",
                  "needs train.bn_group = 1");

@@ -25,6 +25,22 @@ bool is_half(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
 }
 
+// Of a gradient of which a part of the elements is summed here, and is not zero.
+void write_part(const at::Tensor& gradient, const optim::Segment& segment,
+                std::span<const parallel::FloatRange> ranges, std::span<float> out) {
+  const at::Tensor flat = gradient.contiguous().view({-1});
+  bool any = false;
+  for (const parallel::FloatRange& r : ranges) {
+    const int64_t begin = std::max(r.begin, segment.offset);
+    const int64_t end = std::min(r.end, segment.offset + segment.size);
+    if (begin >= end) continue;
+    any = true;
+    at::from_blob(out.data() + begin, {end - begin}, at::kFloat)
+        .copy_(flat.slice(0, begin - segment.offset, end - segment.offset));
+  }
+  DUCTILE_CHECK(any, "the gradient of parameter {} is outside of what is summed", segment.name);
+}
+
 Shape shape_of(const at::Tensor& t) { return t.sizes().vec(); }
 
 at::Tensor view(float* data, const at::Tensor& like) {
@@ -172,9 +188,11 @@ void FlatModel::write_gradients(std::span<const at::Tensor> gradients,
     const bool inside = std::ranges::any_of(ranges, [&](const parallel::FloatRange& r) {
       return r.begin <= segment.offset && segment.offset + segment.size <= r.end;
     });
-    DUCTILE_CHECK(inside, "the gradient of parameter {} is outside of what is summed",
-                  segment.name);
-    view(out.data() + segment.offset, parameters_[i].tensor).copy_(gradients[i]);
+    if (inside) {
+      view(out.data() + segment.offset, parameters_[i].tensor).copy_(gradients[i]);
+    } else {
+      write_part(gradients[i], segment, ranges, out);
+    }
   }
 }
 

@@ -58,8 +58,8 @@ class FlatModel {
   // Writes such gradients into `out` (layout().total_size() values, fp32); undefined gradients and
   // the gaps between parameters become zeros.
   void write_gradients(std::span<const at::Tensor> gradients, std::span<float> out) const;
-  // The same for these elements alone, in ascending ranges that hold every parameter whose gradient
-  // is defined; `out` may be longer.
+  // The same for these elements alone, in ascending ranges that hold all that is not zero of every
+  // gradient that is defined; `out` may be longer.
   void write_gradients(std::span<const at::Tensor> gradients,
                        std::span<const parallel::FloatRange> ranges, std::span<float> out) const;
   // Does both in one, with the same bits: during the backward pass `out` fills from its end to its

@@ -27,6 +27,13 @@ bool holds(const Replica::Blocks& held, const FlatModel::Entry& parameter) {
   });
 }
 
+// The first worker that holds all of it; -1: none.
+int first_with(const std::vector<Replica::Blocks>& held, const FlatModel::Entry& parameter) {
+  const auto first = std::ranges::find_if(
+      held, [&](const Replica::Blocks& blocks) { return holds(blocks, parameter); });
+  return first == held.end() ? -1 : static_cast<int>(first - held.begin());
+}
+
 }  // namespace
 
 PartSaver::PartSaver(fs::path folder, control::WorkerId self)
@@ -34,23 +41,44 @@ PartSaver::PartSaver(fs::path folder, control::WorkerId self)
       self_(self),
       writer_(folder_, {.pending_tag = part_tag(self), .keep_memory = false}) {}
 
-std::optional<std::vector<int>> PartSaver::writers(Replica& replica) {
+std::optional<PartSaver::Shares> PartSaver::writers(Replica& replica) {
   const auto& held = replica.shards().layout().held;
-  std::vector<int> out;
+  Shares out;
   for (const FlatModel::Entry& parameter : replica.state().flat.parameters()) {
-    const auto first = std::ranges::find_if(
-        held, [&](const Replica::Blocks& blocks) { return holds(blocks, parameter); });
-    if (first == held.end()) return std::nullopt;
-    out.push_back(static_cast<int>(first - held.begin()));
+    std::vector<Share>& shares = out.emplace_back();
+    if (const int rank = first_with(held, parameter); rank >= 0) {
+      shares.push_back({rank, 0, parameter.size});
+      continue;
+    }
+    for (int64_t begin = 0, end = 0; begin < parameter.size; begin = end) {
+      // Up to the end of the block.
+      end = std::min(parameter.size, optim::kBlockFloats -
+                                         (parameter.offset + begin) % optim::kBlockFloats + begin);
+      FlatModel::Entry block = parameter;
+      block.offset += begin;
+      block.size = end - begin;
+      const int rank = first_with(held, block);
+      if (rank < 0) return std::nullopt;
+      if (shares.empty() || shares.back().rank != rank) shares.push_back({rank, begin, 0});
+      shares.back().size += block.size;
+    }
+    if (shares.empty()) return std::nullopt;
   }
   return out;
 }
 
-void PartSaver::write(Replica& replica, const std::vector<int>& writers,
+void PartSaver::write(Replica& replica, const Shares& writers,
                       const control::GenerationPlan& plan) {
   const auto rank = plan.find(self_) - plan.members.data();
   std::vector<bool> own;
-  for (const int writer : writers) own.push_back(writer == rank);
+  std::vector<JobState::Piece> pieces;
+  for (const std::vector<Share>& shares : writers) {
+    const bool whole = shares.size() == 1;
+    own.push_back(whole && shares.front().rank == rank);
+    for (const Share& share : shares) {
+      if (!whole && share.rank == rank) pieces.push_back({own.size() - 1, share.begin, share.size});
+    }
+  }
   if (values_) {
     overtaken_.emplace();
     overtaken_->step = step_;
@@ -69,7 +97,10 @@ void PartSaver::write(Replica& replica, const std::vector<int>& writers,
   const std::vector<bool> none(own.size(), false);
   num_tensors_ = each * std::ssize(own) + std::ssize(state.tensors_of(none, /*others=*/true));
   try {  // what one member cannot write costs the save and not the step
-    writer_.save(step_, nlohmann::json::object(), state.tensors_of(own, rank == 0));
+    std::vector<ckpt::TensorView> tensors = state.tensors_of(own, rank == 0);
+    std::vector<ckpt::TensorPiece> of;
+    state.add_pieces(pieces, tensors, of);
+    writer_.save(step_, ckpt::state_of_part(of), tensors);
   } catch (const std::exception& e) {
     part_.emplace();
     part_->step = step_;

@@ -25,15 +25,21 @@ class PartSaver {
   // the disk, as nothing later does that is called between two steps.
   PartSaver(fs::path folder, control::WorkerId self);
 
-  // Who writes the tensors of each parameter, by rank: the first worker of the replica's layout
-  // that holds all of it. Nothing where there is none for some of them.
-  static std::optional<std::vector<int>> writers(Replica& replica);
+  // Elements of a parameter, and the rank that writes them.
+  struct Share {
+    int rank = 0;
+    int64_t begin = 0, size = 0;
+  };
+  using Shares = std::vector<std::vector<Share>>;
+  // Who writes the tensors of each parameter: the first worker of the replica's layout that holds
+  // all of it, or, where none does, of each block the first that holds it. Nothing where nobody
+  // holds a block.
+  static std::optional<Shares> writers(Replica& replica);
 
   // All members of the generation together, between two steps: copies what this worker is to write,
   // and goes on in the background. `writers` as above. What is in its way makes the save fail, and
   // is logged.
-  void write(Replica& replica, const std::vector<int>& writers,
-             const control::GenerationPlan& plan);
+  void write(Replica& replica, const Shares& writers, const control::GenerationPlan& plan);
   // The state that was written last; -1: none.
   int64_t step() const { return step_; }
   // At one of them, before the next step: makes the checkpoint, with these values, as soon as all

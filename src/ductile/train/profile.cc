@@ -42,103 +42,222 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
+// Bytes of one operator at one share (graph::OpCost).
+struct Bytes {
+  int64_t held = 0;     // from its forward pass, until its backward pass
+  int64_t waiting = 0;  // from its backward pass to the inputs to that to the weights
+  int64_t forward = 0, backward = 0, backward_input = 0, backward_weight = 0;  // PassBytes
+};
+
 // What was measured of one operator at one share.
 struct Cell {
   std::array<std::vector<double>, 3> seconds;  // by Pass
-  int64_t held = 0;                            // bytes from its forward pass that wait for backward
-  int64_t workspace = 0;                       // bytes at most while it runs, beside those
+  Bytes bytes;
+};
+
+// The memory of gradients that wait for the operators whose outputs they are of. Where several
+// share a block (both inputs of a sum get the same gradient), it is of the one that waits longest:
+// operators go backward in falling order.
+class GradientBlocks {
+ public:
+  struct Edge {
+    Source source;
+    int reader = 0;
+    auto operator<=>(const Edge&) const = default;
+  };
+
+  void made(const Edge& edge, const at::Tensor& gradient) {
+    const auto& storage = gradient.storage();
+    const auto [place, is_new] = blocks_.try_emplace(storage.unsafeGetStorageImpl(), edge);
+    if (is_new) {
+      bytes_[edge] = static_cast<double>(storage.nbytes());
+      return;
+    }
+    bytes_[edge] = 0;
+    if (edge.source.op < place->second.source.op)
+      std::swap(bytes_[edge], bytes_[std::exchange(place->second, edge)]);
+  }
+  // The gradients of the operator's outputs are used up.
+  void used(int op) {
+    std::erase_if(blocks_, [op](const auto& block) { return block.second.source.op == op; });
+  }
+  // Of all operators so far.
+  const std::map<Edge, double>& bytes() const { return bytes_; }
+
+ private:
+  std::map<const void*, Edge> blocks_;
+  std::map<Edge, double> bytes_;
 };
 
 class Profiler {
  public:
-  explicit Profiler(const OperatorGraph& operators) : operators_(operators) {
+  explicit Profiler(const OperatorGraph& operators)
+      : operators_(operators), waits_(StageExecutor::leaves_weights(operators)) {
     for (size_t i = 0; i < size(); ++i) {
-      executors_.push_back(std::make_unique<StageExecutor>(
-          operators, std::vector<int>{static_cast<int>(i)},
-          parallel::StageExecutorOptions{.split = true, .recompute = {}}));
+      for (auto* executors : {&executors_, &whole_}) {
+        executors->push_back(std::make_unique<StageExecutor>(
+            operators, std::vector<int>{static_cast<int>(i)},
+            parallel::StageExecutorOptions{.split = executors == &executors_, .recompute = {}}));
+      }
     }
   }
 
   size_t size() const { return operators_.operators().size(); }
 
-  // One pass forward and back over a micro-batch; cells by operator.
-  void run(const nn::Tensors& inputs, std::vector<Cell>& cells, AllocationCount* memory) {
-    made_.clear();
-    for (size_t i = 0; i < inputs.size(); ++i)
-      made_[{nn::kModelInput, static_cast<int>(i)}] = inputs[i];
-    for (size_t op = 0; op < size(); ++op) forward(op, cells[op], memory);
-    made_.clear();
-    if (memory != nullptr) {
-      for (size_t op = 0; op < size(); ++op) cells[op].held = memory->live_of(static_cast<int>(op));
+  // One pass forward and back over a micro-batch, by the clock; cells by operator.
+  void time(const nn::Tensors& inputs, std::vector<Cell>& cells) {
+    forward(executors_, inputs,
+            [&](size_t op, const auto& call) { timed(cells[op].seconds[kForward], call); });
+    begin_backward();
+    for (size_t op = size(); op-- > 0;) {
+      backward(executors_, op,
+               [&](const auto& call) { timed(cells[op].seconds[kBackward], call); });
+      timed(cells[op].seconds[kWeights], [&] { executors_[op]->backward_weights(0); });
     }
-    gradients_.clear();
-    const Source loss = operators_.results().front();
-    gradients_[loss] = {{loss_gradient_, 1 << 20}};
-    for (size_t op = size(); op-- > 0;) backward(op, cells[op], memory);
-    for (const auto& executor : executors_) executor->clear();
-    gradients_.clear();
-    if (memory != nullptr) {
-      for (Cell& cell : cells) cell.workspace = std::max(int64_t{0}, cell.workspace - cell.held);
+    end();
+  }
+
+  // The same, by what `memory` says: once with weights' gradients made at once, and once with all
+  // of them made when all others are there, as stages may do it.
+  void count(const nn::Tensors& inputs, std::vector<Cell>& cells, AllocationCount& memory) {
+    const auto counted = [&](size_t op, int64_t& most, const auto& call) {
+      memory.begin(static_cast<int>(op));
+      call();
+      most = memory.peak();
+    };
+    for (auto* executors : {&whole_, &executors_}) {
+      std::vector<int64_t> before;  // what operators once made and keep for good
+      for (size_t op = 0; op < size(); ++op) {
+        before.push_back(memory.live_of(static_cast<int>(op)));
+      }
+      forward(*executors, inputs,
+              [&](size_t op, const auto& call) { counted(op, cells[op].bytes.forward, call); });
+      for (size_t op = 0; op < size(); ++op) {
+        Bytes& bytes = cells[op].bytes;
+        bytes.held = std::max(int64_t{0}, memory.live_of(static_cast<int>(op)) - before[op]);
+        bytes.forward = std::max(int64_t{0}, bytes.forward - bytes.held);
+      }
+      begin_backward();
+      const bool split = executors == &executors_;
+      for (size_t op = size(); op-- > 0;) {
+        Bytes& bytes = cells[op].bytes;
+        backward(*executors, op, [&](const auto& call) {
+          counted(op, split ? bytes.backward_input : bytes.backward, call);
+        });
+        hand_over(op, memory);
+      }
+      for (size_t op = size(); op-- > 0 && split;) {
+        Bytes& bytes = cells[op].bytes;
+        if (!waits(op)) continue;
+        bytes.waiting = std::max(
+            int64_t{0}, memory.live_of(static_cast<int>(op)) - before[op] - outputs_of(op));
+      }
+      for (size_t op = size(); op-- > 0 && split;) {
+        counted(op, cells[op].bytes.backward_weight, [&] { executors_[op]->backward_weights(0); });
+      }
+      end();
     }
   }
 
-  // Of the last run, the tensors between operators: bytes of all samples together.
+  // Whether some of its weights' gradients are a task of their own where the pass is split.
+  bool waits(size_t op) const { return waits_[op]; }
+
+  // Of the last run, the tensors between operators and their gradients: bytes of all samples
+  // together.
+  const std::map<GradientBlocks::Edge, double>& gradient_bytes() const { return blocks_.bytes(); }
   const std::map<Source, double>& bytes() const { return bytes_; }
   const std::map<Source, std::vector<int64_t>>& shapes() const { return shapes_; }
 
  private:
+  using Executors = std::vector<std::unique_ptr<StageExecutor>>;
+
   template <class Call>
-  auto timed(size_t op, Pass pass, Cell& cell, AllocationCount* memory, Call call) {
-    if (memory != nullptr) memory->begin(static_cast<int>(op));
+  static void timed(std::vector<double>& seconds, const Call& call) {
     const auto begin = std::chrono::steady_clock::now();
-    auto out = call();
-    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-    if (memory != nullptr) {
-      cell.workspace = std::max(cell.workspace, memory->peak());
-    } else {
-      cell.seconds[pass].push_back(taken.count());
-    }
-    return out;
+    call();
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
 
-  void forward(size_t op, Cell& cell, AllocationCount* memory) {
-    StageExecutor& executor = *executors_[op];
-    nn::Tensors inputs;
-    for (const Source& source : executor.inputs()) inputs.push_back(made_.at(source));
-    const nn::Tensors out =
-        timed(op, kForward, cell, memory, [&] { return executor.forward(0, std::move(inputs)); });
-    for (size_t i = 0; i < out.size(); ++i) {
-      const Source& source = executor.outputs()[i];
-      made_[source] = out[i];
-      bytes_[source] = static_cast<double>(out[i].nbytes());
-      shapes_[source] = out[i].sizes().vec();
-      if (source == operators_.results().front())
-        loss_gradient_ = at::ones_like(out[i]).div(static_cast<double>(out[i].numel()));
+  // `watched`(operator, what to do) does it.
+  template <class Watched>
+  void forward(const Executors& executors, const nn::Tensors& inputs, const Watched& watched) {
+    made_.clear();
+    for (size_t i = 0; i < inputs.size(); ++i)
+      made_[{nn::kModelInput, static_cast<int>(i)}] = inputs[i];
+    for (size_t op = 0; op < size(); ++op) {
+      StageExecutor& executor = *executors[op];
+      nn::Tensors given, out;
+      for (const Source& source : executor.inputs()) given.push_back(made_.at(source));
+      watched(op, [&] { out = executor.forward(0, std::move(given)); });
+      for (size_t i = 0; i < out.size(); ++i) {
+        const Source& source = executor.outputs()[i];
+        made_[source] = out[i];
+        bytes_[source] = static_cast<double>(out[i].nbytes());
+        shapes_[source] = out[i].sizes().vec();
+        if (source == operators_.results().front())
+          loss_gradient_ = at::ones_like(out[i]).div(static_cast<double>(out[i].numel()));
+      }
     }
+    made_.clear();
   }
 
-  void backward(size_t op, Cell& cell, AllocationCount* memory) {
-    StageExecutor& executor = *executors_[op];
+  void begin_backward() {
+    gradients_.clear();
+    blocks_ = {};
+    const Source loss = operators_.results().front();
+    gradients_[loss] = {{loss_gradient_, 1 << 20}};
+  }
+
+  template <class Watched>
+  void backward(const Executors& executors, size_t op, const Watched& watched) {
+    StageExecutor& executor = *executors[op];
     std::vector<Gradients> given;
     for (const Source& source : executor.outputs()) {
       given.push_back(std::move(gradients_[source]));
       gradients_.erase(source);
     }
-    const Gradients found =
-        timed(op, kBackward, cell, memory, [&] { return executor.backward(0, std::move(given)); });
-    timed(op, kWeights, cell, memory, [&] {
-      executor.backward_weights(0);
-      return 0;
-    });
+    Gradients found;
+    watched([&] { found = executor.backward(0, std::move(given)); });
+    blocks_.used(static_cast<int>(op));
     for (size_t i = 0; i < found.size(); ++i) {
       const Source& source = executor.inputs()[i];
       if (source.op == nn::kModelInput || !found[i].value.defined()) continue;
+      blocks_.made({source, static_cast<int>(op)}, found[i].value);
       gradients_[source].push_back(found[i]);
     }
   }
 
+  // The gradients that the operator has just made belong to those that wait for them.
+  void hand_over(size_t op, AllocationCount& memory) const {
+    for (const Source& source : executors_[op]->inputs()) {
+      const auto found = gradients_.find(source);
+      if (found == gradients_.end() || found->second.empty()) continue;
+      const StageExecutor::Gradient& last = found->second.back();
+      if (!last.value.defined() || last.reader != static_cast<int>(op)) continue;
+      memory.hand_over(last.value.storage().data_ptr().get(), static_cast<int>(op), source.op);
+    }
+  }
+
+  // Bytes of what the operator made in the last run, as far as others read it.
+  int64_t outputs_of(size_t op) const {
+    double sum = 0;
+    for (const auto& [source, bytes] : bytes_) {
+      if (source.op == static_cast<int>(op)) sum += bytes;
+    }
+    return static_cast<int64_t>(sum);
+  }
+
+  void end() {
+    for (const auto& executor : executors_) executor->clear();
+    for (const auto& executor : whole_) executor->clear();
+    gradients_.clear();
+  }
+
   const OperatorGraph& operators_;
-  std::vector<std::unique_ptr<StageExecutor>> executors_;
+  const std::vector<bool> waits_;
+  Executors executors_, whole_;  // with weights' gradients apart, and with all at once
+  GradientBlocks blocks_;
   std::map<Source, at::Tensor> made_;
   std::map<Source, Gradients> gradients_;
   std::map<Source, double> bytes_;
@@ -211,13 +330,14 @@ class Measurement {
     for (size_t i = 0; i < shares_.size(); ++i) {  // which warms up, too
       auto memory = std::make_shared<AllocationCount>();
       const AllocationCount::Watch counted(memory);
-      profiler_.run(inputs_[i], cells_[i], memory.get());
+      profiler_.count(inputs_[i], cells_[i], *memory);
       bytes_.push_back(profiler_.bytes());
+      gradients_.push_back(profiler_.gradient_bytes());
     }
     for (int64_t round = 0; round < options_.rounds; ++round) {
       for (size_t i = 0; i < shares_.size(); ++i) {
         if (interrupted()) fail(ErrorCode::unavailable, "interrupted");
-        profiler_.run(inputs_[i], cells_[i], nullptr);
+        profiler_.time(inputs_[i], cells_[i]);
       }
       row({{"share", static_cast<double>(round + 1) / static_cast<double>(options_.rounds)}});
     }
@@ -231,11 +351,17 @@ class Measurement {
       if (tied[i] >= 0) op["tied"] = tied[i];
       for (const Source& source : operators_.operators()[i].inputs) {
         if (source.op == nn::kModelInput) continue;
-        edges.push_back(
-            {{"from", operators_.operators()[static_cast<size_t>(source.op)].name},
-             {"to", operators_.operators()[i].name},
-             {"output", source.output},
-             {"bytes", fit_bytes([&](size_t s) { return bytes_[s].at(source); }).per_sample}});
+        const AffineFit bytes = fit_bytes([&](size_t s) { return bytes_[s].at(source); });
+        Json edge = {{"from", operators_.operators()[static_cast<size_t>(source.op)].name},
+                     {"to", operators_.operators()[i].name},
+                     {"output", source.output},
+                     {"bytes", bytes.per_sample}};
+        const AffineFit gradient = fit_bytes([&](size_t s) {
+          const auto found = gradients_[s].find({source, static_cast<int>(i)});
+          return found == gradients_[s].end() ? 0.0 : found->second;
+        });
+        if (gradient.per_sample != bytes.per_sample) edge["gradient_bytes"] = gradient.per_sample;
+        edges.push_back(std::move(edge));
       }
     }
     return {{"format", "ductile.graph"},
@@ -243,6 +369,10 @@ class Measurement {
             {"name", job_.model.name},
             {"optimizer_factor",
              state_.optimizer->state_names().size()},  // arrays as large as the weights
+            {"counted", true},
+            // Weights, a stage's sum of their gradients, what it gives to the sum over all
+            // workers, and that sum.
+            {"state_factor", 4},
             {"ops", std::move(ops)},
             {"edges", std::move(edges)}};
   }
@@ -268,6 +398,28 @@ class Measurement {
     return fit;
   }
 
+  // `given`: of the model's inputs that the operator reads, per sample.
+  void put_bytes(size_t i, double given, Json& out) const {
+    const auto fit = [&](int64_t Bytes::*member) {
+      return fit_bytes([&](size_t s) { return static_cast<double>(cells_[s][i].bytes.*member); });
+    };
+    const AffineFit held = fit(&Bytes::held);
+    out["activation_bytes"] = held.per_sample + given;
+    if (held.fixed > 0) out["activation_fixed"] = held.fixed;
+    if (given > 0) out["sample_bytes"] = given;
+    if (profiler_.waits(i)) out["waiting_bytes"] = affine(fit(&Bytes::waiting));
+    out["pass_bytes"] = {{"forward", affine(fit(&Bytes::forward))},
+                         {"backward", affine(fit(&Bytes::backward))},
+                         {"backward_input", affine(fit(&Bytes::backward_input))},
+                         {"backward_weight", affine(fit(&Bytes::backward_weight))}};
+    const AffineFit most = fit_bytes([&](size_t s) {
+      const Bytes& b = cells_[s][i].bytes;
+      return static_cast<double>(
+          std::max({b.forward, b.backward, b.backward_input, b.backward_weight}));
+    });
+    if (most.fixed > 0 || most.per_sample > 0) out["workspace_bytes"] = affine(most);
+  }
+
   Json describe(size_t i) const {
     const nn::Operator& op = operators_.operators()[i];
     Json out = {{"name", op.name}, {"kind", op.kind}, {"recomputable", true}};
@@ -281,19 +433,13 @@ class Measurement {
     for (const nn::NamedTensor& p : op.parameters)
       parameters += 4 * static_cast<double>(p.tensor.numel());  // gradients and state are fp32
     out["parameter_bytes"] = parameters;
-    double given = 0;  // of the model's inputs, per sample: they wait for backward as well
+    double given = 0;  // of the model's inputs, per sample: they stay until the last task
     for (const Source& source : op.inputs) {
       if (source.op != nn::kModelInput) continue;
       const at::Tensor& input = inputs_.back()[static_cast<size_t>(source.output)];
       given += static_cast<double>(input.nbytes()) / static_cast<double>(shares_.back());
     }
-    const AffineFit held =
-        fit_bytes([&](size_t s) { return static_cast<double>(cells_[s][i].held); });
-    out["activation_bytes"] = held.per_sample + std::ceil(given);
-    if (held.fixed > 0) out["fixed_bytes"] = held.fixed;
-    const AffineFit work =
-        fit_bytes([&](size_t s) { return static_cast<double>(cells_[s][i].workspace); });
-    if (work.fixed > 0 || work.per_sample > 0) out["workspace_bytes"] = affine(work);
+    put_bytes(i, std::ceil(given), out);
     const Source first{static_cast<int>(i), 0};
     if (bytes_.back().contains(first)) {
       out["output_bytes"] = fit_bytes([&](size_t s) { return bytes_[s].at(first); }).per_sample;
@@ -314,6 +460,7 @@ class Measurement {
   std::vector<nn::Tensors> inputs_;
   std::vector<std::vector<Cell>> cells_;         // by share and operator
   std::vector<std::map<Source, double>> bytes_;  // by share
+  std::vector<std::map<GradientBlocks::Edge, double>> gradients_;
 };
 
 }  // namespace

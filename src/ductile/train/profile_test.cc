@@ -100,6 +100,27 @@ TEST(Profile, CountsWhatWaitsForTheBackwardPass) {
   EXPECT_LE(sum, 4 * (2 * 784 + 2 * 256 + 2 * 128 + 100)) << graph.dump(1);
 }
 
+// What has a matrix waits for its task, with the gradient of what it made at least.
+TEST(Profile, CountsBytesPassByPass) {
+  const Json graph = profile_of(job_of("resnet8"));
+  EXPECT_EQ(graph.at("counted"), true);
+  int waiting = 0;
+  for (const Json& op : graph.at("ops")) {
+    const std::string name = op.at("name");
+    const auto each = [](const Json& bytes) {
+      return bytes.is_number() ? bytes.get<double>() : bytes.at("per_sample").get<double>();
+    };
+    EXPECT_EQ(op.contains("waiting_bytes"), op.at("parameter_bytes") > 0) << name;
+    for (const char* pass : {"forward", "backward", "backward_input", "backward_weight"}) {
+      EXPECT_TRUE(op.at("pass_bytes").contains(pass)) << name;
+    }
+    if (!op.contains("waiting_bytes")) continue;
+    ++waiting;
+    EXPECT_GE(each(op.at("waiting_bytes")), op.at("output_bytes").get<double>()) << name;
+  }
+  EXPECT_GE(waiting, 8);
+}
+
 TEST(Profile, MeasuresTheSharesThatWereAskedFor) {
   const spec::JobOptions job = job_of("mlp");
   ProfileOptions options;

@@ -152,8 +152,12 @@ std::vector<StageRunner::Blocks> RankRunner::blocks_read() const {
   return stages_ ? stages_->blocks_read() : std::vector<StageRunner::Blocks>();
 }
 
-std::vector<int> RankRunner::stages() const {
-  return stages_ ? stages_->stages() : std::vector<int>();
+nn::OperatorGraph RankRunner::forward_operators() const {
+  return stages_ ? stages_->forward_operators() : nn::operators_of(*ingredients_.model);
+}
+
+std::vector<int> RankRunner::ranks_of_operators() const {
+  return stages_ ? stages_->ranks() : std::vector<int>();
 }
 
 // All have running statistics and figures.
@@ -336,7 +340,7 @@ void RankRunner::compute_figures(int64_t count, std::span<float> out) {
 // from.
 RankRunner::Contribution RankRunner::next_contribution() {
   if (stages_ && !contributions_.contains(next_rank_)) {
-    run_stages(next_rank_ / spec::num_stages(job_));
+    run_stages(next_rank_ / spec::pipeline_ranks(job_));
   }
   while (!contributions_.contains(next_rank_)) {
     run_part(next_part_, [&](int64_t rank, const at::Tensor& loss, std::vector<float> figures) {
@@ -358,7 +362,7 @@ const parallel::Trace& RankRunner::trace_of(int64_t step) const {
   return traced_step_ == step ? trace_ : kNone;
 }
 
-// The hosted stages of one pipeline together, which take turns.
+// The hosted ranks of one pipeline together, which take turns.
 void RankRunner::run_stages(int64_t pipeline) {
   prepare_thread();
   const std::span<float> buffers = state_.flat.buffer_values();

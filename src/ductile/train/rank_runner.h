@@ -48,7 +48,9 @@ class RankRunner {
   // what each contributes to (ExchangeLayout::contributions). Of others: nothing.
   std::vector<StageRunner::Blocks> blocks_read() const;
   std::vector<std::vector<parallel::FloatRange>> contributions() const;
-  std::vector<int> stages() const;  // of the model's operators
+  // The model as its stages run it, and their ranks in a pipeline, by operator (stage_runner.h).
+  nn::OperatorGraph forward_operators() const;
+  std::vector<int> ranks_of_operators() const;
 
   // Sums the next `count` hosted virtual ranks of the step into `out`, which has vector_size()
   // values, of which it fills those that the layout says (ExchangeLayout::filled). If these ranks

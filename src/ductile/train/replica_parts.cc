@@ -41,12 +41,12 @@ void Replica::gather(parallel::Exchange& exchange) {
       nn::operators_evaluate(*ingredients_.model)) {
     std::vector<int> hosts;  // of the first pipeline
     const std::vector<int64_t>& cut = exchange.layout().cut;
-    for (const int stage : runner_.stages()) {
-      const auto behind = std::ranges::upper_bound(cut, stage);
+    for (const int rank : runner_.ranks_of_operators()) {
+      const auto behind = std::ranges::upper_bound(cut, rank);
       hosts.push_back(static_cast<int>(behind - cut.begin()) - 1);
     }
-    by_stages_ = std::make_unique<StageForward>(nn::operators_of(*ingredients_.model),
-                                                std::move(hosts), exchange);
+    by_stages_ =
+        std::make_unique<StageForward>(runner_.forward_operators(), std::move(hosts), exchange);
     gathered_ = std::move(evaluated);
     return;
   }

@@ -1,6 +1,7 @@
 #include "ductile/train/stage_runner.h"
 
 #include <algorithm>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -78,6 +79,21 @@ parallel::BlockRange blocks_with(const FlatModel::Entry& parameter) {
   return {parameter.offset / kBlock, (parameter.offset + parameter.size + kBlock - 1) / kBlock};
 }
 
+parallel::BlockRange blocks_with(const FlatModel::Entry& parameter,
+                                 const parallel::TensorSplit::Slice& slice) {
+  if (slice.dim != 0) return blocks_with(parameter);  // it has some of every row
+  const int64_t row = parameter.size / slice.whole.size(0);
+  FlatModel::Entry rows = parameter;
+  rows.offset += slice.begin * row;
+  rows.size = slice.size() * row;
+  return blocks_with(rows);
+}
+
+parallel::TensorSplit split_of_job(const spec::JobOptions& job, const OperatorGraph& operators) {
+  return parallel::split_tensors(operators, pipeline_of_job(job, operators),
+                                 job.train.pipelined.tensor);
+}
+
 // One forward, one backward, behind as many forward tasks as there are stages from here on.
 std::vector<spec::Task> one_forward_one_backward(int64_t from_here, int64_t micro_batches) {
   const int64_t ahead = std::min(from_here, micro_batches);
@@ -85,6 +101,26 @@ std::vector<spec::Task> one_forward_one_backward(int64_t from_here, int64_t micr
   for (int64_t m = 0; m < micro_batches; ++m) {
     out.push_back(spec::Task::backward);
     if (m + ahead < micro_batches) out.push_back(spec::Task::forward);
+  }
+  return out;
+}
+
+// The rank of each part of the pipeline that is run: of replicas their number; else several stages
+// of it may be one part of a divided stage.
+std::vector<int> ranks_of_parts(const parallel::TensorSplit& split) {
+  if (!split.pipeline.is_replicated()) return split.parts;
+  std::vector<int> out(parallel::parts_of(split.pipeline).size());
+  std::iota(out.begin(), out.end(), 0);
+  return out;
+}
+
+// That of the first replica of each operator's stage.
+std::vector<int> first_ranks(const std::vector<parallel::StagePart>& parts,
+                             const std::vector<int>& ranks, const std::vector<int>& stage_of) {
+  std::vector<int> out;
+  for (const int stage : stage_of) {
+    const auto first = std::ranges::find(parts, stage, &parallel::StagePart::stage);
+    out.push_back(ranks[static_cast<size_t>(first - parts.begin())]);
   }
   return out;
 }
@@ -106,6 +142,9 @@ Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& opera
     }
   }
   place_loss(operators, out);
+  for (size_t s = 0; s < options.stage_replicas.size(); ++s) {
+    out.stages.at(s).replicas = static_cast<int>(options.stage_replicas[s]);
+  }
   for (const std::string& name : options.recompute) {
     const int op = find_operator(operators, name, "train.pipelined.recompute");
     for (Pipeline::Stage& s : out.stages) {
@@ -131,36 +170,45 @@ StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, 
     : job_(job),
       ingredients_(ingredients),
       flat_(flat),
-      operators_(nn::training_operators(*ingredients.model, job.train.label_smoothing)),
-      pipeline_(pipeline_of_job(job, operators_)),
-      num_stages_(spec::num_stages(job)),
+      split_(
+          split_of_job(job, nn::training_operators(*ingredients.model, job.train.label_smoothing))),
+      operators_(split_.graph),
+      pipeline_(split_.pipeline),
+      parts_(parallel::parts_of(pipeline_)),
+      part_ranks_(ranks_of_parts(split_)),
+      num_ranks_(spec::pipeline_ranks(job)),
       num_replicas_(job.train.pipelined.replicas),
-      stage_of_(parallel::stages_of_operators(pipeline_, operators_)) {
+      stage_of_(parallel::stages_of_operators(pipeline_, operators_)),
+      rank_of_(first_ranks(parts_, part_ranks_, stage_of_)) {
   for (size_t s = 0; s < pipeline_.stages.size(); ++s) {
-    const auto stage = static_cast<int>(s);
+    const int rank = split_.parts[s];
     for (const int op : pipeline_.stages[s].ops) {
       const nn::Operator& o = operators_.operators()[static_cast<size_t>(op)];
-      for (const nn::NamedTensor& p : o.parameters) owners_.try_emplace(p.name, stage);
-      for (const nn::NamedTensor& b : o.buffers) buffer_owners_.try_emplace(b.name, stage);
+      for (const nn::NamedTensor& p : o.parameters) owners_.try_emplace(p.name, rank);
+      for (const nn::NamedTensor& b : o.buffers) buffer_owners_.try_emplace(b.name, rank);
     }
   }
 }
 
 StageRunner::~StageRunner() = default;
 
-std::vector<StageRunner::Blocks> StageRunner::for_each_pipeline(
-    std::vector<Blocks> by_stage) const {
+std::vector<StageRunner::Blocks> StageRunner::for_each_pipeline(std::vector<Blocks> by_rank) const {
   std::vector<Blocks> out;
   for (int64_t r = 0; r < num_replicas_; ++r) {
-    for (const Blocks& blocks : by_stage) out.push_back(parallel::Optimizer::merged(blocks));
+    for (const Blocks& blocks : by_rank) out.push_back(parallel::Optimizer::merged(blocks));
   }
   return out;
 }
 
 std::vector<StageRunner::Blocks> StageRunner::blocks_read() const {
   std::map<std::string, parallel::BlockRange> blocks;
-  for (const FlatModel::Entry& p : flat_.parameters()) blocks[p.name] = blocks_with(p);
-  std::vector<Blocks> by_stage(static_cast<size_t>(num_stages_));
+  for (const FlatModel::Entry& p : flat_.parameters()) {
+    blocks[p.name] = blocks_with(p);
+    const auto slices = split_.slices.find(p.name);
+    if (slices == split_.slices.end()) continue;
+    for (const auto& slice : slices->second) blocks[slice.name] = blocks_with(p, slice);
+  }
+  std::vector<Blocks> by_stage(pipeline_.stages.size());
   for (size_t op = 0; op < stage_of_.size(); ++op) {
     Blocks& of_stage = by_stage[static_cast<size_t>(stage_of_[op])];
     const nn::Operator& o = operators_.operators()[op];
@@ -176,16 +224,37 @@ std::vector<StageRunner::Blocks> StageRunner::blocks_read() const {
       of_stage.push_back(found->second);
     }
   }
-  return for_each_pipeline(std::move(by_stage));
+  std::vector<Blocks> by_rank(static_cast<size_t>(num_ranks_));
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    const Blocks& own = by_stage[static_cast<size_t>(parts_[i].stage)];
+    Blocks& of_rank = by_rank[static_cast<size_t>(part_ranks_[i])];
+    of_rank.insert(of_rank.end(), own.begin(), own.end());
+  }
+  return for_each_pipeline(std::move(by_rank));
 }
 
 std::vector<StageRunner::Blocks> StageRunner::blocks_summed() const {
-  std::vector<Blocks> by_stage(static_cast<size_t>(num_stages_));
+  if (pipeline_.is_replicated()) return blocks_read();  // each adds what its own operators have
+  std::vector<Blocks> by_rank(static_cast<size_t>(num_ranks_));
   for (const FlatModel::Entry& p : flat_.parameters()) {
-    if (const auto owner = owners_.find(p.name); owner != owners_.end())
-      by_stage[static_cast<size_t>(owner->second)].push_back(blocks_with(p));
+    if (const auto owner = owners_.find(p.name); owner != owners_.end()) {
+      by_rank[static_cast<size_t>(owner->second)].push_back(blocks_with(p));
+    }
+    const auto slices = split_.slices.find(p.name);
+    if (slices == split_.slices.end()) continue;
+    for (const auto& slice : slices->second) {
+      by_rank[static_cast<size_t>(owners_.at(slice.name))].push_back(blocks_with(p, slice));
+    }
   }
-  return for_each_pipeline(std::move(by_stage));
+  return for_each_pipeline(std::move(by_rank));
+}
+
+nn::OperatorGraph StageRunner::forward_operators() const {
+  const auto& ops = operators_.operators();
+  nn::OperatorGraph out;
+  for (size_t op = 0; op + 1 < ops.size(); ++op) out.add(ops[op]);
+  out.set_results({ops.back().inputs.front()});  // what the loss reads first
+  return out;
 }
 
 void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
@@ -201,13 +270,16 @@ void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
   }
 }
 
-bool StageRunner::reads_samples(int stage) const {
+bool StageRunner::reads_samples(int rank) const {
+  std::vector<bool> reads(pipeline_.stages.size(), false);
   const auto& ops = operators_.operators();
   for (size_t op = 0; op < ops.size(); ++op) {
-    if (stage_of_[op] != stage) continue;
     for (const nn::Source& s : ops[op].inputs) {
-      if (s.op == nn::kModelInput) return true;
+      if (s.op == nn::kModelInput) reads[static_cast<size_t>(stage_of_[op])] = true;
     }
+  }
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (part_ranks_[i] == rank && reads[static_cast<size_t>(parts_[i].stage)]) return true;
   }
   return false;
 }
@@ -215,8 +287,8 @@ bool StageRunner::reads_samples(int stage) const {
 comm::LeafRange StageRunner::parts() const {
   comm::LeafRange out{0, 0};
   for (int64_t rank = 0; rank < std::ssize(hosts_); ++rank) {
-    if (!hosted(rank) || !reads_samples(static_cast<int>(rank % num_stages_))) continue;
-    const int64_t first = rank / num_stages_ * pipeline_.num_micro_batches;
+    if (!hosted(rank) || !reads_samples(static_cast<int>(rank % num_ranks_))) continue;
+    const int64_t first = rank / num_ranks_ * pipeline_.num_micro_batches;
     if (out.size() == 0) out.begin = first;
     out.end = first + pipeline_.num_micro_batches;
   }
@@ -237,6 +309,7 @@ void StageRunner::find_forms() {
     parallel::check_exact(pipeline_, operators_, inputs);
     draws_ = parallel::draws_of(operators_, inputs);
   }
+  shares_ = parallel::share_forms(operators_, pipeline_, inputs);
   forms_ = parallel::tensor_forms(operators_, inputs);
   if (pipeline_.exact) check_bits(inputs);
 }
@@ -295,6 +368,7 @@ void StageRunner::check_bits(const nn::Tensors& like) const {
 
 // Once for a generation, and again when other parameters are trained than before.
 void StageRunner::make_pipelines() {
+  split_.follow();
   std::vector<bool> trained;
   for (const nn::Operator& op : operators_.operators()) {
     for (const nn::NamedTensor& p : op.parameters) trained.push_back(p.tensor.requires_grad());
@@ -308,6 +382,7 @@ void StageRunner::make_pipelines() {
   placement.rank = rank_;
   placement.communicator = exchange_ != nullptr ? exchange_->messages() : nullptr;
   placement.forms = forms_;
+  placement.shares = shares_;
   // Each has tags of its own, and all workers give it the same ones.
   const uint32_t tags = parallel::PipelineHost::num_tags(operators_, pipeline_);
   if (int64_t{tags} * num_replicas_ + parallel::Exchange::kFirstTag >= int64_t{1} << 24) {
@@ -315,8 +390,10 @@ void StageRunner::make_pipelines() {
          num_replicas_, (int64_t{1} << 24) / tags - 1);
   }
   for (int64_t r = 0; r < num_replicas_; ++r) {
-    const auto first = hosts_.begin() + r * num_stages_;
-    placement.hosts.assign(first, first + num_stages_);
+    placement.hosts.clear();
+    for (const int rank : part_ranks_) {
+      placement.hosts.push_back(hosts_[static_cast<size_t>(r * num_ranks_ + rank)]);
+    }
     if (std::ranges::find(placement.hosts, rank_) == placement.hosts.end()) continue;
     placement.first_tag = parallel::Exchange::kFirstTag + static_cast<uint32_t>(r) * tags;
     pipelines_[static_cast<size_t>(r)] =
@@ -335,7 +412,8 @@ std::map<int64_t, StageRunner::Part> StageRunner::run(
   step.first_rank = pipeline * pipeline_.num_micro_batches;
   step.draws = &draws_;
   step.loss_scale = loss_scale;
-  step.trace = pipeline == 0 ? trace : nullptr;
+  parallel::Trace recorded;
+  step.trace = pipeline == 0 && trace != nullptr ? &recorded : nullptr;
   int64_t samples = 0;
   for (const data::Batch* batch : micro_batches) {
     step.inputs.emplace_back();
@@ -345,31 +423,77 @@ std::map<int64_t, StageRunner::Part> StageRunner::run(
     samples += batch->num_samples;
   }
   const std::vector<nn::Tensors> results = host.run(step);
-  const int loss_stage = stage_of_[static_cast<size_t>(operators_.results().front().op)];
+  if (step.trace != nullptr) split_.add_trace(recorded, *trace);
+  const auto loss = static_cast<size_t>(operators_.results().front().op);
   std::map<int64_t, Part> out;
-  for (int stage = 0; stage < num_stages_; ++stage) {
-    const int64_t rank = pipeline * num_stages_ + stage;
+  const bool replicated = pipeline_.is_replicated();
+  for (int own = 0; own < num_ranks_; ++own) {
+    const int64_t rank = pipeline * num_ranks_ + own;
     if (!hosted(rank)) continue;
-    Part& part = out[rank] = part_of(stage, host);
+    Part& part = out[rank] = replicated ? part_of_replica(own, host) : part_of(own, host);
     part.figures.resize(static_cast<size_t>(figures.size()));
-    if (stage == loss_stage) set_figures(results, samples, figures, part.figures);
+    const bool makes_loss = replicated ? parts_[static_cast<size_t>(own)].stage == stage_of_[loss]
+                                       : own == rank_of_[loss];
+    if (!makes_loss) continue;
+    set_figures(replicated ? host.outcome(own).results : results, samples,
+                pipeline_.stages[static_cast<size_t>(stage_of_[loss])].replicas, figures,
+                part.figures);
   }
   host.forget();
   return out;
 }
 
-StageRunner::Part StageRunner::part_of(int stage, const parallel::PipelineHost& pipeline) const {
-  return {gradients_of(stage, pipeline), buffers_of(stage, pipeline), {}};
+StageRunner::Part StageRunner::part_of(int rank, const parallel::PipelineHost& pipeline) const {
+  return {gradients_of(rank, pipeline), buffers_of(rank, pipeline), {}};
+}
+
+// A replica contributes all that its operators have. Running statistics become the mean over the
+// stage's replicas: the first one has those before the step, and all add their part of how far
+// theirs have moved from there, so that what does not move keeps its bits.
+StageRunner::Part StageRunner::part_of_replica(int part,
+                                               const parallel::PipelineHost& pipeline) const {
+  const parallel::PipelineHost::PartOutcome& found = pipeline.outcome(part);
+  Part out;
+  for (const FlatModel::Entry& parameter : flat_.parameters()) {
+    const auto own = found.gradients.find(parameter.name);
+    out.gradients.push_back(own != found.gradients.end() ? own->second.add_(0) : at::Tensor());
+  }
+  const parallel::StagePart& own = parts_[static_cast<size_t>(part)];
+  const int replicas = pipeline_.stages[static_cast<size_t>(own.stage)].replicas;
+  const std::span<float> now = flat_.buffer_values();
+  out.buffers.assign(now.size(), 0.0F);
+  for (const FlatModel::Entry& buffer : flat_.buffers()) {
+    const std::span<float> before =
+        now.subspan(static_cast<size_t>(buffer.offset), static_cast<size_t>(buffer.size));
+    float* const place = out.buffers.data() + buffer.offset;
+    const auto moved = found.buffers.find(buffer.name);
+    if (moved == found.buffers.end()) {  // of another stage, or of no operator
+      if (part == 0 && !buffer_owners_.contains(buffer.name)) std::ranges::copy(before, place);
+      continue;
+    }
+    const at::Tensor values = moved->second.contiguous();
+    const float* const after = values.data_ptr<float>();
+    for (size_t i = 0; i < before.size(); ++i) {
+      const float from = own.replica == 0 ? before[i] : 0.0F;
+      place[i] = replicas == 1 ? after[i] + 0.0F
+                               : from + (after[i] - before[i]) / static_cast<float>(replicas);
+    }
+  }
+  return out;
 }
 
 // -0 becomes 0, as where something else is added; an exact sum adds -0 instead, so it stays.
-std::vector<at::Tensor> StageRunner::gradients_of(int stage,
+std::vector<at::Tensor> StageRunner::gradients_of(int rank,
                                                   const parallel::PipelineHost& pipeline) const {
   std::vector<at::Tensor> out;
   for (const FlatModel::Entry& parameter : flat_.parameters()) {
+    if (const auto slices = split_.slices.find(parameter.name); slices != split_.slices.end()) {
+      out.push_back(gradient_of_slices(rank, parameter, slices->second, pipeline));
+      continue;
+    }
     const auto owner = owners_.find(parameter.name);
     const auto found = pipeline.gradients().find(parameter.name);
-    const bool is_own = (owner == owners_.end() ? 0 : owner->second) == stage;
+    const bool is_own = (owner == owners_.end() ? 0 : owner->second) == rank;
     at::Tensor& part = out.emplace_back();
     if (is_own && found != pipeline.gradients().end()) {
       part = pipeline_.exact ? found->second : found->second.add_(0);
@@ -380,13 +504,27 @@ std::vector<at::Tensor> StageRunner::gradients_of(int stage,
   return out;
 }
 
-std::vector<float> StageRunner::buffers_of(int stage,
+// Of the whole parameter: zeros but for what the rank has of it.
+at::Tensor StageRunner::gradient_of_slices(int rank, const FlatModel::Entry& parameter,
+                                           const Slices& slices,
                                            const parallel::PipelineHost& pipeline) const {
+  const at::NoGradGuard no_grad;
+  at::Tensor whole;
+  for (const parallel::TensorSplit::Slice& slice : slices) {
+    const auto found = pipeline.gradients().find(slice.name);
+    if (owners_.at(slice.name) != rank || found == pipeline.gradients().end()) continue;
+    if (!whole.defined()) whole = at::zeros(parameter.shape, found->second.options());
+    whole.narrow(slice.dim, slice.begin, slice.size()).copy_(found->second.add_(0));
+  }
+  return whole;
+}
+
+std::vector<float> StageRunner::buffers_of(int rank, const parallel::PipelineHost& pipeline) const {
   const std::span<float> now = flat_.buffer_values();
   std::vector<float> out(now.size(), pipeline_.exact ? -0.0F : 0.0F);
   for (const FlatModel::Entry& buffer : flat_.buffers()) {
     const auto owner = buffer_owners_.find(buffer.name);
-    if ((owner == buffer_owners_.end() ? 0 : owner->second) != stage) continue;
+    if ((owner == buffer_owners_.end() ? 0 : owner->second) != rank) continue;
     const auto offset = static_cast<size_t>(buffer.offset);
     const std::span<float> values = now.subspan(offset, static_cast<size_t>(buffer.size));
     const auto place = out.begin() + buffer.offset;
@@ -404,8 +542,10 @@ std::vector<float> StageRunner::buffers_of(int stage,
   return out;
 }
 
+// Of a stage that has so many replicas, one of which has these results.
 void StageRunner::set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
-                              const FigureList& figures, std::vector<float>& out) const {
+                              int replicas, const FigureList& figures,
+                              std::vector<float>& out) const {
   const nn::OneThread alone;
   float loss = 0;
   parallel::TensorTree losses;
@@ -420,11 +560,12 @@ void StageRunner::set_figures(const std::vector<nn::Tensors>& results, int64_t s
   const auto set = [&](std::string_view name, auto value) {
     out[figures.place(name)] = static_cast<float>(value);
   };
+  if (replicas > 1) loss /= static_cast<float>(replicas);
   set(kLoss, pipeline_.exact ? losses.sum().item<float>() : loss);
   set(kCorrect, correct);
   set(kPredictions, predictions);
-  set(kSamplesForward, samples);
-  set(kSamplesBackward, samples);
+  set(kSamplesForward, samples / replicas);
+  set(kSamplesBackward, samples / replicas);
 }
 
 }  // namespace ductile::train

@@ -16,6 +16,7 @@
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/pipeline.h"
 #include "ductile/parallel/shards.h"
+#include "ductile/parallel/tensor_split.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/flat_model.h"
 #include "ductile/train/ingredients.h"
@@ -27,12 +28,17 @@ namespace ductile::train {
 // invalid_argument that names the option and the operator or stage.
 parallel::Pipeline pipeline_of_job(const spec::JobOptions& job, const nn::OperatorGraph& operators);
 
-// Runs the virtual ranks of a job whose ranks are stages of its model: those that one worker hosts,
-// which take turns. Rank v is stage v % S of pipeline v / S, where S is the number of stages; each
-// pipeline has an equal part of the batch. A rank reads the weights of its operators alone. What it
-// contributes is the gradients of their parameters and their running statistics, with zeros for
-// all others, so the sum over the ranks of a pipeline is the whole, and that over pipelines as many
-// times their mean. A parameter of several stages is the first one's.
+// Runs the virtual ranks of a job whose ranks are stages of its model, or parts of stages
+// (tensor_split.h): those that one worker hosts, which take turns. Rank v is part v % P of pipeline
+// v / P, where P is the number of parts of all stages; each pipeline has an equal part of the
+// batch. Where stages have replicas of their own (train.pipelined.stage_replicas), there is one
+// pipeline, and its ranks are the replicas, stage by stage. A rank reads the weights of its
+// operators alone. What it contributes is the gradients of their parameters and their running
+// statistics, with zeros for all others, so the sum over the ranks of a pipeline is the whole, and
+// that over pipelines as many times their mean. A parameter of several stages is the first one's.
+// Of replicas each contributes its own gradients, in which a micro-batch's mean is over all of its
+// samples, also of a parameter that other stages hold; and its share of the mean over the stage's
+// running statistics.
 //
 // With train.pipeline_exact the sum is that of the plain method, to the bit, where micro-batch m of
 // pipeline r is virtual rank r * M + m: each pipeline sums its micro-batches' gradients and running
@@ -52,8 +58,11 @@ class StageRunner {
   std::vector<Blocks> blocks_read() const;
   std::vector<Blocks> blocks_summed() const;
 
-  // The stage of each operator of the model, the loss not among them.
-  std::vector<int> stages() const { return {stage_of_.begin(), stage_of_.end() - 1}; }
+  // The model as its ranks run it, without the loss; and, of each of its operators, the virtual
+  // rank that evaluates it, in the first pipeline: its part of its stage, or that stage's first
+  // replica.
+  nn::OperatorGraph forward_operators() const;
+  std::vector<int> ranks() const { return {rank_of_.begin(), rank_of_.end() - 1}; }
 
   // As RankRunner::host().
   void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
@@ -74,31 +83,39 @@ class StageRunner {
 
  private:
   bool hosted(int64_t rank) const { return hosts_[static_cast<size_t>(rank)] == rank_; }
-  bool reads_samples(int stage) const;
+  bool reads_samples(int rank) const;
   void find_forms();
   void check_bits(const nn::Tensors& like) const;
-  std::vector<Blocks> for_each_pipeline(std::vector<Blocks> by_stage) const;
+  std::vector<Blocks> for_each_pipeline(std::vector<Blocks> by_rank) const;
   void make_pipelines();
-  Part part_of(int stage, const parallel::PipelineHost& pipeline) const;
-  std::vector<at::Tensor> gradients_of(int stage, const parallel::PipelineHost& pipeline) const;
-  std::vector<float> buffers_of(int stage, const parallel::PipelineHost& pipeline) const;
-  void set_figures(const std::vector<nn::Tensors>& results, int64_t samples,
+  Part part_of(int rank, const parallel::PipelineHost& pipeline) const;
+  Part part_of_replica(int part, const parallel::PipelineHost& pipeline) const;
+  std::vector<at::Tensor> gradients_of(int rank, const parallel::PipelineHost& pipeline) const;
+  using Slices = std::vector<parallel::TensorSplit::Slice>;
+  at::Tensor gradient_of_slices(int rank, const FlatModel::Entry& parameter, const Slices& slices,
+                                const parallel::PipelineHost& pipeline) const;
+  std::vector<float> buffers_of(int rank, const parallel::PipelineHost& pipeline) const;
+  void set_figures(const std::vector<nn::Tensors>& results, int64_t samples, int replicas,
                    const FigureList& figures, std::vector<float>& out) const;
 
   const spec::JobOptions& job_;
   Ingredients& ingredients_;
   FlatModel& flat_;
-  const nn::OperatorGraph operators_;
-  const parallel::Pipeline pipeline_;
-  const int64_t num_stages_, num_replicas_;
-  const std::vector<int> stage_of_;                    // by operator
-  std::map<std::string, int> owners_, buffer_owners_;  // stages, by name
+  const parallel::TensorSplit split_;
+  const nn::OperatorGraph& operators_;  // of split_, as the pipeline
+  const parallel::Pipeline& pipeline_;
+  const std::vector<parallel::StagePart> parts_;       // of a pipeline
+  const std::vector<int> part_ranks_;                  // of these, in their pipeline
+  const int64_t num_ranks_, num_replicas_;             // of a pipeline; pipelines
+  const std::vector<int> stage_of_, rank_of_;          // by operator; ranks in their pipeline
+  std::map<std::string, int> owners_, buffer_owners_;  // ranks in their pipeline, by name
   std::vector<int> hosts_;                             // workers, by virtual rank
   int rank_ = 0;
   parallel::Exchange* exchange_ = nullptr;
-  std::map<nn::Source, parallel::TensorForm> forms_;
-  parallel::Draws draws_;      // where the pipeline is exact
-  std::vector<bool> trained_;  // parameters, as pipelines_ were made for
+  parallel::TensorForms forms_;
+  std::map<int, parallel::TensorForms> shares_;  // of replicas, by their number
+  parallel::Draws draws_;                        // where the pipeline is exact
+  std::vector<bool> trained_;                    // parameters, as pipelines_ were made for
   std::vector<std::unique_ptr<parallel::PipelineHost>> pipelines_;  // nullptr: nothing is hosted
 };
 

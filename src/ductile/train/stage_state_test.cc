@@ -21,9 +21,10 @@
 namespace ductile::train {
 namespace {
 
-using testing::disturb;
+using testing::disturb_and_compare;
 using testing::OneRun;
 using testing::run_serial;
+using testing::save_together_and_compare;
 using testing::sharded_job;
 using testing::small_job;
 using testing::weights_of;
@@ -92,19 +93,6 @@ std::vector<spec::JobOptions> sharded_jobs() {
   return jobs;
 }
 
-void disturb_and_compare(const spec::JobOptions& job, const std::vector<uint64_t>& seeds) {
-  const auto whole = weights_of(*run_serial(job));
-  for (const uint64_t seed : seeds) {
-    const OneRun run(job);
-    disturb(run, job, 8, seed);
-    const auto newest = ckpt::open_latest(run.folder.checkpoints());
-    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
-    Replica replica(job);
-    replica.restore(*newest.checkpoint);
-    EXPECT_EQ(weights_of(replica), whole) << job.optimizer.name << ", seed " << seed;
-  }
-}
-
 TEST(StageState, WhereItLiesChangesNoBitThroughKillsAndResizes) {
   for (const spec::JobOptions& job : sharded_jobs()) disturb_and_compare(job, {0, 1, 2, 3});
 }
@@ -162,34 +150,7 @@ TEST(StageState, IsSavedByAllWorkersTogetherWhileTheJobRuns) {
   spec::JobOptions job = sharded_job();
   job.train.shard_copies = 1;
   job.train.ema_decay = 0.9;
-  job.train.epochs = 1'000'000;
-  job.checkpoint.every_steps = 2;
-  job.checkpoint.keep = 100;
-  const OneRun run(job);
-  {
-    testing::LocalCluster cluster(run.folder, job, recipe_of(job));
-    cluster.start(4);
-    cluster.run_to(80);  // a save takes longer than a step
-    cluster.preempt();
-  }
-  int64_t together = 0;
-  run::for_each_diary_line(run.folder.events_file(), [&](const nlohmann::json& line) {
-    if (line.value("kind", "") != "checkpoint" || line.value("parts", 1) != 4) return;
-    ++together;
-    const auto step = line.at("step").get<int64_t>();
-    Replica saved(job), undisturbed(job);
-    saved.restore(ckpt::Checkpoint::open(run.folder.checkpoints(), step));
-    undisturbed.host_all();
-    std::vector<float> sum(static_cast<size_t>(undisturbed.vector_size()));
-    while (undisturbed.step() < step) {
-      undisturbed.compute(undisturbed.num_ranks(), sum);
-      undisturbed.apply(sum);
-    }
-    EXPECT_EQ(ckpt::tensors_digest(saved.state().tensors()),
-              ckpt::tensors_digest(undisturbed.state().tensors()))
-        << "step " << step;
-  });
-  EXPECT_GT(together, 0);
+  save_together_and_compare(job);
 }
 
 // What each worker has is told once in each generation: of the parts that it holds.

@@ -271,6 +271,23 @@ std::vector<ckpt::TensorView> JobState::tensors_of(const std::vector<bool>& para
   return out;
 }
 
+void JobState::add_pieces(const std::vector<Piece>& pieces, std::vector<ckpt::TensorView>& tensors,
+                          std::vector<ckpt::TensorPiece>& of) {
+  for (const Piece& piece : pieces) {
+    const FlatModel::Entry& whole = flat.parameters()[piece.parameter];
+    const std::string mark = fmt::format("#{}", piece.begin);
+    const FlatModel::Entry entry{
+        whole.name + mark, {piece.size}, whole.offset + piece.begin, piece.size};
+    std::vector<NamedTensor> chosen;
+    add_parameter(entry, /*with_state=*/true, chosen);
+    for (const NamedTensor& t : chosen) {
+      of.push_back(
+          {t.name, t.name.substr(0, t.name.size() - mark.size()), whole.shape, piece.begin});
+      tensors.push_back({t.name, DType::f32, t.shape, std::as_bytes(t.values), /*apart=*/true});
+    }
+  }
+}
+
 std::vector<ckpt::TensorView> JobState::tensors() {
   DUCTILE_CHECK(optimizer->holds_all(), "the state of all blocks is asked for, some are held");
   std::vector<ckpt::TensorView> out;

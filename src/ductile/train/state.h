@@ -13,6 +13,7 @@
 #include "ductile/base/aligned_array.h"
 #include "ductile/base/json_value.h"
 #include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/join.h"
 #include "ductile/nn/model.h"
 #include "ductile/optim/hyper.h"
 #include "ductile/optim/loss_scaler.h"
@@ -135,6 +136,14 @@ class JobState {
   // Some of them: those of the parameters for which `parameters` is true, all of whose blocks are
   // held, and those that belong to no parameter if `others`.
   std::vector<ckpt::TensorView> tensors_of(const std::vector<bool>& parameters, bool others);
+  // Elements [begin, begin + size) of parameter number `parameter`, whose blocks are held.
+  struct Piece {
+    size_t parameter = 0;
+    int64_t begin = 0, size = 0;
+  };
+  // Adds these elements of the tensors of parameters, as tensors of their own, and what they are.
+  void add_pieces(const std::vector<Piece>& pieces, std::vector<ckpt::TensorView>& tensors,
+                  std::vector<ckpt::TensorPiece>& of);
   // Restores the tensors of a checkpoint, and `values`: its own, or, if an older version wrote it,
   // these converted to the present form. Throws invalid_argument, naming the tensor, if the
   // checkpoint belongs to another model (a tensor is missing, superfluous or of another shape).

@@ -91,15 +91,60 @@ struct Slow {
     }
     return count * plan.stages[s].micro_batch;
   }
+  bool begun(size_t s, Task t, int64_t i) const { return is_done.contains({s, t, i}); }
+  // Micro-batch by micro-batch: what each has left so far, and what its task takes now.
+  double held_memory(size_t s) const {
+    const StageMemory& m = costs.memory[s];
+    const int64_t last = plan.batch / plan.stages[s].micro_batch - 1;
+    double bytes = m.fixed;
+    for (int64_t i = 0; i <= last; ++i) {
+      const auto runs = [&](Task t) { return begun(s, t, i) && !done(s, t, i); };
+      if (runs(Task::forward)) bytes += m.forward;
+      if (runs(Task::backward)) bytes += m.backward;
+      if (runs(Task::backward_weight)) bytes += m.weights;
+      if (done(s, Task::forward, i) && !done(s, Task::backward, i)) bytes += m.held;
+      if (split && done(s, Task::backward, i) && !done(s, Task::backward_weight, i))
+        bytes += m.waiting;
+    }
+    if (!begun(s, Task::forward, last)) bytes += m.posted_forward;
+    if (!begun(s, Task::backward, last)) bytes += m.posted_backward;
+    return bytes;
+  }
+  // Messages of a stage, one after the other: which are still here?
+  double sent_memory(size_t s) const {
+    double bytes = 0;
+    for (const bool gradient : {false, true}) {
+      for (int edge = 0; edge < int(costs.stages.edges.size()); ++edge) {
+        const StageEdge& e = costs.stages.edges[edge];
+        if ((gradient ? e.to : e.from) != int(s)) continue;
+        const size_t reader = size_t(gradient ? e.from : e.to);
+        const int64_t size = plan.stages[s].micro_batch, other = plan.stages[reader].micro_batch;
+        int64_t here = 0;
+        for (const Message& m : messages) {
+          if (m.edge != edge || m.gradient != gradient) continue;
+          bool gone = true;
+          for (int64_t sample = m.index * size; sample < (m.index + 1) * size; ++sample) {
+            if (!has_arrived(edge, gradient, sample)) gone = false;
+            const int64_t task = sample / other - (costs.unit[reader] == costs.unit[s] ? 0 : 1);
+            if (task < 0) continue;
+            const Task kind = gradient ? Task::backward : Task::forward;
+            if (!is_done.contains({reader, kind, task})) gone = false;
+          }
+          here += !gone;
+        }
+        bytes += double(here) * (gradient ? costs.sent.backward : costs.sent.forward)[edge];
+      }
+    }
+    return bytes;
+  }
   double unit_memory(int unit) const {
-    double fixed = 0, activations = 0;
+    double bytes = 0;
     for (size_t k = n; k-- > 0;) {
       const size_t s = size_t(costs.stages.order[k]);
       if (costs.unit[s] != unit) continue;
-      fixed += costs.fixed_memory[s];
-      activations += costs.held_per_sample[s] * double(held(s));
+      bytes += held_memory(s) + (costs.sent.backward.empty() ? 0 : sent_memory(s));
     }
-    return fixed + activations;
+    return bytes;
   }
   void send(size_t s, int64_t i, bool gradient) {
     for (int edge = 0; edge < int(costs.stages.edges.size()); ++edge) {

@@ -22,14 +22,19 @@ DESCRIPTION = "ductile.json"  # nn/script_model_impl.h reads it
 EVALUATE = "evaluate"
 
 
+def _stores(module):
+    """Where a module has its tensors; recurrent layers have their weights a second time, in a list."""
+    return [module._parameters, module._buffers, *(value for value in vars(module).values() if isinstance(value, list))]
+
+
 class _Instead:
     """While it lasts, the module computes with these tensors in place of its parameters and buffers, by first names."""
 
     def __init__(self, passes, tensors_by_name):
         self.passes, self.given = passes, tensors_by_name
         wanted = {id(passes.held[name]): tensor for name, tensor in tensors_by_name.items()}
-        self.places = [(store, key, wanted[id(held)]) for module in passes.root.modules() for store in (module._parameters, module._buffers)
-                       for key, held in store.items() if held is not None and id(held) in wanted]
+        self.places = [(store, key, wanted[id(held)]) for module in passes.root.modules() for store in _stores(module)
+                       for key, held in (store.items() if isinstance(store, dict) else enumerate(store)) if id(held) in wanted]
 
     def __enter__(self):
         self.before = [store[key] for store, key, _ in self.places], dict(self.passes.held)
@@ -60,8 +65,12 @@ class Cells:
         if not isinstance(self.subject, _subjects.OfModule):
             self._refuse("it is a ductile.Job, whose data and loss are Python", "Name the torch.nn.Module: C++ reads the data, and its loss is the "
                          "cross-entropy of what forward() returns")
-        if len(calls.recordings[0].inputs) != 1:
-            self._refuse(f"forward() is given {len(calls.recordings[0].inputs)} tensors", "A job gives a model one tensor of samples")
+        if not calls.recordings[0].inputs:
+            self._refuse("forward() is given no tensor", "A job gives it the samples")
+        read = {ref.output for op in self.passes.operators for ref in op.inputs if ref.node == INPUT}
+        for number in range(len(calls.recordings[0].inputs)):
+            if number not in read:
+                self._refuse(f"no operator reads tensor {number} of those that forward() is given", "Leave it out")
         if not isinstance(calls.recordings[0].output, torch.Tensor) or not isinstance(calls.results[0], Ref):
             self._refuse("forward() returns no tensor", "Let it return the logits, [samples, classes] or [samples, tokens, vocabulary]")
         for name, tensor in [*self.root.named_parameters(), *self.root.named_buffers()]:
@@ -110,15 +119,17 @@ class Cells:
 
     def _whole(self, samples, training):
         args, kwargs = self.subject._arguments(samples)
-        given = distinct(tensors([args, kwargs]))[0]
+        given = [id(tensor) for tensor in distinct(tensors([args, kwargs]))]
         names = [*self.parameters, *self.buffers]
 
-        def run(x, *held):
+        def run(*inputs_and_held):
+            inputs = dict(zip(given, inputs_and_held))
+
             def instead(leaf):
-                return x if leaf is given else leaf
+                return inputs.get(id(leaf), leaf)
 
             self.root.train(training)
-            with _Instead(self.passes, dict(zip(names, held))):
+            with _Instead(self.passes, dict(zip(names, inputs_and_held[len(given):]))):
                 return self.root(*mapped(instead, args), **mapped(instead, kwargs))
 
         return run
@@ -141,7 +152,8 @@ class Cells:
                     made.update(zip(op.outputs, cell(*(a.clone() for a in args))))
                 name = self._name_of_cell(op, number, samples, described, [list(t.shape) for t in given])
                 methods.setdefault(name, (cell, args))
-        methods[EVALUATE] = self._whole(shares[-1], False), (self.subject.inputs(shares[-1])[0], *self._values([*self.parameters, *self.buffers]))
+        methods[EVALUATE] = self._whole(shares[-1], False), (*self.subject.inputs(shares[-1]),
+                                                                *self._values([*self.parameters, *self.buffers]))
         try:
             self._save(self._traced(methods), os.fspath(file), json.dumps(self._description(ops)), shares)
         finally:
@@ -184,6 +196,9 @@ class Cells:
 
     def _refuse_script(self, error):
         lines = [line for line in str(error).splitlines() if line] or [type(error).__name__]
+        if "requires grad as a constant" in lines[0]:
+            self._refuse("forward() reads a weight otherwise than as an attribute of its module, such as a copy that was kept in a tuple, a "
+                         "dictionary or a function; in the file it would stay as it is now", "Read self.NAME where it is needed")
         self._refuse(f"it is no TorchScript ({lines[0]})", "What C++ is to run consists of functions of torch")
 
     def _traced(self, methods):
@@ -223,6 +238,7 @@ class Cells:
         place = next([i, op.outputs.index(result)] for i, op in enumerate(self.passes.operators) if result in op.outputs)
         held = self.passes.parameters
         return {"format": "ductile.model", "version": 1, "name": self.name, "ops": ops, "result": place,
+                "inputs": len(self.passes.calls.recordings[0].inputs),
                 "parameters": [{"name": name, "frozen": not held[name].requires_grad, "norm": id(held[name]) in norms} for name in self.parameters],
                 "buffers": list(self.buffers)}
 
@@ -234,16 +250,16 @@ class Cells:
         with torch.jit.optimized_execution(False):
             held = self._values([*self.parameters, *self.buffers])
             for samples in sorted({1, shares[0], shares[-1]}):
-                x = self._other(samples)
+                inputs = self._other(samples)
                 with torch.no_grad():
-                    if not torch.equal(getattr(loaded, EVALUATE)(x, *held), self._whole(samples, False)(x)):
+                    if not torch.equal(getattr(loaded, EVALUATE)(*inputs, *held), self._whole(samples, False)(*inputs)):
                         self._differs(f"in evaluation mode, of {samples} samples")
             for samples in shares:
                 self._compare_operators(loaded, samples)
 
     def _compare_operators(self, loaded, samples):
-        x = self._other(samples)
-        made, differentiable = {Ref(INPUT, 0): x}, set()
+        inputs = self._other(samples)
+        made, differentiable = {Ref(INPUT, i): tensor for i, tensor in enumerate(inputs)}, set()
         for number, op in enumerate(self.passes.operators):
             given = [(made[ref], ref in differentiable) for ref in op.inputs]
             ours = _Pass(self, op, getattr(loaded, self.names[number, samples]), given, samples)
@@ -258,13 +274,13 @@ class Cells:
             differentiable.update(ref for ref, wanting in zip(op.outputs, ours.differentiable) if wanting)
         if not any(self.passes.calls.nodes[index].random for op in self.passes.operators for index in op.nodes):
             with torch.no_grad():
-                if not torch.equal(made[self.passes.calls.results[0]], self._whole(samples, True)(x)):
+                if not torch.equal(made[self.passes.calls.results[0]], self._whole(samples, True)(*inputs)):
                     self._differs(f"of {samples} samples")
         self.kept.restore()
 
     def _other(self, samples):
         seed_all(samples)
-        return self.subject.inputs(samples)[0].roll(1, 0).flip(-1).contiguous()
+        return [tensor.roll(1, 0).flip(-1).contiguous() for tensor in self.subject.inputs(samples)]
 
     def _differs(self, what):
         self._refuse(f"what is written gives other values than the module {what}", "Python computes something of it from values, or from the "

@@ -32,8 +32,8 @@ def plan(graph, devices=8, batch=128, *, micro_batch=None, objective="time", opt
     objective        "time", or "throughput": only the steady state
     optimizer_state  bytes of the optimiser per byte of parameters: 0 SGD, 1 momentum, 2 Adam; None: the graph's
     replicas         of each stage; None: as many as serve it best
-    runnable         only plans that `ductile train --plan` runs: pipelines side by side, each with one device for each
-                     stage, and equal micro-batches
+    runnable         only plans that `ductile train --plan` runs: a device for each replica of each stage, and equal
+                     micro-batches
     time_limit       seconds of the search
     baselines        planners of others to compare with; baselines() lists them
 

@@ -7,12 +7,14 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "ductile/base/files.h"
 #include "ductile/base/options.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/ingredients.h"
@@ -113,6 +115,54 @@ inline void disturb(const OneRun& run, const spec::JobOptions& job, int64_t step
     }
   }
   EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+}
+
+// For each seed a disturbed run, which ends with the weights of the serial one.
+inline void disturb_and_compare(const spec::JobOptions& job, const std::vector<uint64_t>& seeds) {
+  const auto whole = weights_of(*run_serial(job));
+  for (const uint64_t seed : seeds) {
+    const OneRun run(job);
+    disturb(run, job, 8, seed);
+    const auto newest = ckpt::open_latest(run.folder.checkpoints());
+    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
+    Replica replica(job);
+    replica.restore(*newest.checkpoint);
+    EXPECT_EQ(weights_of(replica), whole)
+        << job.model.name << ", " << job.optimizer.name << ", seed " << seed;
+  }
+}
+
+// The job on four workers, which save it together while it goes on: what they saved is the state of
+// an undisturbed job.
+inline void save_together_and_compare(spec::JobOptions job) {
+  job.train.epochs = 1'000'000;
+  job.checkpoint.every_steps = 2;
+  job.checkpoint.keep = 100;
+  const OneRun run(job);
+  {
+    LocalCluster cluster(run.folder, job, recipe_of(job));
+    cluster.start(4);
+    cluster.run_to(80);  // a save takes longer than a step
+    cluster.preempt();
+  }
+  int64_t together = 0;
+  run::for_each_diary_line(run.folder.events_file(), [&](const nlohmann::json& line) {
+    if (line.value("kind", "") != "checkpoint" || line.value("parts", 1) != 4) return;
+    ++together;
+    const auto step = line.at("step").get<int64_t>();
+    Replica saved(job), undisturbed(job);
+    saved.restore(ckpt::Checkpoint::open(run.folder.checkpoints(), step));
+    undisturbed.host_all();
+    std::vector<float> sum(static_cast<size_t>(undisturbed.vector_size()));
+    while (undisturbed.step() < step) {
+      undisturbed.compute(undisturbed.num_ranks(), sum);
+      undisturbed.apply(sum);
+    }
+    EXPECT_EQ(ckpt::tensors_digest(saved.state().tensors()),
+              ckpt::tensors_digest(undisturbed.state().tensors()))
+        << "step " << step;
+  });
+  EXPECT_GT(together, 0);
 }
 
 }  // namespace ductile::train::testing

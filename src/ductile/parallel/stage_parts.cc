@@ -1,0 +1,182 @@
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include "ductile/base/error.h"
+#include "ductile/parallel/stage_parts_impl.h"
+
+namespace ductile::parallel {
+namespace {
+
+// The pieces of one transfer between stages whose replicas have the parts from `from` and `to` on.
+void add_pieces(size_t transfer, int from, int64_t makers, int to, int64_t readers,
+                std::vector<Piece>& out) {
+  const int64_t samples = std::lcm(makers, readers);
+  const int64_t of_maker = samples / makers, of_reader = samples / readers;
+  for (int64_t i = 0; i < makers; ++i) {
+    for (int64_t j = 0; j < readers; ++j) {
+      Piece piece;
+      piece.transfer = transfer;
+      piece.from = from + static_cast<int>(i);
+      piece.to = to + static_cast<int>(j);
+      piece.whole = makers == readers;
+      const int64_t begin = std::max(i * of_maker, j * of_reader);
+      piece.at_from = begin - i * of_maker;
+      piece.at_to = begin - j * of_reader;
+      piece.rows = std::min((i + 1) * of_maker, (j + 1) * of_reader) - begin;
+      if (piece.rows > 0) out.push_back(std::move(piece));
+    }
+  }
+}
+
+std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> out(sizes.size(), 1);
+  for (size_t i = sizes.size(); i-- > 1;) {
+    out[i - 1] = out[i] * std::max<int64_t>(1, sizes[i]);
+  }
+  return out;
+}
+
+}  // namespace
+
+bool Pipeline::is_replicated() const {
+  return std::ranges::any_of(stages, [](const Stage& s) { return s.replicas > 1; });
+}
+
+std::vector<StagePart> parts_of(const Pipeline& pipeline) {
+  std::vector<StagePart> out;
+  for (size_t s = 0; s < pipeline.stages.size(); ++s) {
+    for (int r = 0; r < pipeline.stages[s].replicas; ++r) out.push_back({static_cast<int>(s), r});
+  }
+  return out;
+}
+
+std::map<int, TensorForms> share_forms(const nn::OperatorGraph& operators, const Pipeline& pipeline,
+                                       const nn::Tensors& inputs) {
+  std::map<int, TensorForms> out;
+  for (const Pipeline::Stage& stage : pipeline.stages) {
+    if (stage.replicas < 2 || out.contains(stage.replicas)) continue;
+    nn::Tensors own;
+    for (const at::Tensor& t : inputs) own.push_back(share_of(t, 0, stage.replicas));
+    out[stage.replicas] = tensor_forms(operators, own);
+  }
+  return out;
+}
+
+std::vector<Piece> pieces_of(const Pipeline& pipeline, const std::vector<Transfer>& transfers) {
+  std::vector<int> first;
+  int parts = 0;
+  for (const Pipeline::Stage& stage : pipeline.stages) {
+    first.push_back(parts);
+    parts += stage.replicas;
+  }
+  std::vector<Piece> out;
+  for (size_t t = 0; t < transfers.size(); ++t) {
+    const auto from = static_cast<size_t>(transfers[t].from);
+    const auto to = static_cast<size_t>(transfers[t].to);
+    add_pieces(t, first[from], pipeline.stages[from].replicas, first[to],
+               pipeline.stages[to].replicas, out);
+  }
+  return out;
+}
+
+void set_form(Piece& piece, const TensorForm& from, int makers, const TensorForm& to, int readers,
+              const std::string& what) {
+  piece.form = from;
+  if (piece.whole) return;
+  const int64_t samples = std::lcm(int64_t{makers}, int64_t{readers});
+  const bool fits = !from.sizes.empty() && from.sizes.size() == to.sizes.size() &&
+                    from.type == to.type && from.sizes[0] * makers == to.sizes[0] * readers &&
+                    from.sizes[0] * makers % samples == 0 &&
+                    std::equal(from.sizes.begin() + 1, from.sizes.end(), to.sizes.begin() + 1);
+  if (!fits) {
+    fail(ErrorCode::invalid_argument,
+         "{} cannot be divided by samples between a stage of {} replicas and one of {}: the first "
+         "of its dimensions does not count them; give both stages as many replicas, or cut the "
+         "model elsewhere",
+         what, makers, readers);
+  }
+  const int64_t rows = from.sizes[0] * makers / samples;  // of a unit
+  piece.at_from *= rows;
+  piece.at_to *= rows;
+  piece.rows *= rows;
+  piece.form.sizes[0] = piece.rows;
+  piece.form.strides = dense_strides(piece.form.sizes);
+}
+
+at::Tensor share_of(const at::Tensor& samples, int replica, int replicas) {
+  if (samples.dim() == 0 || samples.size(0) % replicas != 0) {
+    fail(ErrorCode::invalid_argument,
+         "{} replicas of a stage do not divide the {} samples of a micro-batch", replicas,
+         samples.dim() == 0 ? 1 : samples.size(0));
+  }
+  const at::NoGradGuard no_grad;
+  const int64_t own = samples.size(0) / replicas;
+  return samples.narrow(0, replica * own, own).clone();
+}
+
+at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor rows = tensor.narrow(0, begin, count);
+  return at::empty(rows.sizes(), tensor.options()).copy_(rows);
+}
+
+at::Tensor joined(const nn::Tensors& pieces, const TensorForm& form) {
+  const at::NoGradGuard no_grad;
+  if (pieces.size() == 1 && pieces[0].strides() == form.strides) return pieces[0];
+  const at::Tensor out = at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type));
+  int64_t row = 0;
+  for (const at::Tensor& piece : pieces) {
+    out.narrow(0, row, piece.size(0)).copy_(piece);
+    row += piece.size(0);
+  }
+  return out;
+}
+
+PartBuffers::PartBuffers(const nn::OperatorGraph& operators, const std::vector<int>& ops) {
+  for (const int op : ops) {
+    const nn::Operator& o = operators.operators()[static_cast<size_t>(op)];
+    of_model_.insert(of_model_.end(), o.buffers.begin(), o.buffers.end());
+  }
+}
+
+void PartBuffers::begin() {
+  const at::NoGradGuard no_grad;
+  before_.clear();
+  own_.clear();
+  for (const nn::NamedTensor& b : of_model_) {
+    before_.push_back(b.tensor.clone());
+    own_.push_back(b.tensor.clone());
+  }
+}
+
+// What an operator has saved of the buffer for its backward pass stays good, as in KeptBuffers.
+void PartBuffers::lend() const {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < own_.size(); ++i) of_model_[i].tensor.variable_data().copy_(own_[i]);
+}
+
+void PartBuffers::take_back() {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < own_.size(); ++i) own_[i].copy_(of_model_[i].tensor);
+}
+
+void PartBuffers::restore() const {
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < before_.size(); ++i) {
+    of_model_[i].tensor.variable_data().copy_(before_[i]);
+  }
+}
+
+std::map<std::string, at::Tensor> PartBuffers::values() const {
+  std::map<std::string, at::Tensor> out;
+  for (size_t i = 0; i < own_.size(); ++i) out[of_model_[i].name] = own_[i];
+  return out;
+}
+
+}  // namespace ductile::parallel

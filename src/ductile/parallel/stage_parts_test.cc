@@ -1,0 +1,258 @@
+// Stages with numbers of replicas of their own.
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/rng.h"
+#include "ductile/parallel/pipeline.h"
+#include "ductile/parallel/testing/random_parts.h"
+
+namespace ductile::parallel {
+namespace {
+
+// Of all parts together: the sum of the gradients, and a stage's losses in the order of samples.
+Outcome whole_of(const PartOutcomes& parts) {
+  Outcome out;
+  for (const auto& [part, own] : parts) {
+    for (const auto& [name, gradient] : own.gradients) {
+      at::Tensor& sum = out.gradients[name];
+      sum = sum.defined() ? sum + gradient : gradient;
+    }
+    for (size_t m = 0; m < own.results.size(); ++m) {
+      if (out.results.size() <= m) out.results.emplace_back(1);
+      at::Tensor& losses = out.results[m][0];
+      losses = losses.defined() ? at::cat({losses, own.results[m][0]}) : own.results[m][0];
+    }
+  }
+  return out;
+}
+
+void expect_close(const Outcome& a, const Outcome& b, const std::string& what) {
+  const auto close = [&](const at::Tensor& x, const at::Tensor& y, const std::string& name) {
+    ASSERT_TRUE(x.sizes() == y.sizes()) << what << ", " << name;
+    const double scale = std::max(1e-6, x.abs().max().item<double>());
+    EXPECT_LE((x - y).abs().max().item<double>(), 1e-5 * scale) << what << ", " << name;
+  };
+  ASSERT_EQ(a.results.size(), b.results.size()) << what;
+  for (size_t m = 0; m < a.results.size(); ++m) close(a.results[m][0], b.results[m][0], "losses");
+  ASSERT_EQ(a.gradients.size(), b.gradients.size()) << what;
+  for (const auto& [name, value] : a.gradients) close(value, b.gradients.at(name), name);
+}
+
+PipelineHost::Step share_of_step(const PipelineHost::Step& step, int replica, int replicas) {
+  PipelineHost::Step out;
+  for (const Tensors& in : step.inputs) {
+    Tensors& own = out.inputs.emplace_back();
+    for (const at::Tensor& t : in) {
+      const int64_t count = t.size(0) / replicas;
+      own.push_back(t.narrow(0, replica * count, count).clone());
+    }
+  }
+  return out;
+}
+
+// Where all stages have as many replicas, each is autograd on its own samples, whose mean loss is
+// the micro-batch's times their number: a power of two, which rounds nothing.
+void expect_replicas_of_plain(nn::Model& model, const PartOutcomes& parts, const Pipeline& pipeline,
+                              const PipelineHost::Step& step, const std::string& what) {
+  const int replicas = pipeline.stages[0].replicas;
+  const std::vector<StagePart> all = parts_of(pipeline);
+  for (int r = 0; r < replicas; ++r) {
+    const Outcome plain = run_plain(model, share_of_step(step, r, replicas));
+    size_t found = 0;
+    for (const auto& [part, own] : parts) {
+      if (all[static_cast<size_t>(part)].replica != r) continue;
+      for (const auto& [name, gradient] : own.gradients) {
+        ++found;
+        EXPECT_TRUE(at::equal(gradient * replicas, plain.gradients.at(name)))
+            << what << ", replica " << r << ", " << name;
+      }
+    }
+    EXPECT_EQ(found, plain.gradients.size()) << what;
+  }
+}
+
+// DUCTILE_PIPELINE_MODELS: how many.
+TEST(StageParts, RandomNumbersOfReplicasHaveTheBitsOfTheSerialExecutorAndAreNearAutograd) {
+  const char* const wanted = std::getenv("DUCTILE_PIPELINE_MODELS");
+  const uint64_t models = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 200;
+  uint64_t uneven = 0, to_the_bit = 0;
+  for (uint64_t seed = 0; seed < models; ++seed) {
+    const std::string what = fmt::format("seed {}", seed);
+    const bool dropout = seed % 3 == 0;
+    RandomJob job(seed, dropout);
+    uneven += std::ranges::any_of(job.pipeline.stages, [&](const Pipeline::Stage& s) {
+      return s.replicas != job.pipeline.stages[0].replicas;
+    });
+    const PartOutcomes serial = run_serial_parts(job.operators, job.pipeline, job.step);
+    const int num_ranks =
+        1 + static_cast<int>(job.rng.below(static_cast<uint32_t>(std::min(4, job.num_parts))));
+    expect_same(serial,
+                run_parts(job.operators, job.pipeline, job.step, job.random_hosts(num_ranks),
+                          inproc_communicators(num_ranks)),
+                what);
+    if (dropout) continue;  // plain autograd draws other masks
+    expect_close(run_plain(job.model, job.step), whole_of(serial), what);
+    if (!job.is_even || !one_order(job.operators, true)) continue;
+    ++to_the_bit;
+    expect_replicas_of_plain(job.model, serial, job.pipeline, job.step, what);
+  }
+  fmt::print("{} models: {} of stages with other numbers of replicas; {} held to the bit\n", models,
+             uneven, to_the_bit);
+  EXPECT_GT(uneven, models / 4);
+  EXPECT_GT(to_the_bit, models / 20);
+}
+
+TEST(StageParts, ReplicasDrawRandomNumbersOfTheirOwn) {
+  const at::Tensor w = at::ones({64}).requires_grad_();
+  nn::OperatorGraph operators;
+  nn::Operator drop, loss;
+  drop.name = "drop";
+  drop.parameters.push_back({.name = "w", .tensor = w});
+  drop.random = true;
+  drop.inputs = {{nn::kModelInput, 0}};
+  drop.run = [w](std::span<const at::Tensor> in) {
+    return Tensors{at::dropout(in[0] * w, 0.5, true)};
+  };
+  loss.name = "loss";
+  loss.inputs = {{operators.add(drop), 0}};
+  loss.run = [](std::span<const at::Tensor> in) { return Tensors{in[0].sum(1)}; };
+  operators.set_results({{operators.add(loss), 0}});
+  Pipeline pipeline = two_stages(operators, 1, 1);
+  pipeline.stages[0].replicas = 2;
+  PipelineHost::Step step;
+  step.inputs = {{at::ones({4, 64})}};
+  step.seed = 3;
+  const PartOutcomes parts = run_serial_parts(operators, pipeline, step);
+  const at::Tensor losses = parts.at(2).results.at(0).at(0);  // of the two replicas' samples
+  ASSERT_EQ(losses.size(0), 4);
+  EXPECT_FALSE(at::equal(losses.narrow(0, 0, 2), losses.narrow(0, 2, 2)));
+}
+
+// A rank that leaves in the middle of a step makes nobody wait for ever, and its parts give the
+// same bits with the survivors.
+TEST(StageParts, SurvivorsOfALossDoTheStepAgainWithTheSameBits) {
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    RandomJob job(seed, true);
+    const int num_ranks = std::min(4, job.num_parts);
+    // Who reads samples or labels misses those that it does not get.
+    std::vector<int> hosts = job.random_hosts(num_ranks);
+    const std::vector<StagePart> parts = parts_of(job.pipeline);
+    const std::vector<int> stages = stages_of_operators(job.pipeline, job.operators);
+    const auto first = std::ranges::find(parts, stages[0], &StagePart::stage);
+    const int lost = hosts[static_cast<size_t>(first - parts.begin())];
+    if (job.pipeline.num_micro_batches > 1) {
+      (void)run_parts(job.operators, job.pipeline, job.step, hosts, inproc_communicators(num_ranks),
+                      lost);
+    }
+    for (int& host : hosts) {
+      if (host == lost) host = (lost + 1) % num_ranks;
+      if (host > lost) --host;  // survivors are numbered anew
+    }
+    expect_same(run_serial_parts(job.operators, job.pipeline, job.step),
+                run_parts(job.operators, job.pipeline, job.step, hosts,
+                          inproc_communicators(num_ranks - 1)),
+                fmt::format("seed {}", seed));
+  }
+}
+
+// Replicas that share a model begin with its running statistics, move them by their own samples,
+// and leave them as they were.
+TEST(StageParts, EachReplicaMovesRunningStatisticsByItsOwnSamples) {
+  nn::ModelArgs args;
+  args.options.name = "resnet8";
+  args.options.width = 4;
+  args.info = nn::ModelInfo{3, 32, 32, 10, 0};
+  const auto model = nn::make_model(args);
+  model->train(true);
+  const nn::OperatorGraph operators = nn::training_operators(*model, 0);
+  at::manual_seed(5);
+  PipelineHost::Step step;
+  for (int m = 0; m < 3; ++m) {
+    step.inputs.push_back({at::randn({8, 3, 32, 32}), at::randint(10, {8}, at::kLong)});
+  }
+  std::map<std::string, at::Tensor> before;
+  for (const nn::NamedTensor& b : model->buffers()) before[b.name] = b.tensor.clone();
+  ASSERT_FALSE(before.empty());
+  const auto number = static_cast<int>(operators.operators().size());
+  for (const bool recompute : {false, true}) {
+    Pipeline pipeline = two_stages(operators, number / 2, 3);
+    for (Pipeline::Stage& s : pipeline.stages) {
+      s.replicas = 2;
+      if (recompute) s.recompute = s.ops;
+    }
+    const PartOutcomes parts = run_serial_parts(operators, pipeline, step);
+    for (const nn::NamedTensor& b : model->buffers()) {
+      EXPECT_TRUE(at::equal(b.tensor, before.at(b.name))) << b.name;
+    }
+    for (int r = 0; r < 2; ++r) {
+      (void)run_plain(*model, share_of_step(step, r, 2));
+      size_t found = 0;
+      for (const nn::NamedTensor& b : model->buffers()) {
+        for (const int part : {r, 2 + r}) {
+          const auto own = parts.at(part).buffers.find(b.name);
+          if (own == parts.at(part).buffers.end()) continue;
+          ++found;
+          EXPECT_TRUE(at::equal(own->second, b.tensor)) << b.name << " of replica " << r;
+        }
+        b.tensor.copy_(before.at(b.name));
+      }
+      EXPECT_EQ(found, before.size());
+    }
+  }
+}
+
+// y = x w, whose sum over the samples has no dimension of them.
+TEST(StageParts, WhatCannotBeDividedBySamplesIsRefusedByName) {
+  const at::Tensor w = at::ones({8}).requires_grad_();
+  nn::OperatorGraph operators;
+  nn::Operator scale, loss;
+  scale.name = "scale";
+  scale.inputs = {{nn::kModelInput, 0}};
+  scale.parameters.push_back({.name = "w", .tensor = w});
+  scale.run = [w](std::span<const at::Tensor> in) { return Tensors{(in[0] * w).sum(0)}; };
+  loss.name = "loss";
+  loss.inputs = {{operators.add(scale), 0}};
+  loss.run = [](std::span<const at::Tensor> in) { return Tensors{in[0].square()}; };
+  operators.set_results({{operators.add(loss), 0}});
+  Pipeline pipeline = two_stages(operators, 1, 1);
+  const auto refusal = [&](int64_t samples) -> std::string {
+    PipelineHost::Placement all;
+    all.hosts.assign(parts_of(pipeline).size(), 0);
+    const Tensors inputs = {at::ones({samples, 8})};
+    try {
+      all.forms = tensor_forms(operators, inputs);
+      all.shares = share_forms(operators, pipeline, inputs);
+      const PipelineHost host(operators, pipeline, all);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  pipeline.stages[0].replicas = pipeline.stages[1].replicas = 2;
+  EXPECT_EQ(refusal(4), "");
+  EXPECT_NE(refusal(5).find("2 replicas of a stage do not divide the 5 samples"),
+            std::string::npos);
+  pipeline.stages[1].replicas = 1;
+  EXPECT_NE(refusal(4).find("output 0 of operator scale cannot be divided by samples"),
+            std::string::npos);
+  pipeline.stages[1].replicas = 0;
+  EXPECT_NE(refusal(4).find("stage 1 has 0 replicas"), std::string::npos);
+  pipeline.stages[1].replicas = 1;
+  pipeline.exact = true;
+  EXPECT_NE(refusal(4).find("train.pipeline_exact"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ductile::parallel

@@ -1,0 +1,285 @@
+// What stages hold while the runtime carries out their tasks, of a graph whose bytes are counted.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "ductile/plan/cost.h"
+
+namespace ductile::plan {
+namespace {
+
+using graph::Graph;
+using graph::Op;
+using graph::OpCost;
+
+// Bytes of one operator on one micro-batch.
+struct OpBytes {
+  double own = 0;  // what it makes in its forward pass and keeps, its outputs among it
+  double samples = 0;
+  double kept = 0;     // of `own`, with recomputation: the outputs that others of the stage read
+  double outputs = 0;  // that anybody reads
+  double waiting = 0;  // from B to W, outputs apart
+  double forward = 0, whole = 0, input = 0, weight = 0;  // PassBytes
+  bool waits = false, again = false;
+};
+
+// A tensor that a stage makes or reads.
+struct Tensor {
+  OpId maker = -1;                    // -1: it comes from another stage
+  double bytes = 0;                   // of a micro-batch
+  bool copied = false;                // it comes from other devices
+  std::map<OpId, double> readers;     // in the stage: the bytes of the gradients that they make
+  std::map<int, bool> other_readers;  // stages: whether they lie on other devices
+};
+
+// One stage. The order of operators in a task is theirs in the graph, backward the other way round.
+class StageWalk {
+ public:
+  StageWalk(const Graph& graph, const Stage& stage, bool split) : split_(split) {
+    share_ = static_cast<double>(stage.micro_batch) / stage.replicas;
+    for (const OpId id : stage.ops) {
+      const Op& op = graph.ops[id];
+      const int tensor = graph::allows(op, stage.tensor, false) ? stage.tensor : 1;
+      const OpCost c = graph::cost_of(op, tensor, false, 0);
+      OpBytes& b = ops_[id];
+      b.samples = c.sample_bytes * share_;
+      b.own = std::max(0.0, c.activation_bytes * share_ + c.activation_fixed - b.samples);
+      b.forward = c.passes.forward.at(share_);
+      b.whole = c.passes.backward.at(share_);
+      b.input = c.passes.backward_input.at(share_);
+      b.weight = c.passes.backward_weight.at(share_);
+      b.waits = split && c.waits;
+      b.waiting = b.waits ? c.waiting_bytes.at(share_) : 0;
+      b.again = std::binary_search(stage.recompute.begin(), stage.recompute.end(), id);
+    }
+  }
+
+  // An edge from an operator of the stage, which `to`, of stage `reader`, reads.
+  void leaves(const graph::Edge& e, int reader, bool other_devices) {
+    Tensor& t = tensor(e);
+    t.maker = e.from;
+    t.other_readers[reader] = other_devices;
+  }
+  void stays(const graph::Edge& e) {
+    Tensor& t = tensor(e);
+    t.maker = e.from;
+    t.readers.try_emplace(e.to, e.gradient() * share_);
+  }
+  void comes(const graph::Edge& e, bool other_devices) {
+    Tensor& t = tensor(e);
+    t.copied = other_devices;
+    t.readers.try_emplace(e.to, e.gradient() * share_);
+  }
+
+  StageMemory memory(double fixed) {
+    StageMemory out;
+    out.fixed = fixed;
+    prepare();
+    for (const auto& [key, t] : tensors_) {
+      if (t.copied) out.posted_forward += t.bytes;
+      for (const auto& [reader, other_devices] : t.other_readers) {
+        if (other_devices) out.posted_backward += t.bytes;
+      }
+    }
+    forward(out);
+    out.backward = backward();
+    if (split_) weights(out);
+    return out;
+  }
+
+ private:
+  Tensor& tensor(const graph::Edge& e) {
+    Tensor& t = tensors_[{e.from, e.output}];
+    t.bytes = e.bytes * share_;
+    return t;
+  }
+
+  // Whether an operator of the stage that waits for its W reads it.
+  bool is_awaited(const Tensor& t) const {
+    return std::ranges::any_of(t.readers, [&](const auto& r) { return ops_.at(r.first).waits; });
+  }
+
+  void prepare() {
+    for (auto& [key, t] : tensors_) {
+      if (t.maker < 0) continue;
+      made_[t.maker].push_back(&t);
+      OpBytes& maker = ops_.at(t.maker);
+      maker.outputs += t.bytes;
+      if (maker.again && !t.readers.empty()) maker.kept += t.bytes;
+    }
+    for (auto& [key, t] : tensors_) {
+      for (const auto& [reader, bytes] : t.readers) read_[reader].push_back(&t);
+    }
+    for (auto& [id, b] : ops_) {
+      b.kept = b.again ? std::min(b.own, b.kept) : b.own;
+      samples_ += b.samples;
+    }
+  }
+
+  double copies() const {
+    double sum = 0;
+    for (const auto& [key, t] : tensors_) sum += t.copied ? t.bytes : 0;
+    return sum;
+  }
+
+  void forward(StageMemory& out) const {
+    double now = copies() + samples_, most = now;
+    out.held = now;
+    for (const auto& [id, b] : ops_) {
+      most = std::max(most, now + b.own + b.forward);
+      // All outputs are there until the task ends.
+      now += b.again ? std::min(b.own, b.outputs) : b.own;
+      out.held += b.kept;
+    }
+    out.forward = std::max({most, now, out.held});
+  }
+
+  // The most in a B beyond what there was before.
+  double backward() const {
+    double now = 0;
+    for (const auto& [key, t] : tensors_) {
+      now += t.bytes * static_cast<double>(t.other_readers.size());  // gradients that have come
+    }
+    double most = now;
+    std::set<const Tensor*> given;  // gradients of what came from other stages
+    for (auto at = ops_.rbegin(); at != ops_.rend(); ++at) {
+      const auto& [id, b] = *at;
+      double task = split_ ? b.input : b.whole;
+      if (b.again) task = b.own + std::max(b.forward, task);
+      for (const Tensor* t : read_of(id)) {
+        if (t->maker < 0 && given.contains(t)) task += t->bytes;  // the sum of both is a third
+      }
+      most = std::max(most, now + task);
+      now += after_backward(id, b);
+      for (const Tensor* t : read_of(id)) {
+        if (t->maker >= 0 || given.insert(t).second) now += t->readers.at(id);
+      }
+      most = std::max(most, now);
+    }
+    return most;
+  }
+
+  // By how much an operator's B changes what is held, the gradients that it makes apart.
+  double after_backward(OpId id, const OpBytes& b) const {
+    double change = -b.kept;
+    for (const Tensor* t : made_of(id)) {
+      change -= t->bytes * static_cast<double>(t->other_readers.size());
+      for (const auto& [reader, gradient] : t->readers) change -= gradient;
+      if (!b.waits && is_awaited(*t)) change += t->bytes;
+      if (b.waits && b.again && is_awaited(*t)) change += t->bytes;  // it was made once more
+    }
+    if (b.waits) change += b.waiting + b.outputs;
+    for (const Tensor* t : read_of(id)) {
+      if (t->copied && t->readers.begin()->first == id && !is_awaited(*t)) change -= t->bytes;
+    }
+    return change;
+  }
+
+  // What waits for W, and the most while it is done.
+  void weights(StageMemory& out) const {
+    std::map<OpId, double> released;  // when the operator has done its W
+    for (const auto& [id, b] : ops_) {
+      if (b.waits) released[id] += b.waiting + b.outputs;
+    }
+    for (const auto& [key, t] : tensors_) {
+      const bool of_maker = t.maker >= 0 && ops_.at(t.maker).waits;
+      const bool made_again = of_maker && ops_.at(t.maker).again;
+      if ((of_maker && !made_again) || (t.maker < 0 && !t.copied) || !is_awaited(t)) continue;
+      for (const auto& [reader, gradient] : t.readers) {
+        if (!ops_.at(reader).waits) continue;
+        released[reader] += t.bytes;
+        break;
+      }
+    }
+    out.waiting = samples_;
+    for (const auto& [id, bytes] : released) out.waiting += bytes;
+    double now = 0;
+    for (auto at = ops_.rbegin(); at != ops_.rend(); ++at) {
+      if (!at->second.waits) continue;
+      out.weights = std::max(out.weights, now + at->second.weight);
+      now -= released[at->first];
+    }
+  }
+
+  using Tensors = std::vector<const Tensor*>;
+  static const Tensors& of(const std::map<OpId, Tensors>& tensors, OpId id) {
+    static const Tensors none;
+    const auto found = tensors.find(id);
+    return found == tensors.end() ? none : found->second;
+  }
+  const Tensors& made_of(OpId id) const { return of(made_, id); }
+  const Tensors& read_of(OpId id) const { return of(read_, id); }
+
+  const bool split_;
+  double share_ = 0, samples_ = 0;
+  std::map<OpId, OpBytes> ops_;
+  std::map<std::pair<OpId, int>, Tensor> tensors_;
+  std::map<OpId, Tensors> made_, read_;
+};
+
+std::vector<int> stages_of(const Graph& graph, const Plan& plan) {
+  std::vector<int> out(graph.ops.size());
+  for (size_t s = 0; s < plan.stages.size(); ++s) {
+    for (const OpId op : plan.stages[s].ops) out[op] = static_cast<int>(s);
+  }
+  return out;
+}
+
+double share_of(const Stage& stage) {
+  return static_cast<double>(stage.micro_batch) / stage.replicas;
+}
+
+}  // namespace
+
+std::vector<StageMemory> task_memory(const Graph& graph, const Plan& plan,
+                                     const std::vector<int>& unit,
+                                     const std::vector<double>& fixed) {
+  std::vector<StageWalk> walks;
+  walks.reserve(plan.stages.size());
+  for (const Stage& stage : plan.stages) {
+    walks.emplace_back(graph, stage, plan.schedule == ScheduleKind::zero_bubble);
+  }
+  const std::vector<int> stage_of = stages_of(graph, plan);
+  for (const graph::Edge& e : graph.edges) {
+    const int from = stage_of[e.from], to = stage_of[e.to];
+    if (from == to) {
+      walks[from].stays(e);
+      continue;
+    }
+    walks[from].leaves(e, to, unit[from] != unit[to]);
+    walks[to].comes(e, unit[from] != unit[to]);
+  }
+  std::vector<StageMemory> out;
+  for (size_t s = 0; s < walks.size(); ++s) out.push_back(walks[s].memory(fixed[s]));
+  return out;
+}
+
+SentBytes sent_bytes(const Graph& graph, const Plan& plan, const StageGraph& stages) {
+  SentBytes out;
+  std::map<std::pair<int, int>, size_t> number;
+  for (const StageEdge& e : stages.edges) {
+    number[{e.from, e.to}] = out.backward.size();
+    out.backward.push_back(e.bytes * share_of(plan.stages[e.to]));
+  }
+  out.forward.resize(stages.edges.size());
+  const std::vector<int> stage_of = stages_of(graph, plan);
+  std::set<std::pair<OpId, int>> read;  // in their own stages, whose operators hold them
+  for (const graph::Edge& e : graph.edges) {
+    if (stage_of[e.from] == stage_of[e.to]) read.insert({e.from, e.output});
+  }
+  std::set<std::tuple<OpId, int, int>> counted;
+  for (const graph::Edge& e : graph.edges) {
+    const int from = stage_of[e.from], to = stage_of[e.to];
+    const Stage& stage = plan.stages[from];
+    const bool again = std::binary_search(stage.recompute.begin(), stage.recompute.end(), e.from);
+    if (from == to || !again || read.contains({e.from, e.output})) continue;
+    if (!counted.insert({e.from, e.output, to}).second) continue;
+    out.forward[number.at({from, to})] += e.bytes * share_of(stage);
+  }
+  return out;
+}
+
+}  // namespace ductile::plan

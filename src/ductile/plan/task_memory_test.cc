@@ -1,0 +1,295 @@
+// What a stage holds, against blocks of memory that live as long as somebody refers to them.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ductile/base/rng.h"
+#include "ductile/graph/builders.h"
+#include "ductile/graph/formats.h"
+#include "ductile/plan/evaluate.h"
+#include "ductile/plan/planner.h"
+#include "ductile/plan/testing/counted_graph.h"
+
+namespace ductile::plan {
+namespace {
+
+struct Memory {
+  double live = 0, most = 0;
+  void note(double more = 0) { most = std::max(most, live + more); }
+};
+
+class Block {
+ public:
+  Block(Memory& memory, double bytes) : memory_(memory), bytes_(bytes) {
+    memory_.live += bytes;
+    memory_.note();
+  }
+  ~Block() { memory_.live -= bytes_; }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+ private:
+  Memory& memory_;
+  const double bytes_;
+};
+using Held = std::shared_ptr<Block>;
+using TensorId = std::pair<OpId, int>;
+
+// One micro-batch in one stage, as parallel/stage_executor.cc runs it: each operator's run refers
+// to what it reads and makes until its last task.
+class SlowStage {
+ public:
+  SlowStage(const graph::Graph& graph, const Plan& plan, int stage)
+      : graph_(graph), stage_(plan.stages[stage]) {
+    std::vector<int> stage_of(graph.ops.size());
+    for (size_t s = 0; s < plan.stages.size(); ++s) {
+      for (const OpId op : plan.stages[s].ops) stage_of[op] = static_cast<int>(s);
+    }
+    split_ = plan.schedule == ScheduleKind::zero_bubble;
+    share_ = static_cast<double>(stage_.micro_batch) / stage_.replicas;
+    for (const graph::Edge& e : graph.edges) {
+      const TensorId id{e.from, e.output};
+      bytes_[id] = e.bytes * share_;
+      if (stage_of[e.from] == stage) outputs_[e.from].insert(id);
+      if (stage_of[e.to] == stage) {
+        inputs_[e.to].insert(id);
+        gradient_of_[{e.to, id}] = e.gradient() * share_;
+      } else if (stage_of[e.from] == stage) {
+        readers_[id].insert(stage_of[e.to]);
+      }
+    }
+  }
+
+  StageMemory run() {
+    StageMemory out;
+    forward();
+    out.forward = memory_.most;
+    out.held = memory_.live;
+    begin();
+    backward();
+    out.backward = memory_.most - out.held;
+    out.waiting = memory_.live;
+    begin();
+    weights();
+    out.weights = memory_.most - out.waiting;
+    EXPECT_NEAR(memory_.live, 0, 1e-6) << "something is never given back";
+    return out;
+  }
+
+ private:
+  struct Run {
+    std::vector<Held> inputs, outputs, gradients;
+    Held saved;
+  };
+
+  void begin() { memory_.most = memory_.live; }
+  Held block(double bytes) { return std::make_shared<Block>(memory_, bytes); }
+  const graph::OpCost& cost(OpId op) const { return graph_.ops[op].cost; }
+  bool again(OpId op) const {
+    return std::binary_search(stage_.recompute.begin(), stage_.recompute.end(), op);
+  }
+  double own(OpId op) const {
+    return (cost(op).activation_bytes - cost(op).sample_bytes) * share_ + cost(op).activation_fixed;
+  }
+  double saved(OpId op) const {
+    double bytes = own(op);
+    for (const TensorId& t : outputs_of(op)) bytes -= bytes_.at(t);
+    return bytes;
+  }
+  std::set<TensorId> outputs_of(OpId op) const {
+    return outputs_.contains(op) ? outputs_.at(op) : std::set<TensorId>();
+  }
+  std::set<TensorId> inputs_of(OpId op) const {
+    return inputs_.contains(op) ? inputs_.at(op) : std::set<TensorId>();
+  }
+  bool is_own(const TensorId& t) const {
+    return std::binary_search(stage_.ops.begin(), stage_.ops.end(), t.first);
+  }
+
+  void forward() {
+    std::map<TensorId, Held> made;
+    for (const OpId op : stage_.ops) {
+      samples_.push_back(block(cost(op).sample_bytes * share_));
+      for (const TensorId& t : inputs_of(op)) {
+        if (!is_own(t) && !made.contains(t)) made[t] = block(bytes_.at(t));
+      }
+    }
+    for (const OpId op : stage_.ops) {
+      Run& run = runs_[op];
+      for (const TensorId& t : inputs_of(op)) run.inputs.push_back(made.at(t));
+      memory_.note(own(op) + cost(op).passes.forward.at(share_));
+      for (const TensorId& t : outputs_of(op)) {
+        made[t] = block(bytes_.at(t));
+        if (!again(op)) run.outputs.push_back(made[t]);
+      }
+      if (!again(op)) run.saved = block(saved(op));
+    }
+  }
+
+  void backward() {
+    std::map<TensorId, Held> given;  // to other stages
+    for (const auto& [t, stages] : readers_) {
+      for (size_t i = 0; i < stages.size(); ++i) {
+        runs_.at(t.first).gradients.push_back(block(bytes_.at(t)));
+      }
+    }
+    for (auto at = stage_.ops.rbegin(); at != stage_.ops.rend(); ++at) {
+      const OpId op = *at;
+      Run& run = runs_.at(op);
+      const graph::PassBytes& passes = cost(op).passes;
+      double task = (split_ ? passes.backward_input : passes.backward).at(share_);
+      if (again(op)) task = own(op) + std::max(task, passes.forward.at(share_));
+      for (const TensorId& t : inputs_of(op)) {
+        if (given.contains(t)) task += bytes_.at(t);
+      }
+      memory_.note(task);
+      if (split_ && cost(op).waits) {
+        run.gradients.clear();
+        run.saved.reset();
+        if (again(op)) {
+          for (const TensorId& t : outputs_of(op)) run.outputs.push_back(block(bytes_.at(t)));
+        }
+        run.saved = block(cost(op).waiting_bytes.at(share_));
+      } else {
+        runs_.erase(op);
+      }
+      for (const TensorId& t : inputs_of(op)) {
+        const double bytes = gradient_of_.at({op, t});
+        if (is_own(t)) {
+          runs_.at(t.first).gradients.push_back(block(bytes));
+        } else if (!given.contains(t)) {
+          given[t] = block(bytes);
+        }
+      }
+    }
+    if (!split_) samples_.clear();
+  }
+
+  void weights() {
+    for (auto at = stage_.ops.rbegin(); at != stage_.ops.rend(); ++at) {
+      if (!runs_.contains(*at)) continue;
+      memory_.note(cost(*at).passes.backward_weight.at(share_));
+      runs_.erase(*at);
+    }
+    samples_.clear();
+  }
+
+  const graph::Graph& graph_;
+  const Stage& stage_;
+  bool split_ = false;
+  double share_ = 1;
+  std::map<TensorId, double> bytes_;
+  std::map<OpId, std::set<TensorId>> outputs_, inputs_;
+  std::map<std::pair<OpId, TensorId>, double> gradient_of_;
+  std::map<TensorId, std::set<int>> readers_;  // other stages
+  Memory memory_;                              // outlives the blocks below
+  std::vector<Held> samples_;
+  std::map<OpId, Run> runs_;
+};
+
+Plan random_cut(const graph::Graph& graph, Rng& rng) {
+  Plan plan;
+  plan.batch = 8;
+  plan.schedule = rng.below(2) == 0 ? ScheduleKind::kfkb : ScheduleKind::zero_bubble;
+  const auto n = static_cast<uint32_t>(graph.ops.size());
+  const graph::Topology topology(graph);
+  plan.stages.resize(1 + rng.below(std::min<uint32_t>(4, n)));
+  for (size_t i = 0; i < n; ++i) {
+    plan.stages[i * plan.stages.size() / n].ops.push_back(topology.order()[i]);
+  }
+  for (Stage& stage : plan.stages) {
+    std::sort(stage.ops.begin(), stage.ops.end());
+    stage.micro_batch = int64_t{2} << rng.below(3);
+    stage.replicas = 1 + static_cast<int>(rng.below(2));
+    stage.in_flight = stage.micro_batch;
+    for (const OpId op : stage.ops) {
+      if (rng.below(4) == 0) stage.recompute.push_back(op);
+    }
+  }
+  return plan;
+}
+
+TEST(TaskMemory, IsThatOfBlocksThatLiveAsLongAsTheyAreReferredTo) {
+  int waiting = 0, above = 0, again = 0;
+  for (uint64_t seed = 0; seed < 2000; ++seed) {
+    SCOPED_TRACE(seed);
+    Rng rng(seed, 31);
+    graph::Graph graph = graph::build_graph(fmt::format("random:{},{},3", 1 + rng.below(10), seed));
+    count_bytes(graph, rng);
+    const Plan plan = random_cut(graph, rng);
+    const auto num = plan.stages.size();
+    std::vector<int> units;
+    for (size_t s = 0; s < num; ++s) units.push_back(static_cast<int>(s));
+    const std::vector<StageMemory> fast =
+        task_memory(graph, plan, units, std::vector<double>(num, 7));
+    for (size_t s = 0; s < num; ++s) {
+      const StageMemory slow = SlowStage(graph, plan, static_cast<int>(s)).run();
+      const double about = 1e-9 * (1 + slow.forward);
+      EXPECT_EQ(fast[s].fixed, 7);
+      EXPECT_NEAR(fast[s].held, slow.held, about);
+      EXPECT_NEAR(fast[s].forward, slow.forward, about);
+      EXPECT_NEAR(fast[s].backward, slow.backward, about);
+      if (plan.schedule == ScheduleKind::kfkb) continue;
+      EXPECT_NEAR(fast[s].waiting, slow.waiting, about);
+      EXPECT_NEAR(fast[s].weights, slow.weights, about);
+      waiting += slow.waiting > 0;
+      above += slow.forward > 1.01 * slow.held;
+      again += !plan.stages[s].recompute.empty();
+    }
+  }
+  EXPECT_GT(waiting, 500);
+  EXPECT_GT(above, 500);
+  EXPECT_GT(again, 500);
+}
+
+// Two operators of one float a sample on two devices, by hand.
+TEST(TaskMemory, CountsReceivesAndWhatIsSentOnOtherDevicesAlone) {
+  graph::Graph g;
+  for (const char* name : {"a", "b"}) {
+    graph::Op& op = g.ops.emplace_back();
+    op.name = name;
+    op.cost.forward.per_sample = op.cost.backward_input.per_sample = 1;
+    op.cost.activation_bytes = 10;
+    op.cost.passes.backward = {0, 6};
+  }
+  g.edges = {{0, 1, 0, 4}};
+  g.counted = true;
+  Plan plan;
+  plan.batch = 4;
+  plan.stages.resize(2);
+  for (int s = 0; s < 2; ++s) {
+    plan.stages[s].ops = {s};
+    plan.stages[s].in_flight = 2 - s;
+  }
+  const PlanCosts apart = plan_costs(g, uniform_devices(2, 2, {}), plan);
+  EXPECT_EQ(apart.memory[0].held, 10);
+  EXPECT_EQ(apart.memory[0].posted_backward, 4);
+  EXPECT_EQ(apart.memory[1].held, 14);  // with its copy of the input
+  EXPECT_EQ(apart.memory[1].posted_forward, 4);
+  EXPECT_EQ(apart.memory[0].backward, 4 + 6);
+  EXPECT_EQ(apart.sent.backward, std::vector<double>{4});
+  // F F B B at the first: two held, a gradient received, one used, and what B takes.
+  EXPECT_EQ(evaluate(g, uniform_devices(2, 2, {}), plan).peak_memory[0], 2 * 10 + 4 + 4 + 6);
+  for (Stage& stage : plan.stages) stage.devices = {0};
+  const PlanCosts together = plan_costs(g, uniform_devices(2, 2, {}), plan);
+  EXPECT_EQ(together.memory[1].held, 10);
+  EXPECT_EQ(together.memory[1].posted_forward + together.memory[0].posted_backward, 0);
+}
+
+TEST(TaskMemory, OfAFileIsThatOfTheGraphThatWasWritten) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    Rng rng(seed, 32);
+    graph::Graph graph = graph::build_graph(fmt::format("random:{},{},3", 1 + rng.below(10), seed));
+    count_bytes(graph, rng);
+    EXPECT_EQ(graph::graph_from_json(graph::to_json(graph)), graph);
+  }
+}
+
+}  // namespace
+}  // namespace ductile::plan

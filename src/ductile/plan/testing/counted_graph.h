@@ -1,0 +1,46 @@
+#pragma once
+
+#include "ductile/base/rng.h"
+#include "ductile/graph/graph.h"
+
+namespace ductile::plan {
+
+// Gives the graph bytes as `ductile profile` counts them, drawn at random, whole numbers: each
+// operator keeps what it makes and more.
+inline void count_bytes(graph::Graph& graph, Rng& rng) {
+  const auto some = [&] { return graph::Affine{double(rng.below(3)), double(rng.below(40))}; };
+  graph.counted = true;
+  for (graph::Op& op : graph.ops) {
+    graph::OpCost& c = op.cost;
+    op.recomputable = true;
+    c.sample_bytes = rng.below(4) == 0 ? double(rng.below(20)) : 0;
+    c.activation_bytes = c.sample_bytes + double(rng.below(40));
+    c.activation_fixed = double(rng.below(3));
+    c.waits = rng.below(2) == 0;
+    c.waiting_bytes = c.waits ? some() : graph::Affine{};
+    c.passes = {some(), some(), some(), some()};
+  }
+  for (size_t i = 0; i < graph.edges.size(); ++i) {
+    graph::Edge& e = graph.edges[i];
+    bool is_first = true;
+    const graph::Edge* same = nullptr;
+    for (size_t k = 0; k < i; ++k) {
+      const graph::Edge& other = graph.edges[k];
+      if (other.from != e.from || other.output != e.output) continue;
+      is_first = false;
+      e.bytes = other.bytes;
+      if (other.to == e.to) same = &other;
+    }
+    if (is_first) {
+      e.bytes = double(1 + rng.below(30));
+      graph.ops[e.from].cost.activation_bytes += e.bytes;
+    }
+    if (same != nullptr) {
+      e.gradient_bytes = same->gradient_bytes;
+    } else if (rng.below(4) == 0) {
+      e.gradient_bytes = 0;
+    }
+  }
+}
+
+}  // namespace ductile::plan

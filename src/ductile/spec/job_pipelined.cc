@@ -1,0 +1,36 @@
+#include "ductile/spec/job.h"
+
+namespace ductile::spec {
+
+void describe(Describer& d, PipelinedOptions& o) {
+  d.field("replicas", o.replicas,
+          "pipelines side by side, each with all stages and an equal part of every batch; "
+          "train.virtual_ranks is this times the number of stages, or of their parts (tensor)")
+      .range(1, 1 << 16);
+  d.field("micro_batches", o.micro_batches,
+          "equal parts of a pipeline's samples that pass through its stages")
+      .range(1, 1 << 16);
+  d.field("stages", o.stages,
+          "each stage's operators, separated by spaces; `ductile train --plan` sets them; empty = "
+          "as many as train.virtual_ranks says, of equal numbers of operators");
+  d.field("orders", o.orders,
+          "each stage's tasks, as in a plan: F2BFBFB2; W sums the gradients of weights; empty = "
+          "one forward, one backward");
+  d.field("recompute", o.recompute,
+          "operators whose forward pass is repeated in the backward pass, to save memory");
+  d.field("tensor", o.tensor,
+          "each stage's parts, which divide the columns of its linear layers, with weights and "
+          "state; each part is a virtual rank; `ductile train --plan` sets them; empty = 1")
+      .range(1, 1 << 10);
+  d.field(
+       "trace_steps", o.trace_steps,
+       "steps of which the stages' tasks are recorded with their times, in trace.json; they begin "
+       "after the first three; 0 = none")
+      .range(0, 100);
+  d.field("stage_replicas", o.stage_replicas,
+          "of each stage, how many replicas share each of its micro-batches in equal parts; "
+          "train.virtual_ranks is their sum; `ductile train --plan` sets them; empty = one of each")
+      .range(1, 1 << 16);
+}
+
+}  // namespace ductile::spec
