@@ -265,7 +265,7 @@ std::string change_plan(spec::JobOptions& job, const fs::path& file) {
         ErrorCode::conflict,
         "{}: the plan cuts the model otherwise than the run was begun, and with {} replicas of {} "
         "stages sums would round otherwise; plan with the same stages, or resume it without --plan",
-        file.string(), replicas, stages);
+        file.string(), replicas_of(before), stages);
   }
   return text;
 }

@@ -77,6 +77,14 @@ TensorForms tensor_forms(const nn::OperatorGraph& operators, const nn::Tensors& 
 std::map<int, TensorForms> share_forms(const nn::OperatorGraph& operators, const Pipeline& pipeline,
                                        const nn::Tensors& inputs);
 
+// Throws invalid_argument, naming the operator, where a tensor that travels between stages of
+// different numbers of replicas does not have the samples first and in their order: some samples by
+// themselves make other rows of it than among all. Found by two passes over values drawn in the
+// form of `inputs`, a micro-batch, which leave the model's buffers as they were. What draws random
+// numbers or has running statistics is taken to keep the samples where they are.
+void check_samples_first(const nn::OperatorGraph& operators, const Pipeline& pipeline,
+                         const nn::Tensors& inputs);
+
 // The parts of a pipeline that one worker hosts, on one model; they are its stages where none has
 // several replicas. Those of one worker take turns; a worker that hosts all of them is the serial
 // executor of the plan, whose bits are those of every other placement: each part's tasks are the

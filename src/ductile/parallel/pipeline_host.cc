@@ -39,6 +39,23 @@ PipelineHost::PipelineHost(const OperatorGraph& operators, Pipeline pipeline, Pl
   stage_of_ = stages_of_operators(pipeline_, operators_);
   wants_ = StageExecutor::wants_gradient(operators_);
   pieces_ = pieces_of(pipeline_, transfers_);
+  const std::vector<StagePart> parts = parts_of(pipeline_);
+  if (placement_.hosts.size() != parts.size()) {
+    fail(ErrorCode::invalid_argument, "{} hosts for {} replicas of stages", placement_.hosts.size(),
+         parts.size());
+  }
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const int rank = placement_.hosts[p];
+    const bool exists = placement_.communicator != nullptr
+                            ? rank >= 0 && rank < placement_.communicator->size()
+                            : rank == placement_.rank;
+    if (!exists) {
+      fail(ErrorCode::invalid_argument,
+           "replica {} of stage {} lies on rank {}, which this worker cannot reach",
+           parts[p].replica, parts[p].stage, rank);
+    }
+    if (rank == placement_.rank) host(parts[p], static_cast<int>(p));
+  }
   for (Piece& piece : pieces_) {
     const Transfer& t = transfers_[piece.transfer];
     const std::string& maker = operators_.operators()[static_cast<size_t>(t.source.op)].name;
@@ -48,21 +65,10 @@ PipelineHost::PipelineHost(const OperatorGraph& operators, Pipeline pipeline, Pl
     set_form(piece, form_of(t.from, t.source), replicas(t.from), form_of(t.to, t.source),
              replicas(t.to), fmt::format("output {} of operator {}", t.source.output, maker));
   }
-  const std::vector<StagePart> parts = parts_of(pipeline_);
-  if (placement_.hosts.size() != parts.size()) {
-    fail(ErrorCode::invalid_argument, "{} hosts for {} stages, with all replicas",
-         placement_.hosts.size(), parts.size());
-  }
-  for (size_t p = 0; p < parts.size(); ++p) {
-    const int rank = placement_.hosts[p];
-    const bool exists = placement_.communicator != nullptr
-                            ? rank >= 0 && rank < placement_.communicator->size()
-                            : rank == placement_.rank;
-    if (!exists) {
-      fail(ErrorCode::invalid_argument, "stage {} lies on rank {}, which this worker cannot reach",
-           parts[p].stage, rank);
-    }
-    if (rank == placement_.rank) host(parts[p], static_cast<int>(p));
+  for (const auto& stage : stages_) {
+    stage->lends = stage->buffers && std::ranges::count_if(stages_, [&](const auto& other) {
+                                       return other->number == stage->number;
+                                     }) > 1;
   }
 }
 
@@ -297,7 +303,7 @@ void PipelineHost::do_task(HostedStage& stage, const Step& step) {
   const Task task = stage.task();
   mail_->let_go();
   works(stage);
-  if (stage.buffers) stage.buffers->lend();
+  if (stage.lends) stage.buffers->lend();
   if (task == Task::forward) {
     forward(stage, micro_batch, step);
   } else if (task == Task::backward) {
@@ -307,7 +313,7 @@ void PipelineHost::do_task(HostedStage& stage, const Step& step) {
     stage.executor.backward_weights(micro_batch);
     note(TraceInterval::Kind::weights, stage, begin);
   }
-  if (stage.buffers) stage.buffers->take_back();
+  if (stage.lends) stage.buffers->take_back();
   if (count_ != nullptr && task == (pipeline_.split ? Task::backward_weight : Task::backward)) {
     count_->add(stage.part, -std::exchange(stage.samples[micro_batch], 0));
   }

@@ -165,6 +165,7 @@ struct PipelineHost::HostedStage {
   const int replicas;
   int number = 0, part = 0, replica = 0;
   std::optional<PartBuffers> buffers;  // of a replicated pipeline
+  bool lends = false;                  // another replica of the stage is here, too
   std::vector<nn::Tensors> results;    // of the model, by micro-batch
   // Of each input of the executor: the pieces that bring it. Of each output: the pieces that take
   // it, by transfer.

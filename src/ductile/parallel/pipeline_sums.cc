@@ -109,6 +109,7 @@ void PipelineHost::keep_outcomes() {
       }
     }
     for (const auto& [name, of_op] : by_name) out.gradients[name] = sum_of_row(of_op, 0);
+    if (!stage->lends) stage->buffers->take_back();
     out.buffers = stage->buffers->values();
     out.results = std::move(stage->results);
     stage->buffers->restore();

@@ -1,13 +1,18 @@
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <set>
 #include <string>
 #include <utility>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
 
 #include "ductile/base/error.h"
+#include "ductile/parallel/kept_buffers_impl.h"
 #include "ductile/parallel/stage_parts_impl.h"
 
 namespace ductile::parallel {
@@ -42,7 +47,90 @@ std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes) {
   return out;
 }
 
+// Values that differ by sample, in this form.
+nn::Tensors varied(const nn::Tensors& inputs) {
+  at::Generator random = at::detail::createCPUGenerator(/*seed_val=*/1);
+  nn::Tensors out;
+  for (const at::Tensor& t : inputs) {
+    const at::Tensor own = at::empty_like(t);
+    if (t.is_floating_point()) {
+      own.normal_(0, 1, random);
+    } else {
+      own.random_(0, 2, random);  // any vocabulary, and any number of classes, has two
+    }
+    out.push_back(own);
+  }
+  return out;
+}
+
+// What stages with other numbers of replicas send each other.
+std::set<nn::Source> divided_sources(const nn::OperatorGraph& operators, const Pipeline& pipeline) {
+  std::set<nn::Source> out;
+  for (const Transfer& t : transfers_of(pipeline, operators)) {
+    if (pipeline.stages[static_cast<size_t>(t.from)].replicas !=
+        pipeline.stages[static_cast<size_t>(t.to)].replicas) {
+      out.insert(t.source);
+    }
+  }
+  return out;
+}
+
+// But for rounding: other samples may send a kernel another way.
+bool alike(const at::Tensor& a, const at::Tensor& b) {
+  const at::Tensor x = a.to(at::kDouble).nan_to_num(), y = b.to(at::kDouble).nan_to_num();
+  if (x.sizes() != y.sizes()) return false;
+  if (x.numel() == 0) return true;
+  return x.sub(y).abs().max().item<double>() <= 0.02 * y.abs().max().item<double>();
+}
+
 }  // namespace
+
+void check_samples_first(const nn::OperatorGraph& operators, const Pipeline& pipeline,
+                         const nn::Tensors& inputs) {
+  const std::set<nn::Source> divided = divided_sources(operators, pipeline);
+  if (divided.empty()) return;
+  int replicas = 1;
+  for (const Pipeline::Stage& s : pipeline.stages) replicas = std::max(replicas, s.replicas);
+  const at::NoGradGuard no_grad;
+  const nn::Tensors of_all = varied(inputs);
+  std::map<nn::Source, at::Tensor> all, some;
+  for (size_t i = 0; i < of_all.size(); ++i) {
+    const nn::Source source{nn::kModelInput, static_cast<int>(i)};
+    all[source] = of_all[i];
+    some[source] = share_of(of_all[i], 0, replicas);
+  }
+  for (size_t i = 0; i < operators.operators().size(); ++i) {
+    const nn::Operator& op = operators.operators()[i];
+    nn::Tensors in_all, in_some;
+    for (const nn::Source& s : op.inputs) {
+      in_all.push_back(all.at(s));
+      in_some.push_back(some.at(s));
+    }
+    const KeptBuffers buffers(op);
+    const nn::Tensors made = op.run(in_all);
+    buffers.put_back();
+    const nn::Tensors own = op.run(in_some);
+    buffers.put_back();
+    const bool mixes = op.random || !op.buffers.empty();
+    for (size_t k = 0; k < made.size(); ++k) {
+      const nn::Source source{static_cast<int>(i), static_cast<int>(k)};
+      all[source] = made[k];
+      some[source] = own[k];
+      const bool counts =
+          made[k].dim() > 0 && own[k].dim() > 0 && own[k].size(0) * replicas == made[k].size(0);
+      const at::Tensor rows = counts ? made[k].narrow(0, 0, own[k].size(0)) : at::Tensor();
+      if (counts && mixes) {
+        some[source] = rows.clone();
+      } else if (divided.contains(source) && (!counts || !alike(own[k], rows))) {
+        fail(ErrorCode::invalid_argument,
+             "output {} of operator {} does not have the samples first and in their order, so it "
+             "cannot be divided between stages of different numbers of replicas; give both as "
+             "many, or cut the model elsewhere",
+             k, op.name);
+      }
+    }
+  }
+}
 
 bool Pipeline::is_replicated() const {
   return std::ranges::any_of(stages, [](const Stage& s) { return s.replicas > 1; });

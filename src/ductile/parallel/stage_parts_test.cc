@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -210,6 +211,69 @@ TEST(StageParts, EachReplicaMovesRunningStatisticsByItsOwnSamples) {
       }
       EXPECT_EQ(found, before.size());
     }
+  }
+}
+
+// Slices of images whose channels lie last are put together as they would lie otherwise.
+TEST(StageParts, ImagesThatLieChannelsLastAreNearAutograd) {
+  nn::ModelArgs args;
+  args.options.name = "cnn";
+  args.options.width = 8;
+  args.info = nn::ModelInfo{3, 32, 32, 10, 0};
+  const auto model = nn::make_model(args);
+  model->train(true);
+  const nn::OperatorGraph operators = nn::training_operators(*model, 0);
+  at::manual_seed(5);
+  PipelineHost::Step step;
+  for (int m = 0; m < 2; ++m) {
+    step.inputs.push_back({at::randn({8, 3, 32, 32}).contiguous(at::MemoryFormat::ChannelsLast),
+                           at::randint(10, {8}, at::kLong)});
+  }
+  const Outcome plain = run_plain(*model, step);
+  const auto number = static_cast<int>(operators.operators().size());
+  for (const int cut : {1, number / 2, number - 1}) {
+    for (const auto& [first, second] : {std::pair{2, 1}, {1, 4}, {4, 2}}) {
+      Pipeline pipeline = two_stages(operators, cut, 2);
+      pipeline.stages[0].replicas = first;
+      pipeline.stages[1].replicas = second;
+      const std::string what = fmt::format("cut at {}, {} and {}", cut, first, second);
+      EXPECT_NO_THROW(check_samples_first(operators, pipeline, step.inputs[0])) << what;
+      const PartOutcomes serial = run_serial_parts(operators, pipeline, step);
+      expect_close(plain, whole_of(serial), what);
+      std::vector<int> hosts;
+      for (int part = 0; part < first + second; ++part) hosts.push_back(part % 2);
+      expect_same(serial, run_parts(operators, pipeline, step, hosts, inproc_communicators(2)),
+                  what);
+    }
+  }
+}
+
+// Rows by time and then by sample have the right number and are not those of the samples.
+TEST(StageParts, RowsInAnotherOrderThanTheSamplesAreRefusedByName) {
+  for (const bool by_time : {false, true}) {
+    nn::OperatorGraph operators;
+    nn::Operator fold, loss;
+    fold.name = "fold";
+    fold.inputs = {{nn::kModelInput, 0}};
+    fold.run = [by_time](std::span<const at::Tensor> in) {
+      const at::Tensor x = by_time ? in[0].permute({1, 0, 2}) : in[0];
+      return Tensors{x.reshape({-1, 8})};
+    };
+    loss.name = "loss";
+    loss.inputs = {{operators.add(fold), 0}};
+    loss.run = [](std::span<const at::Tensor> in) { return Tensors{in[0].sum(1)}; };
+    operators.set_results({{operators.add(loss), 0}});
+    Pipeline pipeline = two_stages(operators, 1, 1);
+    pipeline.stages[0].replicas = 2;
+    std::string refusal;
+    try {
+      check_samples_first(operators, pipeline, {at::ones({4, 3, 8})});
+    } catch (const Error& e) {
+      refusal = e.what();
+    }
+    EXPECT_EQ(refusal.find("operator fold does not have the samples first") != std::string::npos,
+              by_time)
+        << refusal;
   }
 }
 

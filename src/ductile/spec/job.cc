@@ -31,7 +31,7 @@ void describe_sums(Describer& d, TrainOptions& o) {
       .one_of({"fp32", "bf16", "fp16"});
   d.field("shard_optimizer", o.shard_optimizer,
           "spread the optimiser's state and update over the workers; the result does not change by "
-          "one bit");
+          "one bit; `ductile train --plan` sets it where it is not given and only saves memory");
   d.field("shard_copies", o.shard_copies,
           "workers that keep each part of a sharded optimiser; with 1, a lost worker sends the job "
           "back "

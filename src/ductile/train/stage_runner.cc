@@ -309,6 +309,7 @@ void StageRunner::find_forms() {
     parallel::check_exact(pipeline_, operators_, inputs);
     draws_ = parallel::draws_of(operators_, inputs);
   }
+  parallel::check_samples_first(operators_, pipeline_, inputs);
   shares_ = parallel::share_forms(operators_, pipeline_, inputs);
   forms_ = parallel::tensor_forms(operators_, inputs);
   if (pipeline_.exact) check_bits(inputs);
