@@ -117,8 +117,8 @@ int64_t set_ranks(spec::PipelinedOptions& options, std::vector<int64_t> replicas
 
 bool may_lie_by_stage(const spec::JobOptions& job) {
   const bool parted = spec::num_stages(job) > 1 || spec::divides_tensors(job);
-  return parted && job.train.reduction == "canonical" && job.train.shard_copies > 1 &&
-         job.model.library.empty();
+  return parted && !job.train.pipeline_exact && job.train.reduction == "canonical" &&
+         job.train.shard_copies > 1 && job.model.library.empty();
 }
 
 void check_memory(const spec::JobOptions& job, const std::string& text, const fs::path& file) {
@@ -234,7 +234,8 @@ std::string change_plan(spec::JobOptions& job, const fs::path& file) {
          file.string(), job.train.method);
   }
   const int64_t stages = spec::num_stages(job);
-  const spec::PipelinedOptions before = job.train.pipelined;
+  spec::PipelinedOptions before = job.train.pipelined;
+  if (!spec::divides_tensors(job)) before.tensor.clear();  // ones say nothing
   std::string text = set_plan(job, file);
   const int64_t stages_now = spec::num_stages(job);
   const spec::PipelinedOptions& now = job.train.pipelined;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -172,7 +173,7 @@ class PipelineHost {
             const at::Tensor& tensor);
   std::vector<Message> awaited(const HostedStage& stage) const;
   bool ready(const HostedStage& stage) const;
-  void wait() const;
+  void wait(std::chrono::microseconds patience) const;
   void works(const HostedStage& stage);
   int64_t now() const;
   int64_t note(TraceInterval::Kind kind, const HostedStage& stage, int64_t begin);

@@ -157,14 +157,18 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
                                     : nanoseconds_of(std::chrono::system_clock::now()) -
                                           nanoseconds_of(std::chrono::steady_clock::now());
   const auto finished = [](const auto& stage) { return stage->finished(); };
+  constexpr std::chrono::microseconds kShortest(20), kLongest(200);
+  std::chrono::microseconds patience = kShortest;
   while (!std::ranges::all_of(stages_, finished)) {
     const auto next = std::ranges::find_if(stages_, [&](const auto& s) { return ready(*s); });
     if (next == stages_.end()) {
       const int64_t begin = now();
-      wait();
+      wait(patience);
+      patience = std::min(2 * patience, kLongest);
       note_wait(begin);
     } else {
       do_task(**next, step);
+      patience = kShortest;
     }
   }
   for (const auto& stage : stages_) {
@@ -262,9 +266,9 @@ bool PipelineHost::ready(const HostedStage& stage) const {
       awaited(stage), [&](const Message& m) { return mail_->ready(m, stage.micro_batch()); });
 }
 
-// No hosted stage could go on just now. Returns when one can, or may: of several, whichever does.
-void PipelineHost::wait() const {
-  const std::chrono::microseconds patience(stages_.size() > 1 ? 20 : 200);
+// No hosted stage could go on just now. Returns when one can, or may, or after this time: it waits
+// for a message of the first one, while others may come.
+void PipelineHost::wait(std::chrono::microseconds patience) const {
   for (const auto& stage : stages_) {
     if (stage->finished()) continue;
     bool waits = false;

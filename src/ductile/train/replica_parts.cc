@@ -2,6 +2,7 @@
 
 #include "ductile/base/pages.h"
 #include "ductile/nn/evaluates_whole.h"
+#include "ductile/nn/kernels/product.h"
 #include "ductile/nn/operators.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/replica.h"
@@ -37,7 +38,10 @@ void Replica::gather(parallel::Exchange& exchange) {
   // Statistics for the rule's weights are a pass in training, which is not run by stages.
   const bool needs_statistics =
       evaluated.of_the_rule && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty();
-  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics &&
+  // Columns of a divided layer have the bits of the whole by our own products alone.
+  const bool divided_alike = !spec::divides_tensors(job_) ||
+                             (job_.train.precision == "fp32" && nn::kernels::product_supported());
+  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics && divided_alike &&
       nn::operators_evaluate(*ingredients_.model)) {
     std::vector<int> hosts;  // of the first pipeline
     const std::vector<int64_t>& cut = exchange.layout().cut;

@@ -188,6 +188,17 @@ StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, 
       for (const nn::NamedTensor& b : o.buffers) buffer_owners_.try_emplace(b.name, rank);
     }
   }
+  std::vector<bool> stage_reads(pipeline_.stages.size(), false);
+  for (size_t op = 0; op < stage_of_.size(); ++op) {
+    for (const nn::Source& source : operators_.operators()[op].inputs) {
+      if (source.op == nn::kModelInput) stage_reads[static_cast<size_t>(stage_of_[op])] = true;
+    }
+  }
+  reads_samples_.resize(static_cast<size_t>(num_ranks_), false);
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (stage_reads[static_cast<size_t>(parts_[i].stage)])
+      reads_samples_[static_cast<size_t>(part_ranks_[i])] = true;
+  }
 }
 
 StageRunner::~StageRunner() = default;
@@ -270,24 +281,10 @@ void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
   }
 }
 
-bool StageRunner::reads_samples(int rank) const {
-  std::vector<bool> reads(pipeline_.stages.size(), false);
-  const auto& ops = operators_.operators();
-  for (size_t op = 0; op < ops.size(); ++op) {
-    for (const nn::Source& s : ops[op].inputs) {
-      if (s.op == nn::kModelInput) reads[static_cast<size_t>(stage_of_[op])] = true;
-    }
-  }
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    if (part_ranks_[i] == rank && reads[static_cast<size_t>(parts_[i].stage)]) return true;
-  }
-  return false;
-}
-
 comm::LeafRange StageRunner::parts() const {
   comm::LeafRange out{0, 0};
   for (int64_t rank = 0; rank < std::ssize(hosts_); ++rank) {
-    if (!hosted(rank) || !reads_samples(static_cast<int>(rank % num_ranks_))) continue;
+    if (!hosted(rank) || !reads_samples_[static_cast<size_t>(rank % num_ranks_)]) continue;
     const int64_t first = rank / num_ranks_ * pipeline_.num_micro_batches;
     if (out.size() == 0) out.begin = first;
     out.end = first + pipeline_.num_micro_batches;

@@ -83,7 +83,6 @@ class StageRunner {
 
  private:
   bool hosted(int64_t rank) const { return hosts_[static_cast<size_t>(rank)] == rank_; }
-  bool reads_samples(int rank) const;
   void find_forms();
   void check_bits(const nn::Tensors& like) const;
   std::vector<Blocks> for_each_pipeline(std::vector<Blocks> by_rank) const;
@@ -109,6 +108,7 @@ class StageRunner {
   const int64_t num_ranks_, num_replicas_;             // of a pipeline; pipelines
   const std::vector<int> stage_of_, rank_of_;          // by operator; ranks in their pipeline
   std::map<std::string, int> owners_, buffer_owners_;  // ranks in their pipeline, by name
+  std::vector<bool> reads_samples_;                    // by rank in the pipeline
   std::vector<int> hosts_;                             // workers, by virtual rank
   int rank_ = 0;
   parallel::Exchange* exchange_ = nullptr;

@@ -143,13 +143,17 @@ TEST(TensorStages, APartHoldsItsShareOfTheState) {
 }
 
 TEST(TensorStages, AnEvaluationByPartsIsThatOfOneWorker) {
-  const spec::JobOptions job = divided(sharded_job(), {2, 2});
-  const OneRun run(job);
-  run.go_on(job, 4, 8, /*to_its_end=*/true);
-  const auto newest = ckpt::open_latest(run.folder.checkpoints());
-  ASSERT_TRUE(newest.checkpoint);
-  const Evaluation alone = run_serial(job)->evaluate([](int64_t) {});
-  EXPECT_EQ(newest.checkpoint->state().at("last"), alone.to_json());
+  for (const char* const precision : {"fp32", "bf16"}) {
+    spec::JobOptions job = divided(sharded_job(), {2, 2});
+    job.train.shard_copies = 1;
+    job.train.precision = precision;
+    const OneRun run(job);
+    run.go_on(job, 4, 8, /*to_its_end=*/true);
+    const auto newest = ckpt::open_latest(run.folder.checkpoints());
+    ASSERT_TRUE(newest.checkpoint);
+    const Evaluation alone = run_serial(job)->evaluate([](int64_t) {});
+    EXPECT_EQ(newest.checkpoint->state().at("last"), alone.to_json()) << precision;
+  }
 }
 
 // What the parts of a first layer read has no gradient, so no sum is cut; elsewhere one is.
