@@ -45,7 +45,7 @@ class Bench:
         self.binary, self.folder, self.stages = binary, folder, stages
         self.sets = [f"train.batch_size={BATCH}", "train.threads=1", "model.name=resnet8", "augment.pad=2",
                      "data.train_limit=1024", "data.test_limit=64", "schedule.name=constant",
-                     "train.eval_every_epochs=0", "train.log_every=1", *sets]
+                     "train.eval_every_epochs=0", "train.log_every=1", "train.shard_optimizer=false", *sets]
 
     def ductile(self, *words, sets=()):
         command = [self.binary / "ductile", "-q", *words]

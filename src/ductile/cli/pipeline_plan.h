@@ -27,8 +27,8 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
 
 // Whether train.shard_optimizer = true gives the job by stages everything that it has without, in
 // less memory: the bits, and a lost worker that costs one step. Not so with train.shard_copies = 1,
-// sums that no bits stay of, or a library's model, whose operators may not name the weights that
-// they read.
+// train.pipeline_exact, whose ranks contribute -0 for the state that they do not hold, sums that no
+// bits stay of, or a library's model, whose operators may not name the weights that they read.
 bool may_lie_by_stage(const spec::JobOptions& job);
 
 }  // namespace ductile::cli

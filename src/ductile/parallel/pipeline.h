@@ -82,7 +82,8 @@ std::map<int, TensorForms> share_forms(const nn::OperatorGraph& operators, const
 // different numbers of replicas does not have the samples first and in their order: some samples by
 // themselves make other rows of it than among all. Found by two passes over values drawn in the
 // form of `inputs`, a micro-batch, which leave the model's buffers as they were. What draws random
-// numbers or has running statistics is taken to keep the samples where they are.
+// numbers, has running statistics or reads whole numbers is taken to keep the samples where they
+// are. The weights of all operators have to be there.
 void check_samples_first(const nn::OperatorGraph& operators, const Pipeline& pipeline,
                          const nn::Tensors& inputs);
 

@@ -47,20 +47,30 @@ std::vector<int64_t> dense_strides(const std::vector<int64_t>& sizes) {
   return out;
 }
 
-// Values that differ by sample, in this form.
-nn::Tensors varied(const nn::Tensors& inputs) {
-  at::Generator random = at::detail::createCPUGenerator(/*seed_val=*/1);
-  nn::Tensors out;
-  for (const at::Tensor& t : inputs) {
-    const at::Tensor own = at::empty_like(t);
-    if (t.is_floating_point()) {
-      own.normal_(0, 1, random);
-    } else {
-      own.random_(0, 2, random);  // any vocabulary, and any number of classes, has two
-    }
-    out.push_back(own);
+// Drawn in the form of `t`, if it may have any values.
+at::Tensor varied(const at::Tensor& t, const at::Generator& random) {
+  if (!t.is_floating_point()) return t;
+  return at::empty_like(t).normal_(0, 1, random);
+}
+
+// By number, the tensors that nobody reads behind an operator.
+std::vector<std::vector<nn::Source>> last_read(const nn::OperatorGraph& operators) {
+  const auto& ops = operators.operators();
+  std::map<nn::Source, size_t> last;
+  for (size_t i = 0; i < ops.size(); ++i) {
+    for (int k = 0; k < ops[i].num_outputs; ++k) last[{static_cast<int>(i), k}] = i;
+    for (const nn::Source& s : ops[i].inputs) last[s] = i;
   }
+  std::vector<std::vector<nn::Source>> out(ops.size());
+  for (const auto& [source, op] : last) out[op].push_back(source);
   return out;
+}
+
+// Whether it reads whole numbers of the samples, which are all alike here.
+bool reads_numbers(const nn::Operator& op, const std::map<nn::Source, at::Tensor>& made) {
+  return std::ranges::any_of(op.inputs, [&](const nn::Source& s) {
+    return s.op == nn::kModelInput && !made.at(s).is_floating_point();
+  });
 }
 
 // What stages with other numbers of replicas send each other.
@@ -92,12 +102,13 @@ void check_samples_first(const nn::OperatorGraph& operators, const Pipeline& pip
   int replicas = 1;
   for (const Pipeline::Stage& s : pipeline.stages) replicas = std::max(replicas, s.replicas);
   const at::NoGradGuard no_grad;
-  const nn::Tensors of_all = varied(inputs);
+  const at::Generator random = at::detail::createCPUGenerator(/*seed_val=*/1);
+  const std::vector<std::vector<nn::Source>> last = last_read(operators);
   std::map<nn::Source, at::Tensor> all, some;
-  for (size_t i = 0; i < of_all.size(); ++i) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
     const nn::Source source{nn::kModelInput, static_cast<int>(i)};
-    all[source] = of_all[i];
-    some[source] = share_of(of_all[i], 0, replicas);
+    all[source] = varied(inputs[i], random);
+    some[source] = share_of(all[source], 0, replicas);
   }
   for (size_t i = 0; i < operators.operators().size(); ++i) {
     const nn::Operator& op = operators.operators()[i];
@@ -111,14 +122,16 @@ void check_samples_first(const nn::OperatorGraph& operators, const Pipeline& pip
     buffers.put_back();
     const nn::Tensors own = op.run(in_some);
     buffers.put_back();
-    const bool mixes = op.random || !op.buffers.empty();
+    // Their outputs are not compared: those for some samples are taken from those for all.
+    const bool numbers = reads_numbers(op, all);
+    const bool mixes = op.random || !op.buffers.empty() || numbers;
     for (size_t k = 0; k < made.size(); ++k) {
       const nn::Source source{static_cast<int>(i), static_cast<int>(k)};
-      all[source] = made[k];
+      all[source] = numbers ? varied(made[k], random) : made[k];
       some[source] = own[k];
       const bool counts =
           made[k].dim() > 0 && own[k].dim() > 0 && own[k].size(0) * replicas == made[k].size(0);
-      const at::Tensor rows = counts ? made[k].narrow(0, 0, own[k].size(0)) : at::Tensor();
+      const at::Tensor rows = counts ? all[source].narrow(0, 0, own[k].size(0)) : at::Tensor();
       if (counts && mixes) {
         some[source] = rows.clone();
       } else if (divided.contains(source) && (!counts || !alike(own[k], rows))) {
@@ -128,6 +141,10 @@ void check_samples_first(const nn::OperatorGraph& operators, const Pipeline& pip
              "many, or cut the model elsewhere",
              k, op.name);
       }
+    }
+    for (const nn::Source& source : last[i]) {
+      all.erase(source);
+      some.erase(source);
     }
   }
 }
