@@ -59,13 +59,11 @@ float most_apart(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 TEST(StageReplicas, GiveTheWeightsOfOneProcessButForRounding) {
-  for (const char* model : {"mlp", "cnn"}) {
-    const auto alone = weights_of(*run_serial(unequal_job(model, {1})));
-    const std::vector<std::vector<int64_t>> all = {{2, 1}, {1, 3}, {3, 2}, {4, 1, 6}};
-    for (const std::vector<int64_t>& replicas : all) {
-      const auto shared = run_serial(unequal_job(model, replicas));
-      EXPECT_LT(most_apart(weights_of(*shared), alone), 1e-5F) << model << ", " << replicas[0];
-    }
+  const auto alone = weights_of(*run_serial(unequal_job("mlp", {1})));
+  const std::vector<std::vector<int64_t>> all = {{2, 1}, {1, 3}, {3, 2}, {4, 1, 6}};
+  for (const std::vector<int64_t>& replicas : all) {
+    const auto shared = run_serial(unequal_job("mlp", replicas));
+    EXPECT_LT(most_apart(weights_of(*shared), alone), 1e-5F) << replicas[0] << ", " << replicas[1];
   }
 }
 
@@ -92,7 +90,7 @@ TEST(StageReplicas, KeepTheirBitsWhereTheStateLiesByStage) {
     job.train.virtual_ranks = 6;
     job.train.shard_copies = copies;
     job.train.ema_decay = 0.9;
-    disturb_and_compare(job, {0, 1, 2});
+    disturb_and_compare(job, {1, 3});
   }
 }
 
