@@ -54,7 +54,8 @@ function(ductile_use_pch target kind)
     ductile_pch_owner(${kind})
   endif()
   target_precompile_headers(${target} REUSE_FROM ductile_pch_${kind})
-  # GCC 13 sets this from -O2 on, and takes no header of another setting; below, it does nothing.
+  # GCC 13 says that its setting differs between -O3 and -O1, and passes the header over. (Tried with
+  # GCC 12 alone since, which does not get the flag.)
   if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13 AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     target_compile_options(${target} PRIVATE -munroll-only-small-loops)
   endif()
