@@ -9,8 +9,8 @@
 #include <c10/core/Allocator.h>
 #include <torch/version.h>
 
-// Where versions of torch differ: all of it is here. Debian's libtorch is 1.13; a torch of pip
-// is 2.x.
+// Where the code that runs differs between versions of torch. Debian's libtorch is 1.13; a torch
+// of pip is 2.x, with which Ductile compiles but does not train yet (docs/guides/python.md).
 namespace ductile::nn {
 
 // An absent value in the calls of torch, which has its own optional before 2.1.
@@ -24,8 +24,8 @@ using Maybe = std::optional<T>;
 inline constexpr std::nullopt_t kNone = std::nullopt;
 #endif
 
-// With deterministic algorithms torch 2 fills memory that nobody has written yet with NaN; nothing
-// of ours reads it, and it costs a pass over each tensor. `context` is at::globalContext().
+// With deterministic algorithms torch 2 fills fresh memory with NaN, a pass over each tensor
+// that 1.13 does not make. `context` is at::globalContext().
 template <class Context>
 void leave_memory_unfilled(Context& context) {
   if constexpr (requires { context.setDeterministicFillUninitializedMemory(false); })
