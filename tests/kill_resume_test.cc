@@ -138,6 +138,7 @@ TEST(KillAndResume, TrialsThatAreKilledInTheMiddleLeaveTheFinalWeightsBitEqual) 
   job.tune.batch_size = {16, 32};
   job.train.staleness = 2;
   job.tune.staleness = {0, 2};
+  job.tune.options = {"train.label_smoothing:0:0.2", "optimizer.clip_norm:0.5:50"};
   const fs::path whole = make_run(root.path(), job), killed = make_run(root.path(), job);
   ASSERT_EQ(wait_for(start_worker(whole)), 0);
   int in_trials = 0, with_old_weights = 0;

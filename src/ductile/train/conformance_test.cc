@@ -249,7 +249,9 @@ void Rows::add_online_tuner() {
   add("online_tuner_options", job);
 }
 
-// Every live option in a job that reads it, brought by steps with other values and without any.
+// Every live option in a job that reads it, brought by steps with other values and without any. Not
+// dropout, which draws from a generator of the process, and these workers are threads of one:
+// live_options_test.cc has it on two workers that take turns.
 void Rows::add_live_options() {
   const auto restless = [this](const std::string& name, spec::JobOptions job) {
     job.optimizer.nadamw.momentum_decay = 0.004;
@@ -280,16 +282,6 @@ void Rows::add_live_options() {
   rest.optimizer.name = "muon";
   rest.optimizer.muon.rest = "sgd";
   restless("muon_sgd", rest);
-  spec::JobOptions dropout = small_job();
-  dropout.data.format = "synthetic";
-  dropout.data.synthetic.inputs = {"2*tokens:6:20"};
-  dropout.model.name = "mmt";
-  dropout.model.layers = 1;
-  dropout.model.heads = 2;
-  dropout.model.dim = 8;
-  dropout.model.dropout = 0.1;
-  dropout.optimizer.name = "lamb";
-  restless("dropout", dropout);
 }
 
 void Rows::add_samples_of_what_is_to_come() {
@@ -484,6 +476,7 @@ INSTANTIATE_TEST_SUITE_P(Rows, Conformance, ::testing::ValuesIn(rows()),
 TEST(LiveOptions, EachIsBroughtInARowOfItsOwn) {
   const std::vector<Row> all = rows();
   for (const spec::LiveOption& option : spec::live_options()) {
+    if (option.key == "model.dropout") continue;
     EXPECT_TRUE(std::ranges::any_of(all, [&](const Row& row) {
       return row.name.starts_with("options_") && option.is_read(row.job);
     })) << option.key;

@@ -180,6 +180,48 @@ TEST(LiveOptions, FromTheirStepOnARunIsThatOfAJobWhichHasThem) {
   }
 }
 
+// Two workers with a virtual rank each, of which the second is another one from the fifth update
+// on.
+TEST(LiveOptions, TwoWorkersAndAJoinerObeyThemAsOneDoes) {
+  for (const spec::LiveOption& option : spec::live_options()) {
+    SCOPED_TRACE(option.key);
+    const spec::JobOptions job = reader_of(option);
+    const Options other = {{std::string(option.key), other_value(option.key)}};
+    const Recipe recipe = bringing(
+        job, [&](int64_t updates) { return updates >= 2 && updates != 7 ? other : Options(); });
+    Replica alone(job, recipe), first(job, recipe);
+    auto second = std::make_unique<Replica>(job, recipe);
+    const auto host = [&](Replica& run, int worker) {
+      run.host({{0, 1, 2}, run.vector_size()}, worker, nullptr);
+    };
+    host(first, 0);
+    host(*second, 1);
+    std::vector<float> sum(static_cast<size_t>(first.vector_size())), rest(sum.size());
+    bool is_joined = false;
+    while (!first.done()) {
+      if (first.evaluation_due()) {
+        const Evaluation result = first.evaluate([](int64_t) {});
+        first.record(result);
+        second->record(result);
+        continue;
+      }
+      first.compute(1, sum);
+      second->compute(1, rest);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += rest[i];
+      first.apply(sum);
+      second->apply(sum);
+      if (is_joined || first.updates() < 5) continue;
+      is_joined = true;
+      second = std::make_unique<Replica>(job, recipe);
+      second->take(first.state().fork());
+      host(*second, 1);
+    }
+    advance_to(alone, 1000);
+    EXPECT_EQ(first.state().digest(), alone.state().digest());
+    EXPECT_EQ(second->state().digest(), alone.state().digest());
+  }
+}
+
 TEST(LiveOptions, WithoutThemTheJobFileHoldsAgain) {
   spec::JobOptions job = short_job();
   job.optimizer.name = "muon";
