@@ -1,6 +1,7 @@
 #include "ductile/parallel/pipeline.h"
 
 #include <algorithm>
+#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "ductile/base/error.h"
+#include "ductile/parallel/draws.h"
 #include "ductile/parallel/kept_buffers_impl.h"
 
 namespace ductile::parallel {
@@ -187,6 +189,9 @@ TensorForms tensor_forms(const OperatorGraph& operators, const nn::Tensors& inpu
       in.push_back(s.op == kModelInput ? inputs.at(static_cast<size_t>(s.output)) : made.at(s));
     }
     const KeptBuffers buffers(op);
+    // Others draw what they are seeded for, perhaps in another thread.
+    std::unique_lock<std::mutex> draws;
+    if (op.random) draws = std::unique_lock(generator_mutex());
     const nn::Tensors result = op.run(in);
     buffers.put_back();
     for (size_t k = 0; k < result.size(); ++k) {

@@ -89,6 +89,27 @@ TEST(ExactStages, HaveTheBitsOfThePlainMethod) {
   }
 }
 
+// The first matrix is in 25 blocks, of which each rank has what its operators read.
+TEST(ExactStages, HaveTheBitsOfThePlainMethodWhereTheStateLiesByStage) {
+  const TempFolder folder;
+  spec::JobOptions job = exact_job("mlp", 4, 1, 4, folder.path());
+  job.model.hidden = {512, 48};
+  const auto plain = bits_of(*run_serial(plain_job(job)));
+  job.train.shard_optimizer = true;
+  for (const int64_t copies : {1, 2}) {
+    job.train.shard_copies = copies;
+    for (const uint64_t seed : {2, 3}) {
+      const OneRun run(job);
+      disturb(run, job, 8, seed);
+      const auto newest = ckpt::open_latest(run.folder.checkpoints());
+      ASSERT_TRUE(newest.checkpoint);
+      Replica replica(job);
+      replica.restore(*newest.checkpoint);
+      EXPECT_EQ(bits_of(replica), plain) << copies << " copies, seed " << seed;
+    }
+  }
+}
+
 // What the test above would not see if the order of sums were the same anyway.
 TEST(ExactStages, StagesThatAreNotExactAddUpInAnotherOrder) {
   const TempFolder folder;

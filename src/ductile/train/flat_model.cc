@@ -25,20 +25,21 @@ bool is_half(const at::Tensor& t) {
   return t.scalar_type() == at::kBFloat16 || t.scalar_type() == at::kHalf;
 }
 
-// Of a gradient of which some elements alone are summed here; the others are zero.
+// Of a gradient of which some elements alone are summed here, or none; the others are zero.
 void write_part(const at::Tensor& gradient, const optim::Segment& segment,
                 std::span<const parallel::FloatRange> ranges, std::span<float> out) {
-  const at::Tensor flat = gradient.contiguous().view({-1});
+  at::Tensor flat;
   int64_t written = 0;  // that are not zero
   for (const parallel::FloatRange& r : ranges) {
     const int64_t begin = std::max(r.begin, segment.offset);
     const int64_t end = std::min(r.end, segment.offset + segment.size);
     if (begin >= end) continue;
+    if (!flat.defined()) flat = gradient.contiguous().view({-1});
     const at::Tensor part = flat.slice(0, begin - segment.offset, end - segment.offset);
     at::from_blob(out.data() + begin, {end - begin}, at::kFloat).copy_(part);
     written += part.count_nonzero().item<int64_t>();
   }
-  DUCTILE_CHECK(written == flat.count_nonzero().item<int64_t>(),
+  DUCTILE_CHECK(written == gradient.count_nonzero().item<int64_t>(),
                 "the gradient of parameter {} is outside of what is summed", segment.name);
 }
 

@@ -12,6 +12,18 @@
 // of it, and what of the memory goes back to the system.
 namespace ductile::train {
 
+namespace {
+
+// All members together: whether columns of divided layers have the bits of the whole, as they have
+// by our own products alone, and processors may differ.
+bool columns_are_alike(const spec::JobOptions& job, parallel::Exchange& exchange) {
+  if (!spec::divides_tensors(job)) return true;
+  const bool here = job.train.precision == "fp32" && nn::kernels::product_supported();
+  return exchange.largest(here ? 0 : 1) == 0;
+}
+
+}  // namespace
+
 void Replica::transfer(parallel::Exchange& exchange, std::span<const Blocks> have,
                        std::span<const Blocks> want) {
   tidy_for_.reset();
@@ -38,11 +50,8 @@ void Replica::gather(parallel::Exchange& exchange) {
   // Statistics for the rule's weights are a pass in training, which is not run by stages.
   const bool needs_statistics =
       evaluated.of_the_rule && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty();
-  // Columns of a divided layer have the bits of the whole by our own products alone.
-  const bool divided_alike = !spec::divides_tensors(job_) ||
-                             (job_.train.precision == "fp32" && nn::kernels::product_supported());
-  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics && divided_alike &&
-      nn::operators_evaluate(*ingredients_.model)) {
+  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics &&
+      nn::operators_evaluate(*ingredients_.model) && columns_are_alike(job_, exchange)) {
     std::vector<int> hosts;  // of the first pipeline
     const std::vector<int64_t>& cut = exchange.layout().cut;
     for (const int rank : runner_.ranks_of_operators()) {

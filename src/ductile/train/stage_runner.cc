@@ -12,7 +12,9 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
+#include "ductile/base/pages.h"
 #include "ductile/base/rng.h"
 #include "ductile/nn/threads.h"
 #include "ductile/parallel/exact.h"
@@ -87,6 +89,13 @@ parallel::BlockRange blocks_with(const FlatModel::Entry& parameter,
   rows.offset += slice.begin * row;
   rows.size = slice.size() * row;
   return blocks_with(rows);
+}
+
+// Zeros of the parameter's shape that take memory only where they are written.
+at::Tensor zeros_like_untouched(const FlatModel::Entry& parameter) {
+  const auto zeros = std::make_shared<AlignedArray<float>>(untouched_zeros<float>(parameter.size));
+  return at::from_blob(
+      zeros->span().data(), parameter.shape, [zeros](void*) {}, at::kFloat);
 }
 
 parallel::TensorSplit split_of_job(const spec::JobOptions& job, const OperatorGraph& operators) {
@@ -502,7 +511,7 @@ std::vector<at::Tensor> StageRunner::gradients_of(int rank,
   return out;
 }
 
-// Of the whole parameter: zeros but for what the rank has of it.
+// Of the whole parameter: zeros but for what the rank has of it, and these take no memory.
 at::Tensor StageRunner::gradient_of_slices(int rank, const FlatModel::Entry& parameter,
                                            const Slices& slices,
                                            const parallel::PipelineHost& pipeline) const {
@@ -511,7 +520,7 @@ at::Tensor StageRunner::gradient_of_slices(int rank, const FlatModel::Entry& par
   for (const parallel::TensorSplit::Slice& slice : slices) {
     const auto found = pipeline.gradients().find(slice.name);
     if (owners_.at(slice.name) != rank || found == pipeline.gradients().end()) continue;
-    if (!whole.defined()) whole = at::zeros(parameter.shape, found->second.options());
+    if (!whole.defined()) whole = zeros_like_untouched(parameter);
     whole.narrow(slice.dim, slice.begin, slice.size()).copy_(found->second.add_(0));
   }
   return whole;
