@@ -69,7 +69,8 @@ struct Beside {
   double bytes = 0;
   std::string why, remedy;
 };
-Beside beside(const spec::JobOptions& job, double own, double largest, double whole) {
+// `copied`: the most that a worker holds of another stage as a copy.
+Beside beside(const spec::JobOptions& job, double own, double copied, double whole) {
   Beside out;
   if (!job.train.shard_optimizer) {
     out.bytes = whole - own;
@@ -77,15 +78,19 @@ Beside beside(const spec::JobOptions& job, double own, double largest, double wh
     out.remedy = "set train.shard_optimizer = true, which divides them by stage";
     return out;
   }
-  // Twins in other pipelines are copies, too.
-  const int64_t copies = job.train.shard_copies - job.train.pipelined.replicas;
-  out.bytes = std::min(std::max(0.0, whole - own),
-                       largest * static_cast<double>(std::max<int64_t>(0, copies)));
+  out.bytes = std::min(std::max(0.0, whole - own), copied);
   out.why = fmt::format("train.shard_copies = {}", job.train.shard_copies);
   out.remedy =
-      "set train.shard_copies = 1, with which a lost worker costs the steps since the "
-      "last checkpoint";
+      "set train.shard_copies = 1, with which a lost worker costs the steps since the last "
+      "checkpoint, or plan with replicas, which are copies";
   return out;
+}
+
+// Of the state of a stage, in copies beside those that its replicas are.
+double copied_bytes(const spec::JobOptions& job, size_t stage, double state) {
+  const std::vector<int64_t>& of_stages = job.train.pipelined.stage_replicas;
+  const int64_t twins = stage < of_stages.size() ? of_stages[stage] : job.train.pipelined.replicas;
+  return state * static_cast<double>(std::max<int64_t>(0, job.train.shard_copies - twins));
 }
 
 // "2", or "3, 1, 1" where stages have their own.
@@ -132,10 +137,10 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
     return fields.has("state_memory") ? fields.number("state_memory", 0, kMostBytes) : 0.0;
   };
   std::vector<JsonFields> stages;
-  double largest = 0;
+  double copied = 0;
   for (const nlohmann::json& item : all.array("stages")) {
     stages.emplace_back(item, fmt::format("{}: stage {}", file.string(), stages.size()));
-    largest = std::max(largest, state_of(stages.back()));
+    copied = std::max(copied, copied_bytes(job, stages.size() - 1, state_of(stages.back())));
   }
   for (const JsonFields& stage : stages) {
     const double own = stage.number("peak_memory", 0, kMostBytes);
@@ -149,7 +154,7 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
            stage.where(), page::as_bytes(own), page::as_bytes(limit));
     }
     if (state_of(stage) == 0 || state_of(all) == 0) continue;
-    const Beside others = beside(job, state_of(stage), largest, state_of(all));
+    const Beside others = beside(job, state_of(stage), copied, state_of(all));
     if (own + others.bytes <= limit) continue;
     fail(ErrorCode::invalid_argument,
          "{} needs {} of memory, and its worker holds up to {} of other stages' weights, gradients "

@@ -146,10 +146,9 @@ void Judge::try_ways(const Plan& plan) {
   Plan split = plan;
   split.schedule = ScheduleKind::zero_bubble;
   split.orders.clear();
-  for (const Plan& zero : {with_room(split), split}) {
-    try_plan(zero);
-    if (!more) break;
-  }
+  const Plan roomy_split = with_room(split);
+  try_plan(roomy_split);
+  if (!(roomy_split == split)) try_plan(split);
 }
 
 void Judge::consider(Candidate c) {

@@ -21,7 +21,7 @@ struct OpBytes {
   double samples = 0;
   double kept = 0;     // of `own`, with recomputation: the outputs that others of the stage read
   double outputs = 0;  // that anybody reads
-  double waiting = 0;  // from B to W, outputs apart
+  double waiting = 0;  // from B to W, outputs and their gradients apart
   double forward = 0, whole = 0, input = 0, weight = 0;  // PassBytes
   bool waits = false, again = false;
 };
@@ -102,19 +102,34 @@ class StageWalk {
     return std::ranges::any_of(t.readers, [&](const auto& r) { return ops_.at(r.first).waits; });
   }
 
+  // Of all readers.
+  static double gradients_of(const Tensor& t) {
+    double sum = t.bytes * static_cast<double>(t.other_readers.size());
+    for (const auto& [reader, gradient] : t.readers) sum += gradient;
+    return sum;
+  }
+
+  // What waits for W of the gradients of a tensor: the one that came, or the sum of several.
+  static double gradient_of(const Tensor& t) {
+    const size_t several = t.readers.size() + t.other_readers.size();
+    if (several == 1 && !t.readers.empty()) return t.readers.begin()->second;
+    return several > 0 ? t.bytes : 0;
+  }
+
   void prepare() {
     for (auto& [key, t] : tensors_) {
       if (t.maker < 0) continue;
       made_[t.maker].push_back(&t);
       OpBytes& maker = ops_.at(t.maker);
       maker.outputs += t.bytes;
+      if (maker.waits) maker.waiting += gradient_of(t);
       if (maker.again && !t.readers.empty()) maker.kept += t.bytes;
     }
     for (auto& [key, t] : tensors_) {
       for (const auto& [reader, bytes] : t.readers) read_[reader].push_back(&t);
     }
     for (auto& [id, b] : ops_) {
-      b.kept = b.again ? std::min(b.own, b.kept) : b.own;
+      if (!b.again) b.kept = b.own;
       samples_ += b.samples;
     }
   }
@@ -130,8 +145,7 @@ class StageWalk {
     out.held = now;
     for (const auto& [id, b] : ops_) {
       most = std::max(most, now + b.own + b.forward);
-      // All outputs are there until the task ends.
-      now += b.again ? std::min(b.own, b.outputs) : b.own;
+      now += b.again ? b.outputs : b.own;  // all outputs are there until the task ends
       out.held += b.kept;
     }
     out.forward = std::max({most, now, out.held});
@@ -152,7 +166,15 @@ class StageWalk {
       for (const Tensor* t : read_of(id)) {
         if (t->maker < 0 && given.contains(t)) task += t->bytes;  // the sum of both is a third
       }
-      most = std::max(most, now + task);
+      // Several gradients of one output are added first.
+      double sums = 0, instead = 0;
+      for (const Tensor* t : made_of(id)) {
+        const size_t several = t->readers.size() + t->other_readers.size();
+        if (several < 2) continue;
+        sums += several > 2 ? 2 * t->bytes : t->bytes;
+        instead += t->bytes - gradients_of(*t);
+      }
+      most = std::max({most, now + sums, now + instead + task});
       now += after_backward(id, b);
       for (const Tensor* t : read_of(id)) {
         if (t->maker >= 0 || given.insert(t).second) now += t->readers.at(id);
@@ -164,16 +186,16 @@ class StageWalk {
 
   // By how much an operator's B changes what is held, the gradients that it makes apart.
   double after_backward(OpId id, const OpBytes& b) const {
-    double change = -b.kept;
+    double change = b.again ? 0 : -b.kept;
     for (const Tensor* t : made_of(id)) {
-      change -= t->bytes * static_cast<double>(t->other_readers.size());
-      for (const auto& [reader, gradient] : t->readers) change -= gradient;
-      if (!b.waits && is_awaited(*t)) change += t->bytes;
-      if (b.waits && b.again && is_awaited(*t)) change += t->bytes;  // it was made once more
+      change -= gradients_of(*t);
+      if (!b.again && !b.waits && is_awaited(*t)) change += t->bytes;
     }
     if (b.waits) change += b.waiting + b.outputs;
     for (const Tensor* t : read_of(id)) {
-      if (t->copied && t->readers.begin()->first == id && !is_awaited(*t)) change -= t->bytes;
+      // The last operator that reads it lets it go, where its maker does not hold it.
+      const bool of_readers = t->copied || (t->maker >= 0 && ops_.at(t->maker).again);
+      if (of_readers && t->readers.begin()->first == id && !is_awaited(*t)) change -= t->bytes;
     }
     return change;
   }

@@ -85,7 +85,8 @@ class SlowStage {
 
  private:
   struct Run {
-    std::vector<Held> inputs, outputs, gradients;
+    std::vector<Held> inputs, outputs;
+    std::map<TensorId, std::vector<Held>> gradients;
     Held saved;
   };
 
@@ -137,7 +138,7 @@ class SlowStage {
     std::map<TensorId, Held> given;  // to other stages
     for (const auto& [t, stages] : readers_) {
       for (size_t i = 0; i < stages.size(); ++i) {
-        runs_.at(t.first).gradients.push_back(block(bytes_.at(t)));
+        runs_.at(t.first).gradients[t].push_back(block(bytes_.at(t)));
       }
     }
     for (auto at = stage_.ops.rbegin(); at != stage_.ops.rend(); ++at) {
@@ -149,9 +150,18 @@ class SlowStage {
       for (const TensorId& t : inputs_of(op)) {
         if (given.contains(t)) task += bytes_.at(t);
       }
+      double sums = 0;
+      for (const auto& [t, gradients] : run.gradients) {
+        if (gradients.size() > 1) sums += (gradients.size() > 2 ? 2 : 1) * bytes_.at(t);
+      }
+      memory_.note(sums);
+      for (auto& [t, gradients] : run.gradients) {
+        if (gradients.size() == 1) continue;
+        gradients.clear();
+        gradients.push_back(block(bytes_.at(t)));
+      }
       memory_.note(task);
       if (split_ && cost(op).waits) {
-        run.gradients.clear();
         run.saved.reset();
         if (again(op)) {
           for (const TensorId& t : outputs_of(op)) run.outputs.push_back(block(bytes_.at(t)));
@@ -163,7 +173,7 @@ class SlowStage {
       for (const TensorId& t : inputs_of(op)) {
         const double bytes = gradient_of_.at({op, t});
         if (is_own(t)) {
-          runs_.at(t.first).gradients.push_back(block(bytes));
+          runs_.at(t.first).gradients[t].push_back(block(bytes));
         } else if (!given.contains(t)) {
           given[t] = block(bytes);
         }

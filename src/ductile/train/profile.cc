@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones_like.h>
 
 #include "ductile/base/error.h"
@@ -57,7 +58,8 @@ struct Cell {
 
 // The memory of gradients that wait for the operators whose outputs they are of. Where several
 // share a block (both inputs of a sum get the same gradient), it is of the one that waits longest:
-// operators go backward in falling order.
+// operators go backward in falling order. Parts of a block (of the gradient of a concatenation) are
+// counted by themselves.
 class GradientBlocks {
  public:
   struct Edge {
@@ -66,26 +68,46 @@ class GradientBlocks {
     auto operator<=>(const Edge&) const = default;
   };
 
-  void made(const Edge& edge, const at::Tensor& gradient) {
-    const auto& storage = gradient.storage();
-    const auto [place, is_new] = blocks_.try_emplace(storage.unsafeGetStorageImpl(), edge);
-    if (is_new) {
-      bytes_[edge] = static_cast<double>(storage.nbytes());
-      return;
+  // Returns a copy, which is to stand for the gradient: what the operator itself keeps of it is
+  // then all that stays of the block. Where it is part of a block, or an expanded one, itself.
+  at::Tensor made(const Edge& edge, const at::Tensor& gradient) {
+    const size_t whole = gradient.storage().nbytes();
+    if (gradient.nbytes() < whole || !gradient.is_non_overlapping_and_dense()) {
+      bytes_[edge] = static_cast<double>(std::min(gradient.nbytes(), whole));
+      return gradient;
     }
-    bytes_[edge] = 0;
-    if (edge.source.op < place->second.source.op)
+    const int id = id_of(gradient);
+    const auto [place, is_new] = blocks_.try_emplace(id, edge);
+    bytes_[edge] = is_new ? static_cast<double>(whole) : 0;
+    if (!is_new && edge.source.op < place->second.source.op)
       std::swap(bytes_[edge], bytes_[std::exchange(place->second, edge)]);
+    copies_.push_back(at::empty_strided(gradient.sizes(), gradient.strides(), gradient.options()));
+    copies_.back().copy_(gradient);
+    ids_[copies_.back().storage().unsafeGetStorageImpl()] = id;
+    return copies_.back();
   }
-  // The gradients of the operator's outputs are used up.
+  // The operator has gone backward: the gradients of its outputs are used up.
   void used(int op) {
     std::erase_if(blocks_, [op](const auto& block) { return block.second.source.op == op; });
+    fresh_.clear();
   }
   // Of all operators so far.
   const std::map<Edge, double>& bytes() const { return bytes_; }
 
  private:
-  std::map<const void*, Edge> blocks_;
+  // Of a block that is known by a copy, or that the operator has made.
+  int id_of(const at::Tensor& gradient) {
+    const void* block = gradient.storage().unsafeGetStorageImpl();
+    if (const auto known = ids_.find(block); known != ids_.end()) return known->second;
+    const auto [place, is_new] = fresh_.try_emplace(block, next_);
+    next_ += is_new ? 1 : 0;
+    return place->second;
+  }
+
+  int next_ = 0;
+  std::map<const void*, int> ids_, fresh_;  // blocks of copies, and of the last operator
+  std::vector<at::Tensor> copies_;          // all of them, so that no other block lies there
+  std::map<int, Edge> blocks_;
   std::map<Edge, double> bytes_;
 };
 
@@ -110,7 +132,7 @@ class Profiler {
             [&](size_t op, const auto& call) { timed(cells[op].seconds[kForward], call); });
     begin_backward();
     for (size_t op = size(); op-- > 0;) {
-      backward(executors_, op,
+      backward(executors_, op, nullptr,
                [&](const auto& call) { timed(cells[op].seconds[kBackward], call); });
       timed(cells[op].seconds[kWeights], [&] { executors_[op]->backward_weights(0); });
     }
@@ -141,16 +163,15 @@ class Profiler {
       const bool split = executors == &executors_;
       for (size_t op = size(); op-- > 0;) {
         Bytes& bytes = cells[op].bytes;
-        backward(*executors, op, [&](const auto& call) {
+        backward(*executors, op, &memory, [&](const auto& call) {
           counted(op, split ? bytes.backward_input : bytes.backward, call);
         });
-        hand_over(op, memory);
       }
       for (size_t op = size(); op-- > 0 && split;) {
         Bytes& bytes = cells[op].bytes;
         if (!waits(op)) continue;
-        bytes.waiting = std::max(
-            int64_t{0}, memory.live_of(static_cast<int>(op)) - before[op] - outputs_of(op));
+        const int64_t live = memory.live_of(static_cast<int>(op)) - before[op];
+        bytes.waiting = std::max(int64_t{0}, live - outputs_of(op));
       }
       for (size_t op = size(); op-- > 0 && split;) {
         counted(op, cells[op].bytes.backward_weight, [&] { executors_[op]->backward_weights(0); });
@@ -210,32 +231,36 @@ class Profiler {
   }
 
   template <class Watched>
-  void backward(const Executors& executors, size_t op, const Watched& watched) {
+  void backward(const Executors& executors, size_t op, AllocationCount* memory,
+                const Watched& watched) {
     StageExecutor& executor = *executors[op];
     std::vector<Gradients> given;
+    // What lies between operators is no memory of any.
+    if (memory != nullptr) memory->begin(static_cast<int>(size()));
     for (const Source& source : executor.outputs()) {
       given.push_back(std::move(gradients_[source]));
       gradients_.erase(source);
+      if (memory != nullptr) add_up(given.back());
     }
     Gradients found;
     watched([&] { found = executor.backward(0, std::move(given)); });
+    if (memory != nullptr) memory->begin(static_cast<int>(size()));
     blocks_.used(static_cast<int>(op));
     for (size_t i = 0; i < found.size(); ++i) {
       const Source& source = executor.inputs()[i];
       if (source.op == nn::kModelInput || !found[i].value.defined()) continue;
-      blocks_.made({source, static_cast<int>(op)}, found[i].value);
+      if (memory != nullptr)
+        found[i].value = blocks_.made({source, static_cast<int>(op)}, found[i].value);
       gradients_[source].push_back(found[i]);
     }
   }
 
-  // The gradients that the operator has just made belong to those that wait for them.
-  void hand_over(size_t op, AllocationCount& memory) const {
-    for (const Source& source : executors_[op]->inputs()) {
-      const auto found = gradients_.find(source);
-      if (found == gradients_.end() || found->second.empty()) continue;
-      const StageExecutor::Gradient& last = found->second.back();
-      if (!last.value.defined() || last.reader != static_cast<int>(op)) continue;
-      memory.hand_over(last.value.storage().data_ptr().get(), static_cast<int>(op), source.op);
+  // As the executor does, which is then given one gradient: in falling order of readers.
+  static void add_up(Gradients& gradients) {
+    std::ranges::stable_sort(gradients, std::ranges::greater(), &StageExecutor::Gradient::reader);
+    while (gradients.size() > 1) {
+      gradients[0].value = gradients[0].value.add(gradients[1].value);
+      gradients.erase(gradients.begin() + 1);
     }
   }
 
