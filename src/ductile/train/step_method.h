@@ -157,8 +157,8 @@ class StepMethod {
   // model or this data. All parts but the method are complete.
   virtual void prepare(const spec::JobOptions&, Ingredients&) {}
 
-  // Takes over the live options (spec/live_options.h) that the method reads, for the steps from here
-  // on. All others are those that it was made with.
+  // Takes over the live options (spec/live_options.h) that the method reads, for the steps from
+  // here on. All others are those that it was made with.
   virtual void set_options(const spec::JobOptions&) {}
 
   // The names of the figures that the method sums besides the standard ones, and the number of
