@@ -38,6 +38,8 @@ struct ServiceOptions {
   // The store cannot be written any more, for a reason that does not pass: all jobs were saved and
   // stopped, and the store still has them as they were. May destroy the service.
   std::function<void(const Error&)> on_failure;
+  // Folders whose files jobs of those who are no admins may name; the service's user reads them.
+  std::vector<fs::path> data;
   double interval = 10;  // seconds between two decisions, if nothing happens
   // Several nodes instead of this machine, which then needs no device of its own.
   std::optional<spec::Cluster> cluster;

@@ -1,18 +1,25 @@
 // Who may ask the service, and from where.
+#include <algorithm>
 #include <charconv>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
+#include "ductile/base/json_fields.h"
 #include "ductile/base/log.h"
+#include "ductile/base/options.h"
 #include "ductile/cluster/access_file.h"
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/limits_impl.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/service_impl.h"
+#include "ductile/spec/job.h"
 
 namespace ductile::cluster {
 
@@ -41,6 +48,53 @@ fs::path require_own_run(const fs::path& run, const fs::path& runs, const fs::pa
       run.string()));
 }
 
+std::vector<std::string> texts_of(const std::vector<fs::path>& paths) {
+  std::vector<std::string> out;
+  for (const fs::path& path : paths) out.push_back(path.string());
+  return out;
+}
+
+// Below one of the folders that may be read for others, without links.
+std::optional<fs::path> allowed_path(const fs::path& path, const std::vector<fs::path>& allowed) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  if (error) return std::nullopt;
+  for (const fs::path& folder : allowed) {
+    const fs::path root = fs::canonical(folder, error);
+    if (error) continue;
+    if (std::mismatch(root.begin(), root.end(), real.begin(), real.end()).first == root.end())
+      return real;
+  }
+  return std::nullopt;
+}
+
+// The service's user opens what a job names, and its results, or the text of its failure, tell what
+// was there. So others name data in folders alone that whoever runs the service has opened to them;
+// what is found there is kept without links, which could lead elsewhere later. The refusal says
+// nothing of what is there.
+void require_allowed_data(const Submission& submission, nlohmann::json& spec,
+                          const std::vector<fs::path>& allowed, const Principal& who) {
+  if (submission.kind != "train") return;
+  spec::JobOptions job;
+  OptionSet options(job);
+  options.read_toml_text(JsonFields(spec, "spec").text("job"), "spec.job");
+  bool named = false;
+  for (const auto& [name, path] :
+       {std::pair("data.path", &job.data.path), std::pair("data.test_path", &job.data.test_path)}) {
+    if (path->empty()) continue;
+    const auto real = allowed_path(*path, allowed);
+    if (!real)
+      throw Refused(fmt::format(
+          "{} = \"{}\": the user of the service would read it for {}, who may name data in {} "
+          "alone; whoever runs the service opens other folders: ductile up --data DIR",
+          name, *path, who.name,
+          allowed.empty() ? "no folder" : fmt::format("{}", fmt::join(texts_of(allowed), ", "))));
+    *path = real->string();
+    named = true;
+  }
+  if (named) spec["job"] = options.to_toml();
+}
+
 }  // namespace
 
 void Service::Impl::open_interface() {
@@ -50,6 +104,7 @@ void Service::Impl::open_interface() {
     if (s.kind == "serve" && who.role < Role::admin)
       spec["run"] =
           require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who).string();
+    if (who.role < Role::admin) require_allowed_data(s, spec, options_.data, who);
     check_spec(s, spec, devices, of_a_node);
     check_gpus(s, spec, *engine_);
     check_region(s, cluster_, options_.policy);

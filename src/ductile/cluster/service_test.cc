@@ -539,5 +539,31 @@ TEST(Service, DevicesThatWereNeverTakenUpAreFree) {
   for (const JobId id : {grows, other}) cluster.wait_for(id, "cancelled");
 }
 
+// The service's user would read them for somebody else, whose results say what was there.
+TEST(Service, JobsOfOthersNameDataInFoldersThatAreOpenedAlone) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
+  const TempFolder data, secrets;
+  write_file_atomic(secrets.path() / "secret", "secret");
+  write_file_atomic(data.path() / "file", "open");
+  fs::create_symlink(secrets.path() / "secret", data.path() / "link");
+  LiveService service([&](ServiceOptions& options) { options.data = {data.path()}; });
+  const auto status = [&](const char* option, const fs::path& path) {
+    const std::string toml =
+        std::string("[data]\nformat = \"tokens\"\n") +
+        (std::string(option) == "path" ? ""
+                                       : "path = \"" + (data.path() / "file").string() + "\"\n") +
+        option + " = \"" + path.string() + "\"\n[model]\nname = \"gpt\"\n";
+    return service.submit_as_stranger(
+        {{"name", "reads"}, {"kind", "train"}, {"spec", {{"job", toml}}}});
+  };
+  for (const char* option : {"path", "test_path"}) {
+    EXPECT_EQ(status(option, data.path() / "file"), 201) << option;
+    for (const fs::path& path : {secrets.path() / "secret", data.path() / "link",
+                                 data.path() / ".." / secrets.path().filename() / "secret",
+                                 secrets.path() / "none", fs::path("/")})
+      EXPECT_EQ(status(option, path), 403) << option << " = " << path;
+  }
+}
+
 }  // namespace
 }  // namespace ductile::cluster
