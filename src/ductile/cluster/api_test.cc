@@ -82,6 +82,31 @@ TEST_F(Service, AJobIsRefusedWhereTooManyOfItsOwnerHaveNotEnded) {
   EXPECT_EQ(send("POST", "/v1/jobs", body).status, 503);
 }
 
+TEST_F(Service, NamesThatLookLikeSomethingElseAreRefused) {
+  for (const char* name : {"-h", ".", "..", " a", "a ",
+                           "a\xe2\x80\xae"
+                           "b",
+                           "a\xe2\x80\xa8"
+                           "b",
+                           "a\xe2\x80\x8b",
+                           "\xef\xbb\xbf"
+                           "a",
+                           "a\xe2\x81\xa6"}) {
+    const std::string body = dump_json(Json{{"name", name}, {"spec", Json::object()}});
+    EXPECT_EQ(send("POST", "/v1/jobs", body).status, 400) << name;
+  }
+  EXPECT_GT(submit("a-b \xe2\x80\x93 \xc3\xa4\xe2\x82\xac.1"), 0) << "a dash, an umlaut, a euro";
+}
+
+TEST_F(Service, OfTwoJobsOfOneNameNoneIsActedOnByIt) {
+  const JobId first = submit("dup"), second = submit("dup");
+  const Answer answer = send("POST", "/v1/jobs/dup/cancel");
+  EXPECT_EQ(answer.status, 409) << answer.body;
+  EXPECT_NE(answer.body.find(fmt::format("{} and {}", second, first)), std::string::npos);
+  EXPECT_EQ(send("POST", fmt::format("/v1/jobs/{}/cancel", second)).status, 200);
+  EXPECT_EQ(get("/v1/jobs/dup").at("id"), second) << "it may be looked at";
+}
+
 TEST_F(Service, ADamagedEventEndsNeitherAListNorAStream) {
   const JobId id = submit("a");
   queue.commit([&](Change& change) {

@@ -60,7 +60,11 @@ int check_pin(X509_STORE_CTX* store, void* data) {
   return pin.shown == pin.wanted ? 1 : 0;
 }
 
-bool asks_for_patience(const httplib::Result& result) { return result && result->status == 429; }
+// Of a busy server, which has not looked at the request; other troubles of a service have a text.
+bool asks_for_patience(const httplib::Result& result) {
+  return result && (result->status == 429 || (result->status == 503 && result->body.empty() &&
+                                              result->has_header("Retry-After")));
+}
 
 // As long as it asks for.
 void have_patience(const httplib::Result& result) {

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -53,6 +54,27 @@ TEST_F(ClientOfNobody, WhoListensAndDoesNotAnswerIsNotTakenForAbsent) {
   EXPECT_EQ(code_of([&] { client_.get("/v1/jobs"); }), ErrorCode::deadline);
   EXPECT_EQ(code_of([&] { client_.post("/v1/jobs", nlohmann::json::object()); }),
             ErrorCode::deadline);
+}
+
+// As a server with all connections that it may have.
+TEST_F(ClientOfNobody, WhoIsToldToComeAgainDoes) {
+  const Descriptor busy = bound_socket();
+  ASSERT_EQ(::listen(busy.get(), 16), 0);
+  std::thread server([&] {
+    for (const std::string answer :
+         {"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
+          "Content-Length: 0\r\n\r\n",
+          "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 8\r\n\r\n{\"a\": 1}"}) {
+      const Descriptor one(::accept(busy.get(), nullptr, nullptr));
+      char request[4096];
+      EXPECT_GT(::recv(one.get(), request, sizeof request, 0), 0);
+      EXPECT_EQ(::send(one.get(), answer.data(), answer.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(answer.size()));
+    }
+  });
+  const Client patient(folder_.path(), 2min);
+  EXPECT_EQ(patient.get("/v1/jobs").at("a"), 1);
+  server.join();
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ constexpr int64_t kMostDevices = 1 << 20;
 // One who names the least number and one who names the most may come at the same time: what a
 // request does not name stays as it is when its change is made.
 Answer resize_job(Request& request) {
-  const JobRecord job = request.reader.find(request.argument);
+  const JobRecord job = job_to_act_on(request);
   require_owner(request.call.principal, job);
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");

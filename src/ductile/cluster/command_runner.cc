@@ -12,6 +12,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
+#include "ductile/base/paths.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/process/worker.h"
@@ -45,8 +46,11 @@ class CommandRunner : public JobRunner {
         command_(std::move(command)),
         lease_(lease),
         launcher_(engine.keepers(run_)) {
-    launcher_->call_when_ready(
-        [this] { soon_ = loop_.after(milliseconds(0), [this] { look(); }); });
+    // It calls in each turn of the loop until it is asked: a timer that each call began anew would
+    // never be due.
+    launcher_->call_when_ready([this] {
+      if (!soon_.armed()) soon_ = loop_.after(milliseconds(0), [this] { look(); });
+    });
   }
 
   void start(const std::vector<Holding>& devices, OnEnd on_end) override {
@@ -200,7 +204,11 @@ class CommandRunner : public JobRunner {
     if (stopping_ || has_to_leave()) press();
     if (end_ && launcher_->finished()) tell_end();
   } catch (const Error&) {
-    end_soon(end_by(std::current_exception()));
+    if (kind_of(run_) == FileKind::none)
+      end_soon({Phase::failed,
+                fmt::format("Its run directory {} was deleted while it ran.", run_.string())});
+    else
+      end_soon(end_by(std::current_exception()));
   }
 
   // Its orders are withdrawn, or its devices are on another node.

@@ -315,5 +315,19 @@ TEST(Attempt, ADamagedFileIsSaidToBeSo) {
   }
 }
 
+TEST(CommandJob, OneWhoseRunDirectoryIsDeletedEndsWithThatReason) {
+  LiveService service(1);
+  const JobId id = service.submit_command("job", "sleep 1000", {{"grace", 1}});
+  const fs::path run = service.wait_for(id, "running").value("run", "");
+  service.wait(id, [](const Json& job) {
+    return job.value("why", "").find("It runs on 1 device") != std::string::npos;
+  });
+  fs::remove_all(run);
+  service.act(id, "pause");
+  const Json job = service.wait_for(id, "failed");
+  EXPECT_EQ(job.value("reason", ""),
+            "Its run directory " + run.string() + " was deleted while it ran.");
+}
+
 }  // namespace
 }  // namespace ductile::cluster

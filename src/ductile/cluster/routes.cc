@@ -35,6 +35,17 @@ void require_name(std::string_view name, std::string_view what) {
          name);
 }
 
+// What looks like an option, a folder or another name would be taken for it.
+void require_plain_name(std::string_view name, std::string_view what) {
+  require_name(name, what);
+  if (name.front() == '-' || name.front() == ' ' || name.back() == ' ' || name == "." ||
+      name == "..")
+    fail(ErrorCode::invalid_argument,
+         "{} = \"{}\": a name begins with no \"-\", neither begins nor ends with a space, and is "
+         "neither \".\" nor \"..\"",
+         what, name);
+}
+
 // Why a job waits changes with every other job, and the store hears of it only now and then.
 Json shown_now(Request& request, const JobRecord& job) {
   Json out = to_json(job);
@@ -92,7 +103,7 @@ Answer submit_job(Request& request) {
                "movable", "spec"});
   Submission s;
   s.name = fields.text("name", "job");
-  require_name(s.name, "body: name");
+  require_plain_name(s.name, "body: name");
   const auto digit = [](char c) { return c >= '0' && c <= '9'; };
   if (std::ranges::all_of(s.name, digit))
     fail(ErrorCode::invalid_argument,
@@ -150,7 +161,7 @@ Answer show_job(Request& request) {
 
 template <Wish wish>
 Answer wish_for_job(Request& request) {
-  const JobRecord job = request.reader.find(request.argument);
+  const JobRecord job = job_to_act_on(request);
   const Principal& who = request.call.principal;
   require_owner(who, job);
   return request.commit(200, [&](Change& change) -> nlohmann::json {
@@ -407,6 +418,21 @@ constexpr Route kRoutes[] = {
 
 std::span<const Route> routes() { return kRoutes; }
 
+JobRecord job_to_act_on(Request& request) {
+  const JobRecord job = request.reader.find(request.argument);
+  if (job.submission.name != request.argument) return job;
+  JobFilter filter;
+  filter.name = job.submission.name;
+  filter.live = true;
+  const auto jobs = request.reader.jobs(filter, 0, 2);
+  if (jobs.size() > 1)
+    fail(
+        ErrorCode::conflict,
+        "several jobs that have not ended are called \"{}\", as {} and {}: say which by its number",
+        job.submission.name, jobs[0].id, jobs[1].id);
+  return job;
+}
+
 void require_line(std::string_view text, std::string_view what) {
   bool odd = text.size() > kMostName ||
              dump_json(nlohmann::json(text)).find("\xef\xbf\xbd") != std::string::npos;
@@ -414,6 +440,14 @@ void require_line(std::string_view text, std::string_view what) {
     const auto c = static_cast<unsigned char>(text[i]);
     const auto next = i + 1 < text.size() ? static_cast<unsigned char>(text[i + 1]) : 0xff;
     odd = odd || c < 0x20 || c == 0x7f || (c == 0xc2 && next < 0xa0);  // U+0080 to U+009F, too
+    // What is not seen, ends lines or turns them round: U+200B to U+200F, U+2028 to U+202E, U+2060
+    // to U+206F, U+FEFF.
+    const auto third = i + 2 < text.size() ? static_cast<unsigned char>(text[i + 2]) : 0;
+    odd = odd ||
+          (c == 0xe2 && next == 0x80 &&
+           ((third >= 0x8b && third <= 0x8f) || (third >= 0xa8 && third <= 0xae))) ||
+          (c == 0xe2 && next == 0x81 && third >= 0xa0 && third <= 0xaf) ||
+          (c == 0xef && next == 0xbb && third == 0xbf);
   }
   if (odd)
     fail(ErrorCode::invalid_argument,

@@ -72,6 +72,9 @@ struct Route {
 
 std::span<const Route> routes();
 
+// The job that a path names, of which something is changed: where several live ones have the name
+// it says so.
+JobRecord job_to_act_on(Request& request);
 // Only the owner of a job, its team's tokens, and an admin may act on it; throws Refused.
 void require_owner(const Principal& who, const JobRecord& job);
 

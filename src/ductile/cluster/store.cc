@@ -540,8 +540,28 @@ const fs::path& require_writable(const fs::path& file) {
 
 }  // namespace
 
+namespace {
+
+// Of a file that can be read in a moment; the whole of a larger one is for `server --check`.
+void require_whole(Database& database) {
+  constexpr uintmax_t kMost = uintmax_t{64} << 20;
+  std::error_code unknown;
+  const uintmax_t size = fs::file_size(database.file(), unknown);
+  if (unknown || size > kMost) return;
+  database.query("PRAGMA quick_check(1)", [&](const Row& row) {
+    if (row.text(0) != "ok")
+      fail(ErrorCode::data_loss,
+           "{0} is damaged ({1}): put back a backup, or what `sqlite3 {0} .recover` can still "
+           "read; `ductile server --check {2}` says more",
+           database.file().string(), row.text(0), database.file().parent_path().string());
+  });
+}
+
+}  // namespace
+
 Store::Store(const fs::path& file, const char* vfs)
     : lock_(lock_of(require_writable(file))), database_(file, Database::Access::write, vfs) {
+  require_whole(database_);
   migrate(database_);
   database_.use_wal();
   if (::stat(database_.file().c_str(), &made_) != 0) fail_errno(database_.file().string(), errno);

@@ -61,12 +61,14 @@ void check_runs(Reader& reader, StoreReport& report) {
       if (!has_ended(job.phase)) ++report.live;
       std::error_code ignored;
       if (job.run.empty() || fs::is_directory(job.run, ignored)) continue;
-      report.losses.push_back(fmt::format(
-          "job {} ({}) is {}: its run directory {} is not there{}", job.id, job.submission.name,
-          to_string(job.phase), job.run,
-          has_ended(job.phase)
-              ? ""
-              : fmt::format("; put it back, or cancel the job: it would begin from the start")));
+      const std::string gone =
+          fmt::format("job {} ({}) is {}: its run directory {} is not there", job.id,
+                      job.submission.name, to_string(job.phase), job.run);
+      if (has_ended(job.phase))
+        report.notes.push_back(gone);
+      else
+        report.losses.push_back(gone +
+                                "; put it back, or cancel the job: it would begin from the start");
     }
     if (static_cast<int64_t>(jobs.size()) < kPage) return;
     before = jobs.back().id;

@@ -13,7 +13,8 @@ struct StoreReport {
   fs::path file;
   int64_t schema = 0, jobs = 0, live = 0, events = 0;
   std::vector<std::string> faults;  // the store contradicts itself, or cannot be read: in sentences
-  std::vector<std::string> losses;  // what it names is not there any more
+  std::vector<std::string> losses;  // what jobs that have not ended need is not there any more
+  std::vector<std::string> notes;   // and what those that have ended left, which people remove
   std::string remedy;               // of the faults; empty: there are none
 };
 

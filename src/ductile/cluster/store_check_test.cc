@@ -57,6 +57,29 @@ TEST_F(StoreCheck, ARunDirectoryThatIsGoneIsNoFaultOfTheStore) {
   EXPECT_NE(report.losses[0].find("job 1 (a) is running: its run directory"), std::string::npos);
 }
 
+// People free their disks so.
+TEST_F(StoreCheck, WhatAJobThatHasEndedLeftIsNotMissed) {
+  damage("DELETE FROM holdings WHERE job = 1");
+  damage("UPDATE jobs SET phase = 'finished', ended = 5 WHERE id = 1");
+  fs::remove(run);
+  const StoreReport report = check_store(folder.path());
+  EXPECT_TRUE(report.losses.empty());
+  ASSERT_EQ(report.notes.size(), 1u);
+  EXPECT_NE(report.notes[0].find("job 1 (a) is finished: its run directory"), std::string::npos);
+}
+
+TEST_F(StoreCheck, AServiceDoesNotBeginOnDamagedPages) {
+  damage("PRAGMA wal_checkpoint(TRUNCATE)");
+  const auto size = fs::file_size(file);
+  std::fstream bytes(file, std::ios::in | std::ios::out | std::ios::binary);
+  for (uintmax_t at = 5 * 4096; at + 4096 <= size && at < 8 * 4096; at += 4096) {
+    bytes.seekp(static_cast<std::streamoff>(at));
+    bytes << std::string(4096, '\xee');
+  }
+  bytes.close();
+  EXPECT_EQ(code_of([&] { Store store(file); }), ErrorCode::data_loss);
+}
+
 TEST_F(StoreCheck, WhatJobsHoldIsWhatTheirEventsSay) {
   damage("DELETE FROM holdings WHERE node = 'n2'");
   StoreReport report = check_store(folder.path());

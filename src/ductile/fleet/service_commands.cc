@@ -267,6 +267,11 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
   options.worker = process::find_worker();
   options.keeper = find_keeper();
   read_quotas(command, options);
+  for (const std::string& folder : command.data) {
+    if (!fs::is_directory(folder))
+      fail(ErrorCode::not_found, "--data {}: there is no such folder", folder);
+    options.data.push_back(fs::canonical(folder));
+  }
   options.policy = command.policy;
   options.retention = {command.keep_days * 86400, command.keep_jobs};
   if (!command.no_page) options.port = command.port.value_or(kPagePort);
@@ -333,6 +338,7 @@ ExitCode check(const fs::path& folder, Context& context) {
   const cluster::StoreReport report = cluster::check_store(folder);
   for (const std::string& fault : report.faults) console.print("{}\n", page::one_line(fault));
   for (const std::string& loss : report.losses) console.print("{}\n", page::one_line(loss));
+  for (const std::string& note : report.notes) console.print("{}\n", page::one_line(note));
   console.say("{}: schema {}, {} job{}, of which {} {} not ended, {} event{}: {}",
               report.file.string(), report.schema, report.jobs, report.jobs == 1 ? "" : "s",
               report.live, report.live == 1 ? "has" : "have", report.events,
