@@ -11,8 +11,9 @@
 //
 // Storage and arithmetic are separate matters. Values between operators are always stored in the
 // low type. An operator multiplies in it only where the processor does so natively (avx512_bf16
-// with or without amx_bf16, a GPU); elsewhere it widens its inputs to float, computes, and rounds the result once: the same
-// rounding points, without libtorch's slow reference kernels (and 1.13 has none for half on CPUs).
+// with or without amx_bf16, a GPU); elsewhere it widens its inputs to float, computes, and rounds
+// the result once: the same rounding points, without libtorch's slow reference kernels (and 1.13
+// has none for half on CPUs).
 namespace ductile::nn {
 
 // "fp32", "bf16" or "fp16"; throws invalid_argument for another name. Also "fp64", which no job can

@@ -308,8 +308,8 @@ inline Outcome run_plain(nn::Model& model, const PipelineHost::Step& step) {
       leaves.push_back(p.tensor);
       names.push_back(p.name);
     }
-    const Tensors found = torch::autograd::grad({loss.losses.mean()}, leaves, {}, nn::kNone,
-                                                false, /*allow_unused=*/true);
+    const Tensors found = torch::autograd::grad({loss.losses.mean()}, leaves, {}, nn::kNone, false,
+                                                /*allow_unused=*/true);
     for (size_t i = 0; i < found.size(); ++i) {
       if (!found[i].defined()) continue;
       at::Tensor& sum = out.gradients[names[i]];
