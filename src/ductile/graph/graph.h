@@ -60,7 +60,8 @@ struct OpCost {
   double sample_bytes = 0;      // of activation_bytes, those of the model's own inputs: they stay
                                 // until the last task of the micro-batch
   bool waits = false;           // whether backward_weight is a task of its own where it may be
-  Affine waiting_bytes;  // then held from backward_input to backward_weight, its outputs apart
+  Affine waiting_bytes;  // then held from backward_input to backward_weight, outputs and their
+                         // gradients apart
   PassBytes passes;
   // Bytes each device sends per sample among its tensor-parallel group; 0 at degree 1. The time is
   // these bytes over the link of the group, added to the operator's own.

@@ -238,7 +238,8 @@ Json counted_costs(const Json& number, const Json& affine) {
       {"activation_fixed", described(number, "as activation_bytes, of each micro-batch")},
       {"sample_bytes", described(number, "of activation_bytes, those of the model's own inputs")},
       {"waiting_bytes",
-       described(affine, "held from the backward pass to the inputs to that to the weights")},
+       described(affine,
+                 "from the backward pass to the inputs to that to the weights, outputs apart")},
       {"pass_bytes", described(object(std::move(passes), Json::array()),
                                "most at one time beyond what there was when the pass began")}};
 }

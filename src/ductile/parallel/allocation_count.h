@@ -63,14 +63,6 @@ class AllocationCount : public c10::MemoryReportingInfoBase {
     live_ += bytes;
     peak_ = std::max(peak_, live_);
   }
-  // The block that begins there, if it is of `from`, is of `to` from now on.
-  void hand_over(const void* where, int from, int to) {
-    const auto found = blocks_.find(where);
-    if (found == blocks_.end() || found->second.first != from) return;
-    add(from, -found->second.second);
-    add(to, found->second.second);
-    found->second.first = to;
-  }
   int64_t live_of(int owner) const { return of(owner).live; }
   // The most that was live of one owner at a time.
   int64_t most_of(int owner) const { return of(owner).most; }
@@ -103,7 +95,7 @@ class AllocationCount : public c10::MemoryReportingInfoBase {
 
   int owner_ = 0;
   int64_t live_ = 0, begin_ = 0, peak_ = 0;
-  std::unordered_map<const void*, std::pair<int, int64_t>> blocks_;
+  std::unordered_map<void*, std::pair<int, int64_t>> blocks_;
   std::map<int, Bytes> owners_;
 };
 
