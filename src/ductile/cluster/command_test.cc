@@ -97,6 +97,28 @@ TEST(CommandJob, IsPausedAndResumed) {
   EXPECT_EQ(text_of(cluster.folder() / "twice"), "");
 }
 
+// Of the default policy. Nobody knows how long they take, and what stops begins anew.
+TEST(CommandJob, EqualOnesStartInTheirOrderAndStopNoneThatRuns) {
+  LiveService cluster(1);
+  std::vector<JobId> jobs;
+  jobs.push_back(cluster.submit_command(
+      "first", "echo first >> order; while [ ! -e go ]; do sleep 0.05; done"));
+  cluster.wait_for(jobs.front(), "running");
+  std::string expected = "first\n";
+  for (int i = 0; i < 6; ++i) {
+    const std::string name = "next" + std::to_string(i);
+    jobs.push_back(cluster.submit_command(name, "echo " + name + " >> order"));
+    expected += name + "\n";
+  }
+  cluster.wait(jobs.back(), [](const Json& job) {  // a round has seen all of them
+    return job.at("why").get<std::string>().find("5 other waiting jobs come before it") !=
+           std::string::npos;
+  });
+  write_file_atomic(cluster.folder() / "go", "");
+  for (const JobId id : jobs) cluster.wait_for(id, "finished");
+  EXPECT_EQ(read_file(cluster.folder() / "order"), expected);
+}
+
 TEST(CommandJob, WhatItLeavesBehindEndsWithIt) {
   LiveService cluster;
   const JobId id = cluster.submit_command(
