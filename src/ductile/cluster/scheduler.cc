@@ -149,6 +149,7 @@ void Scheduler::add(const JobDemand& demand) {
   view.region = region_named(demand.region);
   view.transfer_seconds = demand.transfer;
   view.movable = demand.movable || view.region < 0;
+  view.saves = !demand.rigid;
   job.total_steps = static_cast<double>(demand.total_steps);
   job.batch_parts = demand.batch_parts;
   job.one_node = demand.one_node || demand.gpus > 0;
@@ -425,8 +426,12 @@ void Scheduler::paused(JobId id, double seconds) {
   pause_ = std::lerp(pause_, seconds, kSharedShare);
 }
 
-void Scheduler::drain(int32_t node, bool drained) {
+void Scheduler::drain(int32_t node, bool drained, std::string why) {
   cluster_.node_up.at(static_cast<size_t>(node)) = drained ? 0 : 1;
+  if (drained)
+    drained_[node] = std::move(why);
+  else
+    drained_.erase(node);
 }
 
 void Scheduler::leaves(int32_t node, double at) {
@@ -458,6 +463,8 @@ sched::JobView Scheduler::view_of(const Job& job, double now) const {
   });
   if (gone > 0) view.granted = false;
   if (sched::device_count(view.allocation) < view.min_devices) view.allocation.clear();
+  if (!view.saves && !job.granted && !view.allocation.empty())
+    view.unsaved_seconds = std::max(0.0, now - view.last_change);
   return view;
 }
 
@@ -537,7 +544,29 @@ bool Scheduler::nothing_runs() const {
   });
 }
 
+// Too few devices are left where nodes are drained or lost; empty: that is not so.
+std::string Scheduler::lacks_nodes(const Job& job) const {
+  int64_t all = 0, usable = 0;
+  for (int32_t n = 0; n < cluster_.nodes(); ++n) {
+    const int64_t here = cluster_.node_devices[static_cast<size_t>(n)];
+    all = job.one_node ? std::max(all, here) : all + here;
+    if (cluster_.usable(n) == 0) continue;
+    usable = job.one_node ? std::max(usable, here) : usable + here;
+  }
+  const int32_t asked = job.view.min_devices;
+  if (!job.view.allocation.empty() || asked > all || asked <= usable) return "";
+  std::string which;
+  for (const auto& [node, why] : drained_)
+    if (!why.empty()) which += (which.empty() ? ": " : "; ") + why;
+  return fmt::format(
+      "waits: it asks for {} device{}{}, and nodes that have so many are drained or lost{}. It "
+      "starts when such a node is back",
+      asked, asked == 1 ? "" : "s", job.one_node ? " on one node" : "", which);
+}
+
 std::string Scheduler::why(JobId id) const {
+  if (const auto found = jobs_.find(id); found != jobs_.end())
+    if (std::string text = lacks_nodes(found->second); !text.empty()) return text;
   if (without_gpus_.contains(id)) {
     const int32_t gpus = jobs_.at(id).gpus;
     return fmt::format("waits for {} GPU{} on one node", gpus, gpus == 1 ? "" : "s");

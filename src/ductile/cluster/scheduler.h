@@ -96,8 +96,9 @@ class Scheduler {
   void has_gpus(int32_t node, int32_t usable, int32_t lost = 0);
   // GPUs that the jobs of a team hold at most, by team; of a team with a quota of devices.
   void set_gpu_quotas(std::map<int32_t, int64_t> quotas) { gpu_quotas_ = std::move(quotas); }
-  // Nothing new starts there, and what runs there moves away.
-  void drain(int32_t node, bool drained);
+  // Nothing new starts there, and what runs there moves away. `why`: which node that is and what is
+  // the matter with it, for those who wait for it.
+  void drain(int32_t node, bool drained, std::string why = "");
   // It will be drained then; +inf: no such time is known. Policies that look ahead (`ductile`)
   // start nothing there that would not end before, and move away in time what runs.
   void leaves(int32_t node, double at);
@@ -199,6 +200,7 @@ class Scheduler {
   int32_t best_node(const sched::Round& round, const Job& job, int32_t devices, int32_t region,
                     const NodeCounts& used, const NodeCounts& gpus) const;
   std::string lacks_on_a_node(const Job& job, int32_t devices) const;
+  std::string lacks_nodes(const Job& job) const;
   void choose_claim(std::span<const sched::JobView> views, double now);
   bool yields(const sched::JobView& view, int32_t node) const;
   int32_t kept_gpus(const sched::JobView& view, int32_t node) const;  // from it, there
@@ -238,6 +240,7 @@ class Scheduler {
   std::map<JobId, int> scattered_;
   std::vector<int32_t> gpus_, lost_gpus_;  // by node; of the former, those that have failed
   std::map<int32_t, int64_t> gpu_quotas_;
+  std::map<int32_t, std::string> drained_;  // what is the matter with these nodes
   std::optional<Claim> claim_;
   std::set<JobId> without_gpus_{};  // no node had so many free in the last decision
 };

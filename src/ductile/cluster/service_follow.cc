@@ -44,6 +44,7 @@ void Service::Impl::look() {
 void Service::Impl::look_at_drains() {
   const double now = wall_seconds();
   std::set<std::string> drained;
+  drain_reasons_.clear();
   std::map<std::string, double> leave;
   double next = INFINITY;  // when there is news by itself
   bool over = false;
@@ -52,6 +53,7 @@ void Service::Impl::look_at_drains() {
     if (drain.over(now)) continue;
     if (drain.holds(now)) {
       drained.insert(drain.node);
+      drain_reasons_[drain.node] = drain.reason;
       next = std::min(next, drain.ends.value_or(INFINITY));
     } else {
       leave[drain.node] = schedule_time() + (drain.starts - now);
@@ -119,7 +121,14 @@ void Service::Impl::look_at_hardware() {
 void Service::Impl::look_at_nodes() {
   if (std::exchange(hardware_seen_, nodes_.hardware_changes()) != nodes_.hardware_changes())
     look_at_hardware();
-  for (int32_t n = 0; n < nodes_.count(); ++n) scheduler_.drain(n, !nodes_.keeps_jobs(n));
+  for (int32_t n = 0; n < nodes_.count(); ++n) {
+    const auto drain = drain_reasons_.find(nodes_.name(n));
+    const std::string why = drain == drain_reasons_.end() ? "cannot be used now"
+                            : drain->second.empty()
+                                ? "is drained"
+                                : fmt::format("is drained, \"{}\"", drain->second);
+    scheduler_.drain(n, !nodes_.keeps_jobs(n), fmt::format("{} {}", nodes_.name(n), why));
+  }
   decide_soon();
 }
 

@@ -146,6 +146,7 @@ class Service::Impl {
   std::set<JobId> ending_;  // have ended, and the store does not say so yet
   Revision seen_ = 0;
   int64_t hardware_seen_ = 0;  // of the changes of nodes_
+  std::map<std::string, std::string> drain_reasons_{};  // by node that is drained
   const double began_ = wall_seconds();
   const net::Deadline began_steady_ = loop_.now();
   net::Deadline decided_ = began_steady_;  // when the last round ended

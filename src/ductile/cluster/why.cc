@@ -284,6 +284,17 @@ std::string why_it_waits_among(const WhyFacts& facts) {
   return why_it_competes(facts, asked) + claim_text(facts);
 }
 
+// What the policy says besides: who is before it, where it says who holds what as this does.
+std::string said_by_policy(const WhyFacts& facts) {
+  const std::string text = facts.live ? without_stop(facts.live->text) : "";
+  if (text.empty()) return "";
+  if (text.find("it can start on ") == std::string::npos)
+    return fmt::format(" (the policy says: {})", text);
+  const size_t end = text.find(" before it"), begin = text.rfind("; ", end);
+  if (end == std::string::npos || begin == std::string::npos) return "";
+  return fmt::format(", and {} before it", text.substr(begin + 2, end - begin - 2));
+}
+
 // Others hold what it asks for.
 std::string why_it_competes(const WhyFacts& facts, int64_t asked) {
   if (std::string text = lack_of_gpus(facts); !text.empty()) return text;
@@ -292,8 +303,7 @@ std::string why_it_competes(const WhyFacts& facts, int64_t asked) {
     if (is_usable(facts, node)) usable += node.devices;
   const auto others = shares(facts, [&](const Holder& h) { return is_usable(facts, h.node); });
   const int64_t free = std::max<int64_t>(0, usable - sum_of(others));
-  const std::string policy = facts.live ? without_stop(facts.live->text) : "";
-  const std::string says = policy.empty() ? "" : fmt::format(" (the policy says: {})", policy);
+  const std::string says = said_by_policy(facts);
   const int64_t together = most_free_of_a_node(facts), gpus = asked_gpus(facts);
   if (free >= asked && facts.job.submission.kind == "command" && together < asked)
     return fmt::format(
@@ -358,10 +368,14 @@ std::string why_it_runs(const WhyFacts& facts) {
         s.kind == "serve" ? "no replica answers yet" : "its processes have not done a step yet");
   const std::string more = facts.live ? facts.live->text : "";
   const int64_t gpus = asked_gpus(facts);
-  return fmt::format("It runs on {}{}{}{}: {}{}.", counted(held), range,
+  // A reason that begins with what the job holds goes on from there.
+  std::string reason = ": " + without_stop(facts.job.reason);
+  if (reason.starts_with(fmt::format(": runs on {} ", held)))
+    if (const size_t rest = reason.find_first_of(",;"); rest != std::string::npos)
+      reason.erase(0, rest);
+  return fmt::format("It runs on {}{}{}{}{}{}.", counted(held), range,
                      gpus == 0 ? "" : fmt::format(" with {} GPU{}", gpus, gpus == 1 ? "" : "s"),
-                     region_of_job(facts), without_stop(facts.job.reason),
-                     more.empty() ? "" : "; " + more);
+                     region_of_job(facts), reason, more.empty() ? "" : "; " + more);
 }
 
 }  // namespace

@@ -12,8 +12,12 @@ struct Allocator::Move {
 };
 
 namespace {
+// Where costs are equal, the first jobs are given devices first, and lose them last.
 constexpr auto kDearer = [](const auto& a, const auto& b) {
   return a.cost != b.cost ? a.cost > b.cost : a.job > b.job;
+};
+constexpr auto kDearerToCut = [](const auto& a, const auto& b) {
+  return a.cost != b.cost ? a.cost > b.cost : a.job < b.job;
 };
 }  // namespace
 
@@ -55,9 +59,9 @@ bool Allocator::cut_overuse() {
     }
     moves.push_back(best);
   }
-  std::make_heap(moves.begin(), moves.end(), kDearer);
+  std::make_heap(moves.begin(), moves.end(), kDearerToCut);
   while (!moves.empty()) {
-    std::pop_heap(moves.begin(), moves.end(), kDearer);
+    std::pop_heap(moves.begin(), moves.end(), kDearerToCut);
     const Move m = moves.back();
     moves.pop_back();
     Job& j = jobs_[static_cast<size_t>(m.job)];

@@ -171,7 +171,7 @@ void DuctilePolicy::Impl::offer(const Round& round) {
   for (const JobView& job : round.jobs) {
     State& s = states_.at(job.id);
     s.pool_now = -1;
-    s.pinned = false;
+    s.pinned = s.left_out = false;
     s.most = INT32_MAX;
     if (job.allocation.empty() || job.service) continue;
     s.pool_now = pool_of(round.cluster, job.allocation);
@@ -182,6 +182,7 @@ void DuctilePolicy::Impl::offer(const Round& round) {
         capacity[static_cast<size_t>(s.pool_now)] -= share.devices;
   }
   serve(round, capacity);
+  keep_unsaved(round, capacity);
   for (int64_t& c : capacity) c = std::max<int64_t>(c, 0);
   if (!allocator_) {
     allocator_ = std::make_unique<Allocator>(capacity, allocator_options());
@@ -330,21 +331,12 @@ void DuctilePolicy::Impl::keep_quotas(const Round& round) {
   }
 }
 
-Decisions DuctilePolicy::Impl::decide(const Round& round) {
-  interval_ = round.interval;
-  update_pools(round);
-  update_jobs(round);
-  forget_ended();
-  for (const JobView& job : round.jobs)
-    if (!job.service) model(states_.at(job.id), job);
-  offer(round);
-
-  Decisions decisions;
-  decisions.objective = allocator_->result().objective;
-  decisions.bound = allocator_->result().bound;
+// Finds devices for what each job takes; marks those for which there are none in one piece.
+std::vector<uint8_t> DuctilePolicy::Impl::place_all(const Round& round,
+                                                    std::vector<Allocation>& next) const {
   const double horizon = horizon_of(round);
-  std::vector<Allocation> next(round.jobs.size());
-  std::vector<uint8_t> settled(round.jobs.size());
+  std::vector<uint8_t> unplaced(round.jobs.size());
+  next.assign(round.jobs.size(), {});
   std::vector<std::vector<PlacementRequest>> requests(pools_.size());
   for (size_t i = 0; i < round.jobs.size(); ++i) {
     const JobView& job = round.jobs[i];
@@ -366,7 +358,7 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
       r.devices = device_count(job.allocation);
       r.movable = false;
     } else {
-      const int c = allocator_->chosen(s.slot);
+      const int c = s.takes;
       if (c < 0) continue;
       pool = s.configurations[static_cast<size_t>(c)].pool;
       r.devices = s.configurations[static_cast<size_t>(c)].devices;
@@ -378,19 +370,43 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
   for (size_t p = 0; p < pools_.size(); ++p) {
     const PlacementResult placed = place(round.cluster, pools_[p], horizon, requests[p]);
     for (const auto& [i, allocation] : placed.placed) next[static_cast<size_t>(i)] = allocation;
-    for (int32_t i : placed.unplaced) settled[static_cast<size_t>(i)] = 1;
+    for (int32_t i : placed.unplaced) unplaced[static_cast<size_t>(i)] = 1;
   }
   use_leaving_nodes(round, next);
+  return unplaced;
+}
+
+Decisions DuctilePolicy::Impl::decide(const Round& round) {
+  interval_ = round.interval;
+  update_pools(round);
+  update_jobs(round);
+  forget_ended();
+  for (const JobView& job : round.jobs)
+    if (!job.service) model(states_.at(job.id), job);
+  offer(round);
+
+  std::vector<Allocation> next;
+  std::vector<uint8_t> unplaced;
+  do {
+    take_choices(round);
+    unplaced = place_all(round, next);
+  } while (keep_from_own_tier(round, next) || leave_out(round, unplaced));
+  Decisions decisions;
+  decisions.objective = allocator_->result().objective;
+  decisions.bound = allocator_->result().bound;
   outlook_.reset();
   for (size_t i = 0; i < round.jobs.size(); ++i) {
     const JobView& job = round.jobs[i];
     State& s = states_.at(job.id);
     s.name = job.name;
     s.requested = job.requested_devices;
-    s.fragmented = settled[i] != 0;
+    s.fragmented = unplaced[i] != 0 || s.left_out;
     s.holds = device_count(next[i]);
     s.holds_pool = s.holds > 0 ? pool_of(round.cluster, next[i]) : -1;
-    if (s.pinned && s.grant < 0) s.reason = reason_of_fixed(job.granted);
+    if (s.pinned && s.grant < 0)
+      s.reason = job.is_fixed() ? reason_of_fixed(job.granted)
+                                : "it has all that it asked for, and would lose its work if it "
+                                  "were stopped";
     if (next[i] == job.allocation) continue;
     if (!s.pinned || s.grant >= 0) s.reason = reason_for(s, job.allocation, round);
     decisions.changes.push_back({job.id, next[i], s.reason});

@@ -15,6 +15,7 @@
 #include "ductile/sched/job_curve.h"
 #include "ductile/sched/services.h"
 #include "ductile/sched/shadow_cost.h"
+#include "ductile/sched/waiting_claims_impl.h"
 #include "ductile/sched/work_left.h"
 
 namespace ductile {
@@ -73,6 +74,8 @@ class DuctilePolicy::Impl {
     Owed owed;                 // devices that its window needs ...
     double promised = 0;       // ... and what each of them counts for
     int32_t most = INT32_MAX;  // devices, by its team's quota
+    bool left_out = false;     // of this round, since nothing in one piece is free for it
+    int32_t takes = -1;        // the configuration that it is to have, where it is not pinned
     // Of the last round, for explain().
     std::string name, reason;
     int32_t requested = 0;
@@ -116,18 +119,30 @@ class DuctilePolicy::Impl {
   double eviction_cost(const JobView& job, const State& s) const;
   double stake(const JobView& job, const State& s) const;
   void keep_quotas(const Round& round);
+  std::vector<uint8_t> place_all(const Round& round, std::vector<Allocation>& next) const;
   int32_t pool_of(const Cluster& cluster, const Allocation& allocation) const;
+  // ductile_order.cc
+  std::vector<int32_t> room_beside_kept(const Round& round) const;
+  bool may_keep(const Round& round, const JobView& job, const std::vector<int32_t>& room) const;
+  std::vector<const JobView*> unsaved_jobs(const Round& round) const;
+  void keep_unsaved(const Round& round, std::vector<int64_t>& capacity);
+  bool has_just_begun(const Round& round, const JobView& job) const;
+  bool keep_from_own_tier(const Round& round, const std::vector<Allocation>& next);
+  bool leave_out(const Round& round, const std::vector<uint8_t>& unplaced);
+  void take_choices(const Round& round);
   // ductile_leaving.cc
   void use_leaving_nodes(const Round& round, std::vector<Allocation>& next) const;
   State as_if_staying(const JobView& job, std::span<const Pool> pools) const;
   // ductile_reasons.cc
   struct Outlook;
   const Outlook& outlook() const;
-  std::pair<int32_t, double> nearest(const State& s) const;
+  int32_t nearest(const State& s) const;
+  WaitingClaims::Turn turn_of(JobId id, const State& s, const Configuration& c) const;
   std::string holders_of(int32_t pool) const;
   const std::string& type_of(int32_t pool) const;
   std::string why_it_runs(const State& s, int32_t devices, int32_t pool) const;
-  std::string why_it_waits(const State& s) const;
+  std::string why_not_more(const State& s, int32_t devices, int32_t pool) const;
+  std::string why_it_waits(JobId id, const State& s) const;
   std::string reason_for(const State& s, const Allocation& before, const Round& round) const;
 
   DuctileOptions options_;

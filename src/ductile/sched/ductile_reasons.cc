@@ -18,13 +18,6 @@ std::string some(int64_t count, const char* one, const char* many) {
   return fmt::format("{} {}", count, count == 1 ? one : many);
 }
 
-// Of an estimate: to the minute, from two hours on to the hour.
-std::string about(double seconds) {
-  const double minutes = std::max(1.0, std::ceil(seconds / 60));
-  if (minutes < 120) return "about " + some(static_cast<int64_t>(minutes), "minute", "minutes");
-  return fmt::format("about {} hours", static_cast<int64_t>(std::ceil(minutes / 60)));
-}
-
 }  // namespace
 
 // What is left and who holds it, in each pool, after a round.
@@ -38,9 +31,9 @@ struct DuctilePolicy::Impl::Outlook {
   std::vector<OfPool> pools;
 };
 
-// The configuration of a waiting job that is nearest to being worth the price of its devices, and
-// its worth over their price; -1: none.
-std::pair<int32_t, double> DuctilePolicy::Impl::nearest(const State& s) const {
+// The configuration of a waiting job that is nearest to being worth the price of its devices; -1:
+// none.
+int32_t DuctilePolicy::Impl::nearest(const State& s) const {
   const std::span<const Option> choices = allocator_->choices(s.slot);
   std::pair<int32_t, double> best{-1, -1};
   for (size_t i = 0; i < std::min(choices.size(), s.configurations.size()); ++i) {
@@ -49,7 +42,14 @@ std::pair<int32_t, double> DuctilePolicy::Impl::nearest(const State& s) const {
     const double ratio = price > 0 ? choices[i].value / price : HUGE_VAL;
     if (choices[i].value > 0 && ratio > best.second) best = {static_cast<int32_t>(i), ratio};
   }
-  return best;
+  return best.first;
+}
+
+// Its claim now; what the allocator was offered may be of an earlier round, up to 1 % less.
+WaitingClaims::Turn DuctilePolicy::Impl::turn_of(JobId id, const State& s,
+                                                 const Configuration& c) const {
+  const double worth = s.weight * c.rate + s.promised * std::min<double>(s.owed.devices, c.devices);
+  return {worth / c.devices, s.arrival, id};
 }
 
 const DuctilePolicy::Impl::Outlook& DuctilePolicy::Impl::outlook() const {
@@ -68,11 +68,10 @@ const DuctilePolicy::Impl::Outlook& DuctilePolicy::Impl::outlook() const {
       continue;
     }
     if (s->grant >= 0) continue;
-    const auto [choice, ratio] = nearest(*s);
+    const int32_t choice = nearest(*s);
     if (choice < 0) continue;
     const Configuration& c = s->configurations[static_cast<size_t>(choice)];
-    const double worth = allocator_->choices(s->slot)[static_cast<size_t>(choice)].value;
-    outlook_->pools[static_cast<size_t>(c.pool)].waiting.add(worth / c.devices, c.devices);
+    outlook_->pools[static_cast<size_t>(c.pool)].waiting.add(turn_of(id, *s, c), c.devices);
   }
   for (Outlook::OfPool& pool : outlook_->pools) {
     std::stable_sort(pool.most.begin(), pool.most.end(),
@@ -108,6 +107,16 @@ const std::string& DuctilePolicy::Impl::type_of(int32_t pool) const {
   return type_names_[static_cast<size_t>(pools_[static_cast<size_t>(pool)].type)];
 }
 
+// What keeps a job from more devices than it is offered.
+std::string DuctilePolicy::Impl::why_not_more(const State& s, int32_t devices, int32_t pool) const {
+  if (devices >= s.most_wanted && s.least == s.most_wanted) return ", as many as it asks for";
+  if (devices >= s.most_wanted)
+    return fmt::format(
+        ", the most that it asks for (`--max`; of training, at most `train.virtual_ranks`)");
+  if (devices >= pools_[static_cast<size_t>(pool)].devices) return ", all that there are";
+  return ", the most that it is given before its speed on more is known";
+}
+
 // Of a job that holds devices, or is given some.
 std::string DuctilePolicy::Impl::why_it_runs(const State& s, int32_t devices, int32_t pool) const {
   std::string out = fmt::format("runs on {} {}", devices, type_of(pool));
@@ -117,7 +126,7 @@ std::string DuctilePolicy::Impl::why_it_runs(const State& s, int32_t devices, in
     if (c.devices == devices) now = &c;
     if (c.devices > devices && (!more || c.devices < more->devices)) more = &c;
   }
-  if (!now || !more) return out + ", the most that it can use there now";
+  if (!now || !more) return out + why_not_more(s, devices, pool);
   const double gain = more->rate / now->rate;
   if (!(gain > 1.02)) return out + fmt::format(", and would be no faster on {}", more->devices);
   out += fmt::format("; on {} it would be {:.1f} times as fast", more->devices, gain);
@@ -128,7 +137,8 @@ std::string DuctilePolicy::Impl::why_it_runs(const State& s, int32_t devices, in
   return out + ", but other jobs would lose more by it";
 }
 
-std::string DuctilePolicy::Impl::why_it_waits(const State& s) const {
+// Nodes that are there but cannot be used are the driver's to name (Scheduler::why()).
+std::string DuctilePolicy::Impl::why_it_waits(JobId id, const State& s) const {
   if (s.most < INT32_MAX)
     return "waits: its team holds its quota. It starts when a job of its team ends or gives "
            "devices up";
@@ -140,32 +150,33 @@ std::string DuctilePolicy::Impl::why_it_waits(const State& s) const {
   if (s.fragmented)
     return "waits: its devices are free only in pieces spread over too many nodes. It starts when "
            "a node is cleared";
-  const auto [choice, ratio] = nearest(s);
+  const int32_t choice = nearest(s);
   if (choice < 0)
     return "waits: it has so little left that a start would cost more than it would do. It starts "
            "when devices are free that nobody else can use";
   const Configuration& c = s.configurations[static_cast<size_t>(choice)];
   const auto p = static_cast<size_t>(c.pool);
-  const int64_t all = allocator_->capacity()[p], left = all - allocator_->used()[p];
+  // All of them, also those of services and of jobs that keep what they have.
+  const int64_t held = outlook().pools[p].held;
+  const int64_t all = std::max(pools_[p].devices, held), left = all - held;
   std::string out = fmt::format("waits: it can start on {} {}", c.devices, type_of(c.pool));
   if (s.requested != c.devices) out += fmt::format(" (it asked for {})", s.requested);
   out += fmt::format(". {} of {} are free", left > 0 ? std::to_string(left) : "None", all);
   if (const std::string holders = holders_of(c.pool); !holders.empty()) out += ": " + holders;
   // Those who would be given devices first.
-  const double worth = allocator_->choices(s.slot)[static_cast<size_t>(choice)].value / c.devices;
-  const WaitingClaims::Before before = outlook().pools[p].waiting.before(worth);
+  const WaitingClaims::Before before = outlook().pools[p].waiting.before(turn_of(id, s, c));
   if (before.jobs > 0)
     out += fmt::format("; {} before it",
                        before.jobs == 1 ? "1 other waiting job comes"
                                         : fmt::format("{} other waiting jobs come", before.jobs));
+  // More than there are will never be free at once: those before it are to end first.
   const int64_t needed = std::max<int64_t>(0, c.devices + before.devices - left);
-  out += needed > 0
-             ? fmt::format(". It starts when {} more {} free", needed, needed == 1 ? "is" : "are")
-             : std::string(". It starts when they are free together");
-  if (ratio < 1)
-    out +=
-        fmt::format(", or, if none is before then, in {}: the longer it waits, the more it counts",
-                    about(patience_ * std::log2(1 / ratio)));
+  if (needed > all)
+    out += ". It starts after them";
+  else if (needed > 0)
+    out += fmt::format(". It starts when {} more {} free", needed, needed == 1 ? "is" : "are");
+  else
+    out += ". It starts when they are free together";
   return out;
 }
 
@@ -197,7 +208,7 @@ std::string DuctilePolicy::Impl::explain(JobId id) const {
   if (found == states_.end() || !allocator_ || restored_) return "";
   const State& s = found->second;
   if (s.grant >= 0) return grants_[static_cast<size_t>(s.grant)].reason;
-  if (s.holds == 0) return why_it_waits(s);
+  if (s.holds == 0) return why_it_waits(id, s);
   if (s.pinned) return fmt::format("runs on {} {}: {}", s.holds, type_of(s.holds_pool), s.reason);
   return why_it_runs(s, s.holds, s.holds_pool);
 }

@@ -68,6 +68,7 @@ struct JobView {
   double arrival = 0;
   Scaling scaling = Scaling::adaptive;
   bool preemptible = true;  // false: once started it keeps what it has
+  bool saves = true;        // false: if it is stopped, all that it has done is lost
   Tier tier = Tier::basic;
   int32_t team = 0;
 

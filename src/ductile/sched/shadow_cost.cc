@@ -32,8 +32,10 @@ std::vector<double> shadow_costs(std::vector<SizedJob> jobs, std::span<const Cur
                                  double capacity, int num_jobs, double standing) {
   std::vector<double> worth(static_cast<size_t>(num_jobs), 0.0);
   if (jobs.empty() || !(capacity > 0)) return worth;
-  std::stable_sort(jobs.begin(), jobs.end(),
-                   [](const SizedJob& a, const SizedJob& b) { return a.size > b.size; });
+  // Of equal sizes, the first is the one that is to end first.
+  std::stable_sort(jobs.begin(), jobs.end(), [](const SizedJob& a, const SizedJob& b) {
+    return a.size != b.size ? a.size > b.size : a.job > b.job;
+  });
   double count = 0;
   for (const SizedJob& j : jobs) count += j.share;
 
@@ -46,8 +48,9 @@ std::vector<double> shadow_costs(std::vector<SizedJob> jobs, std::span<const Cur
   for (int g = 1; g < kGrid; ++g) {
     const auto i = static_cast<size_t>(g);
     price[i] = low * std::pow(high / low, (g - 1) / (kGrid - 2.0));
-    best[i] = price[i] * capacity;
+    best[i] = std::max(price[i] * capacity, standing);
   }
+  best[0] = standing;
   double alive = standing;
   for (const SizedJob& j : jobs) {
     alive += j.share;

@@ -39,8 +39,9 @@ struct SizedJob {
 // the number of jobs: every round maximises the decrease of the future total completion time.
 //
 // `capacity` is the cost of all accelerators. `standing` is a number of additional jobs that
-// outlast all of these (future jobs), so that the last work also delays others. Parts of one job
-// need not be adjacent. The time is O(jobs x grid).
+// outlast all of these (future jobs), so that the last work also delays others; they could use all
+// accelerators. Of jobs of equal size the first one counts as the smaller. Parts of one job need
+// not be adjacent. The time is O(jobs x grid).
 std::vector<double> shadow_costs(std::vector<SizedJob> jobs, std::span<const CurvePoint> points,
                                  double capacity, int num_jobs, double standing = 0);
 

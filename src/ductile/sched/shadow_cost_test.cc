@@ -51,6 +51,29 @@ TEST(ShadowCost, PartsOfAJobWeighAsTheirMean) {
   EXPECT_GT(unsure[0], 0);
 }
 
+TEST(ShadowCost, OfEqualJobsTheFirstIsToEndFirst) {
+  const std::vector<CurvePoint> points{{1, 1}};
+  for (const double standing : {0.0, 1.0}) {
+    std::vector<SizedJob> jobs;
+    for (int i = 0; i < 6; ++i)
+      for (const double size : {10.0, 100.0}) jobs.push_back({i, size, 0.5, 0, 1});
+    const std::vector<double> worth = shadow_costs(jobs, points, 2, 6, standing);
+    for (size_t i = 1; i < 6; ++i) EXPECT_GE(worth[i - 1], worth[i]) << i << ", " << standing;
+    EXPECT_GT(worth[0], worth[5]);
+  }
+}
+
+// Jobs to come do not make the largest one that is here worth more than smaller ones.
+TEST(ShadowCost, JobsToComeCountForAllThatAreHere) {
+  const std::vector<CurvePoint> points{{1, 1}};
+  std::vector<SizedJob> jobs;
+  for (int i = 0; i < 2; ++i)
+    for (int part = 0; part < 8; ++part)
+      jobs.push_back({i, 1000.0 * (part + 1) + 6 * i, 1 / 8.0, 0, 1});
+  const std::vector<double> worth = shadow_costs(jobs, points, 1, 2, 1);
+  EXPECT_GT(worth[0], worth[1]) << "the second one is larger";
+}
+
 TEST(ShadowCost, OfNothingIsNothing) {
   EXPECT_TRUE(shadow_costs({}, {}, 64, 0).empty());
   EXPECT_EQ(shadow_costs({{0, 1, 1, 0, 0}}, {}, 64, 1)[0], 0);
