@@ -85,7 +85,9 @@ Json setting_of(const spec::JobOptions& job) {
   Json out = to_json(optim::Hyper::of(job));
   for (const spec::TunedOption& tuned : spec::tuned_options(job)) {
     const double value = spec::live_value(job, tuned.option->key);
-    out[std::string(tuned.option->key)] = value;
+    // Without clipping: the largest norm is nearest to that.
+    const bool is_open = tuned.option->key == "optimizer.clip_norm" && value == 0;
+    out[std::string(tuned.option->key)] = is_open ? tuned.largest : value;
   }
   return out;
 }

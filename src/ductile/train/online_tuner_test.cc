@@ -287,6 +287,8 @@ TEST(OnlineTuner, TriesLiveOptionsAndKeepsThoseOfTheBestTrial) {
   EXPECT_GE(clips.size(), 3U);
   EXPECT_GE(rates.size(), 3U);
   for (const double count : steps) EXPECT_EQ(count, std::round(count));
+  EXPECT_TRUE(clips.contains(10))
+      << "the job does not clip, and the largest norm is nearest to that";
   for (const double clip : clips) EXPECT_TRUE(clip == 0 || (clip >= 0.1 && clip <= 10)) << clip;
   EXPECT_TRUE(rates.contains(1)) << "the job's own is the first";
   EXPECT_TRUE(memory_of(replica).at("policy").is_null());
