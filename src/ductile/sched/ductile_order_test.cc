@@ -229,6 +229,38 @@ TEST(DuctileOrder, WhatCannotBeSavedIsStoppedForAHigherTierAlone) {
   RecordProperty("stopped", stopped);
 }
 
+// Services come before training, and nodes go: no device is given twice, whatever is kept.
+TEST(DuctileOrder, ServicesAndNodesThatLeaveComeBeforeWhatIsKept) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    Rng rng(seed, 17);
+    Cluster cluster = homogeneous_cluster(3, 4);
+    DuctilePolicy policy;
+    std::vector<JobView> jobs;
+    for (JobId id = 1; id <= 14; ++id) {
+      jobs.push_back(command(id, 0, static_cast<int32_t>(1 << rng.below(3))));
+      jobs.back().tier = static_cast<Tier>(rng.below(3));
+    }
+    jobs[0].service = ServiceView{.target = 0.1, .rate = {100}};
+    jobs[0].saves = true;
+    jobs[0].requested_devices = jobs[0].min_devices = 1;
+    jobs[0].max_devices = jobs[0].types[0].max_useful = 12;
+    for (double now = 0; now < 300; now += 10) {
+      jobs[0].service->load = jobs[0].service->peak = rng.uniform(0, 1200);
+      const size_t node = rng.below(3);
+      cluster.node_leaves_at[node] = rng.below(3) == 0 ? now + rng.below(60) : 1e9;
+      const Round round{now, 10, cluster, jobs};
+      const Decisions decisions = policy.decide(round);
+      ASSERT_NO_THROW(check_decisions(round, decisions)) << "seed " << seed << " at " << now;
+      for (const Decision& change : decisions.changes) {
+        JobView& job = jobs[static_cast<size_t>(change.job - 1)];
+        job.allocation = change.allocation;
+        job.last_change = now;
+        if (job.started < 0) job.started = now;
+      }
+    }
+  }
+}
+
 TEST(DuctileOrder, WhoWaitsIsToldOfAllDevicesAndOfNoMoreThanThereAre) {
   Machine machine(2);
   for (JobId id = 1; id <= 40; ++id) machine.submit(command(id, machine.now()), 1000);

@@ -108,6 +108,7 @@ class World {
     const uint32_t kind = rng_.below(6);
     v.scaling = kind == 0 ? Scaling::rigid : kind == 1 ? Scaling::strong : Scaling::adaptive;
     v.preemptible = rng_.below(6) != 0;
+    v.saves = v.scaling != Scaling::rigid;
     int64_t most = 0;
     for (int32_t t = 0; t < cluster_.type_count(); ++t)
       most = std::max(most, cluster_.usable_devices(t));
