@@ -46,8 +46,11 @@ class CommandRunner : public JobRunner {
         command_(std::move(command)),
         lease_(lease),
         launcher_(engine.keepers(run_)) {
-    launcher_->call_when_ready(
-        [this] { soon_ = loop_.after(milliseconds(0), [this] { look(); }); });
+    // It calls in each turn of the loop until it is asked: a timer that each call began anew would
+    // never be due.
+    launcher_->call_when_ready([this] {
+      if (!soon_.armed()) soon_ = loop_.after(milliseconds(0), [this] { look(); });
+    });
   }
 
   void start(const std::vector<Holding>& devices, OnEnd on_end) override {

@@ -349,12 +349,20 @@ bool is_replaced(const fs::path& run, uint64_t keeper) {
   return orders && orders->keeper != keeper && !orders->withdrawn;
 }
 
-// The end of an attempt is lost to nobody because a disk is full now. A keeper that could not write
-// for so long that another one took its place has nothing to say any more.
+// Whether it is the attempt that the file is of, whose end nobody knows yet.
+bool is_present(const Attempt& attempt, const Attempt& written) {
+  return written.number == attempt.number && written.fence == attempt.fence && !written.end;
+}
+
+// The end of an attempt is lost to nobody because a disk is full now, nor because orders were given
+// to another keeper meanwhile, which has done nothing yet. A keeper that could not write for so
+// long that another one has begun in its place has nothing to say any more.
 void write_end(const fs::path& run, uint64_t keeper, const Attempt& attempt) {
   for (bool said = false;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
     try {
-      if (!is_replaced(run, keeper) && read_attempt(run).number <= attempt.number)
+      const Attempt written = read_attempt(run);
+      if (is_present(attempt, written) ||
+          (!is_replaced(run, keeper) && written.number <= attempt.number))
         write_attempt(run, attempt);
       return;
     } catch (const Error& error) {

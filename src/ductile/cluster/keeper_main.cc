@@ -11,8 +11,10 @@
 
 #include "ductile/base/log.h"
 #include "ductile/cluster/command_impl.h"
+#include "ductile/process/spawn.h"
 
 int main(int argc, char** argv) {
+  ductile::process::forget_parent();
   sigset_t signals;
   sigemptyset(&signals);
   for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);

@@ -78,8 +78,8 @@ pid_t spawn(const SpawnOptions& launch) {
   if (child == 0) {
     // Only async-signal-safe calls from here to exec.
     setpgid(0, 0);  // a terminal's Ctrl-C reaches the worker through us, once
-    if (launch.dies_with_parent) {
-      prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (launch.dies_with_parent || launch.begins_with_parent) {
+      prctl(PR_SET_PDEATHSIG, launch.begins_with_parent ? SIGKILL : SIGTERM);
       if (getppid() != parent) _exit(127);  // we died before the line above
     }
     if (!launch.cpus.empty()) sched_setaffinity(0, sizeof cpus, &cpus);
@@ -108,6 +108,8 @@ pid_t spawn(const SpawnOptions& launch) {
   }
   return child;
 }
+
+void forget_parent() { prctl(PR_SET_PDEATHSIG, 0); }
 
 void raise_file_limit() {
   rlimit limit{};

@@ -153,6 +153,7 @@ class LocalLauncher : public Launcher {
     launch.log = options_.log;
     launch.progress_fd = write_end.get();
     launch.dies_with_parent = false;  // a controller that is started again finds it at work
+    launch.begins_with_parent = options_.keepers;  // and what it does not find does not begin
     if (!options_.cores && !options_.keepers) {
       // Where workers come and go later, they share these cores anew, as far as the user lets them.
       const std::vector<int> cores = usable_cores();
