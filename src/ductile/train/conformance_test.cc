@@ -353,7 +353,10 @@ class Conformance : public ::testing::TestWithParam<Row> {
   static void expect_equal(const Run& got, const Run& want, const std::string& how) {
     EXPECT_EQ(got.digest(), want.digest()) << how;
     EXPECT_EQ(got.weights(), want.weights()) << how;
-    EXPECT_EQ(got.metrics(), want.metrics()) << how;
+    const std::vector<Json> lines = got.metrics(), wanted = want.metrics();
+    for (size_t i = 0; i < std::min(lines.size(), wanted.size()); ++i)
+      ASSERT_EQ(lines[i], wanted[i]) << "line " << i + 1 << " of the metrics; " << how;
+    EXPECT_EQ(lines.size(), wanted.size()) << how;
     EXPECT_EQ(got.figures().at("digest"), want.figures().at("digest")) << how;
     for (const char* counted : {"step", "updates", "samples", "samples_forward", "skipped_steps",
                                 "weights_digest", "final", "best"})
