@@ -206,7 +206,9 @@ std::vector<Counted> counted(const Subject& subject, const plan::Plan& plan) {
   std::vector<Counted> out;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const double bytes = line.peak_memory[s] - costs.memory[s].fixed;
-    out.push_back({bytes, bytes + sent[s] * static_cast<double>(kMicroBatches)});
+    // Twice: of dlrm, where gradients are parts of a larger one, a stage was seen to hold them and
+    // their copies that are under way.
+    out.push_back({bytes, bytes + 2 * sent[s] * static_cast<double>(kMicroBatches)});
   }
   return out;
 }
