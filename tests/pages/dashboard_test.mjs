@@ -14,7 +14,7 @@ import { Browser, chromium, until } from "./browser.mjs";
 const ductile = process.env.DUCTILE || "";
 const kMany = 1000;
 // Were it ever markup, the page would have the attribute data-owned.
-const evil = "<img src=x onerror=document.documentElement.dataset.owned=1>'\"&${1}`\u202e]]>";
+const evil = "<img src=x onerror=document.documentElement.dataset.owned=1>'\"&${1}`]]>";
 
 if (!chromium()) {
   console.log("skipped: there is no chromium here");
