@@ -145,7 +145,7 @@ class Service::Impl {
   std::map<JobId, Live> live_;
   std::set<JobId> ending_;  // have ended, and the store does not say so yet
   Revision seen_ = 0;
-  int64_t hardware_seen_ = 0;  // of the changes of nodes_
+  int64_t hardware_seen_ = 0;                           // of the changes of nodes_
   std::map<std::string, std::string> drain_reasons_{};  // by node that is drained
   const double began_ = wall_seconds();
   const net::Deadline began_steady_ = loop_.now();
