@@ -26,6 +26,24 @@ bool costs_time_only(const SearchSpace& space, int keep, int again) {
   return true;
 }
 
+// Of the operators of a state.
+template <class Row>
+void set_sums(const StageSums& sums, Row& row) {
+  row.forward_fixed = sums.forward.fixed;
+  row.forward_each = sums.forward.per_sample;
+  row.time_fixed = sums.forward.fixed + sums.backward_input.fixed + sums.backward_weight.fixed;
+  row.time_each =
+      sums.forward.per_sample + sums.backward_input.per_sample + sums.backward_weight.per_sample;
+  row.param = sums.parameter_bytes;
+  row.fixed = sums.fixed_bytes;
+  row.activation = sums.activation_bytes;
+  row.activation_fixed = sums.activation_fixed;
+  row.tensor_forward = sums.tensor_forward_bytes;
+  row.tensor_forward_rounds = sums.tensor_forward_rounds;
+  row.tensor_rounds = sums.tensor_forward_rounds + sums.tensor_backward_rounds;
+  row.tensor_backward = sums.tensor_backward_bytes;
+}
+
 }  // namespace
 
 StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands,
@@ -93,19 +111,7 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands
     for (size_t s = 0; s < num_states_; ++s) {
       const StageSums& sums = space.rest_sums(static_cast<int>(s), v);
       Row& row = rows_[static_cast<size_t>(v) * num_states_ + s];
-      row.forward_fixed = sums.forward.fixed;
-      row.forward_each = sums.forward.per_sample;
-      row.time_fixed = sums.forward.fixed + sums.backward_input.fixed + sums.backward_weight.fixed;
-      row.time_each = sums.forward.per_sample + sums.backward_input.per_sample +
-                      sums.backward_weight.per_sample;
-      row.param = sums.parameter_bytes;
-      row.fixed = sums.fixed_bytes;
-      row.activation = sums.activation_bytes;
-      row.activation_fixed = sums.activation_fixed;
-      row.tensor_forward = sums.tensor_forward_bytes;
-      row.tensor_forward_rounds = sums.tensor_forward_rounds;
-      row.tensor_rounds = sums.tensor_forward_rounds + sums.tensor_backward_rounds;
-      row.tensor_backward = sums.tensor_backward_bytes;
+      set_sums(sums, row);
       row.splittable = space.splittable(static_cast<int>(s), v);
     }
   }
