@@ -402,8 +402,9 @@ void Service::Impl::write_reasons() {
   constexpr size_t kMost = 500;  // in one change, which others may have to wait for
   static constexpr milliseconds kBetween{20}, kBusy{200};
   if (stopping_) return;
-  if (!writer_.idle()) {
-    say_soon_ = loop_.after(kBusy, [this] { write_reasons(); });
+  if (!writer_
+           .idle()) {  // each round comes here: one that began the wait anew would not let it end
+    if (!say_soon_.armed()) say_soon_ = loop_.after(kBusy, [this] { write_reasons(); });
     return;
   }
   const net::Deadline now = loop_.now();
