@@ -6,8 +6,9 @@ Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductil
 
 1. Each kind of job runs in a service on each number of slots, while the other slots do the like, as they
    do on a busy machine: its time per step, and the seconds that a start and an end take (the profile).
-   By default profiles are taken before the first workload and after the last one, since the machine's
-   speed changes within an hour, and their means count.
+   By default profiles are taken before the first workload and after the last one, and their means count.
+   The machine's speed changes within an hour, so the jobs of each turn (one workload under one policy) are
+   measured as they run as well, and the simulator is given those times too: what is left is its own error.
 2. Each workload runs under each policy with `ductile up`, jobs arriving when they should. Policies
    take turns.
 3. The same workload runs in `ductile sim` with the profile. Seconds are ten there for one here,
@@ -26,6 +27,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import statistics
@@ -157,6 +159,36 @@ def profile(args, kind):
     return out
 
 
+def measured(run):
+    """Of a job that has run in a service: [slots, steps, seconds] of each generation that logged twice."""
+    slots = {r["generation"]: int(re.search(r"with (\d+) of", r["text"]).group(1))
+             for r in records(run, "events.jsonl") if r.get("event") == "generation"}
+    by_generation = {}
+    for r in records(run, "metrics.jsonl"):
+        if "train/loss" in r:
+            by_generation.setdefault(r["generation"], []).append(r)
+    return [[slots[n], rows[-1]["step"] - rows[0]["step"], rows[-1]["time"] - rows[0]["time"]]
+            for n, rows in by_generation.items() if len(rows) > 1]
+
+
+def profiles_during(args, name, turn, turns, profiles):
+    """The profiles with the times that the jobs of one turn had; where a kind did not run on a number of slots in it,
+    those of the other turns of the same workload, and else the profile's."""
+    def times(chosen):
+        sums = {}
+        for jobs in chosen:
+            for (_, kind, *_), job in zip(workload(name, args.slots), jobs):
+                for slots, steps, seconds in job["measured"]:
+                    entry = sums.setdefault((kind, str(slots)), [0, 0.0])
+                    entry[0] += steps
+                    entry[1] += seconds
+        return {key: seconds / steps for key, (steps, seconds) in sums.items()}
+
+    found = {**times(turns), **times([turn])}
+    return {kind: {**p, "steps": {n: found.get((kind, n), seconds) for n, seconds in p["steps"].items()}}
+            for kind, p in profiles.items()}
+
+
 def mean_of(profiles):
     return {"steps": {n: statistics.mean(p["steps"][n] for p in profiles) for n in profiles[0]["steps"]},
             **{what: statistics.mean(p[what] for p in profiles) for what in ("start", "end")}}
@@ -190,6 +222,7 @@ def real(args, name, policy, digests):
             out.append({"name": job, "arrival": arrival, "jct": record["ended"] - record["submitted"],
                         "waited": record["started"] - record["submitted"],
                         "allocations": record["generation"], "phase": record["phase"],
+                        "measured": measured(pathlib.Path(record["run"])),
                         "same_bits": digest_of(pathlib.Path(record["run"])) == digests[f"{kind}-{length}"]})
         return out
     finally:
@@ -285,12 +318,17 @@ def main():
                      "finished": sum(j["phase"] == "finished" for j in jobs),
                      "same_bits": sum(j["same_bits"] for j in jobs), "jobs": len(jobs)})
         rows[-1]["ratio"] = rows[-1]["real"] / rows[-1]["sim"]
+        of_workload = [found for turn, found in done.items() if turn[1] == name and turn[0] == round_number]
+        rows[-1]["sim_during"] = simulated(args, name, policy,
+                                           profiles_during(args, name, jobs, of_workload, profiles))
+        rows[-1]["ratio_during"] = rows[-1]["real"] / rows[-1]["sim_during"]
     (args.out / "report.json").write_text(json.dumps({"profiles": profiled, "rows": rows}, indent=1))
-    print("\n| workload | policy | real s | simulated s | real / simulated | allocations | same bits |")
-    print("|---|---|---|---|---|---|---|")
+    print("\n| workload | policy | real s | simulated s | real / simulated | simulated with the times of the turn, s | "
+          "real / simulated | allocations | same bits |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for r in rows:
         print(f"| {r['workload']} | {r['policy']} | {r['real']:.1f} | {r['sim']:.1f} | {r['ratio']:.3f} | "
-              f"{r['allocations']} | {r['same_bits']} of {r['jobs']} |")
+              f"{r['sim_during']:.1f} | {r['ratio_during']:.3f} | {r['allocations']} | {r['same_bits']} of {r['jobs']} |")
 
 
 if __name__ == "__main__":
