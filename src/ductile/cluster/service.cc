@@ -66,6 +66,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       scheduler_(cluster_, options_.policy, options_.interval),
       view_(options_.quotas, options_.gpu_quotas) {
   scheduler_.set_gpu_quotas(gpu_quotas_of(options_));
+  count_beyond_old_runs();
   seen_ = reader_.last_event();
   look_at_hardware();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
@@ -123,25 +124,31 @@ void Service::Impl::admit(Live& live) {
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
-// that is to run no longer is taken over, too, and then stopped.
+// that is to run no longer is taken over, too, without devices to begin on, and then stopped.
 void Service::Impl::go_on() {
   Counts left;
   for (int32_t n = 0; n < nodes_.count(); ++n) left.push_back(nodes_.devices(n));
   for (auto& [id, live] : live_) {
     if (live.record.phase != Phase::running) continue;
     const spec::Allocation devices = held_before(id, left);
-    const bool fits = spec::device_count(devices) >= least_devices(live);
-    if (fits) {
+    const bool goes_on =
+        live.record.wish == Wish::run && spec::device_count(devices) >= least_devices(live);
+    if (goes_on) {
       live.asked = devices;
       scheduler_.holds(id, devices, schedule_time());
     } else {
       for (const spec::NodeShare& share : devices)
         left[static_cast<size_t>(share.node)] += share.devices;
     }
+    if (const std::string lost = lost_run(live.run); goes_on && !lost.empty()) {
+      live.record.reason = lost + ".";
+      writer_.write([id = id, reason = live.record.reason](Change& change) {
+        change.set_reason(id, reason, wall_seconds());
+      });
+    }
     start_runner(live, live.asked);
     if (!live.runner) continue;
-    if (!fits) preempt(live);
-    follow_wish(live);
+    if (!goes_on) preempt(live);
   }
 }
 
@@ -379,10 +386,14 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   live.starting = true;
   live.said.reset();
   live.asked = devices;
-  if (live.record.run.empty()) live.run = unused(live.run);
+  std::string why = live.why;
+  if (live.record.run.empty()) {
+    live.run = unused(live.run);
+  } else if (const std::string lost = lost_run(live.run); !lost.empty()) {
+    why = lost + ": " + why;
+  }
   live.record.run = live.run.string();
-  live.record.reason = live.why;
-  const std::string why = live.why;
+  live.record.reason = why;
   view_.set(id, state_of(live));
   writer_.write(
       [id, held = nodes_.holdings(devices), why, run = live.run.string()](Change& change) {
@@ -540,10 +551,32 @@ void Service::Impl::give_up(const Error& error) {
   });
 }
 
+// A job that does not end must not keep the next service from beginning.
+void Service::Impl::end_anyway() {
+  if (!on_stopped_) return;
+  std::string left;
+  for (const auto& [id, live] : live_)
+    if (live.runner || live.starting)
+      left += fmt::format("{}{} ({})", left.empty() ? "" : ", ", id, live.record.submission.name);
+  log_line(
+      fmt::format("the service ends, though it was not done with stopping jobs ({}); the next "
+                  "service goes on with what it finds of them",
+                  left.empty() ? "what it had to write waits" : left));
+  make_poster(loop_, alive_)(std::exchange(on_stopped_, {}));
+}
+
 void Service::Impl::stop(std::function<void()> on_stopped) {
   http_.reset();
   on_stopped_ = std::move(on_stopped);
   stopping_ = true;
+  store_.note_stop();
+  double patience = options_.stop_patience, grace = 0;
+  for (const auto& [id, live] : live_)
+    if (const auto* command = std::get_if<CommandSpec>(&live.work); command && live.runner)
+      grace = std::max(grace, command->grace);
+  patience += grace;
+  stop_end_ =
+      loop_.after(milliseconds(static_cast<int64_t>(1000 * patience)), [this] { end_anyway(); });
   remember_now();
   for (auto& [id, live] : live_) {
     if (live.runner) preempt(live);

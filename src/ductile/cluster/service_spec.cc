@@ -152,6 +152,13 @@ fs::path unused(const fs::path& path) {
   return out;
 }
 
+std::string lost_run(const fs::path& run) {
+  std::error_code unknown;
+  if (fs::exists(run, unknown) || unknown) return "";
+  return fmt::format("It begins anew, since its run directory {} is not there any more",
+                     run.string());
+}
+
 run::RunFolder made_run(const fs::path& run, spec::JobOptions& job) {
   if (kind_of(run / "job.toml") == FileKind::none) {
     run::remove_half_made(run);
