@@ -8,6 +8,7 @@
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/commands.h"
 #include "ductile/cluster/testing/live_service.h"
+#include "ductile/link/worker_processes.h"
 #include "ductile/process/spawn.h"
 #include "ductile/sched/policy.h"
 
@@ -335,6 +336,38 @@ TEST(Attempt, ADamagedFileIsSaidToBeSo) {
       EXPECT_EQ(error.code(), ErrorCode::data_loss) << text;
     }
   }
+}
+
+// Who has a file open that is nowhere any more.
+std::string holders_of_deleted(const fs::path& file) {
+  std::string out;
+  for (const pid_t pid : link::all_processes()) {
+    std::error_code gone;
+    const fs::path folder = fs::path("/proc") / std::to_string(pid) / "fd";
+    for (fs::directory_iterator it(folder, gone), end; !gone && it != end; it.increment(gone)) {
+      std::error_code closed;
+      if (fs::read_symlink(it->path(), closed).string() == file.string() + " (deleted)")
+        out += it->path().string() + "\n";
+    }
+  }
+  return out;
+}
+
+// Its room is free again, and what is said from then on can be read.
+TEST(CommandJob, ALogThatIsRemovedIsBegunAnew) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command(
+      "job", "echo first; while [ ! -e go ]; do echo more; sleep 0.02; done; echo last");
+  const fs::path log = cluster.wait_for(id, "running").at("run").get<std::string>() + "/worker.log";
+  wait_for_lines(log, 2);
+  fs::remove(log);
+  wait_for_lines(log, 2);
+  EXPECT_EQ(holders_of_deleted(log), "");
+  write_file_atomic(cluster.folder() / "go", "");
+  cluster.wait_for(id, "finished");
+  const std::string text = read_file(log);
+  EXPECT_TRUE(text.starts_with("more\n")) << text;
+  EXPECT_TRUE(text.ends_with("more\nlast\n")) << text;
 }
 
 TEST(CommandJob, OneWhoseRunDirectoryIsDeletedEndsWithThatReason) {
