@@ -30,7 +30,7 @@ namespace ductile::cluster {
 
 // The service itself: service_serving.cc is about jobs that answer requests, service.cc goes from
 // what is granted to what is held, service_follow.cc follows what the store, its users and its
-// nodes say, and tells them what becomes of it and what was learnt.
+// nodes say, and tells them what becomes of it and what was learnt; service_stop.cc is its end.
 class Service::Impl {
  public:
   Impl(net::Loop& loop, ServiceOptions options);
