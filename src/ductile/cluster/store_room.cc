@@ -22,8 +22,11 @@ bool keep_room_behind(const fs::path& log) {
   if (!fd || ::fstat(fd.get(), &is) != 0) return true;
   constexpr off_t kBlock = 512;  // of st_blocks, on every file system
   if (off_t{is.st_blocks} * kBlock >= is.st_size + kRoom) return true;
-  if (::fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, is.st_size, kRoom) == 0) return true;
-  return errno != ENOSPC && errno != EDQUOT;
+  for (const off_t room : {2 * kRoom, kRoom}) {  // more than is wanted, so that it is done seldom
+    if (::fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, is.st_size, room) == 0) return true;
+    if (errno != ENOSPC && errno != EDQUOT) return true;
+  }
+  return false;
 }
 
 }  // namespace
