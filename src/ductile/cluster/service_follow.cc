@@ -312,7 +312,7 @@ void Service::Impl::count_beyond_old_runs() {
       "the service, put it back and start again; `ductile train --resume RUN` goes on with a run",
       runs_.string(), last, last + 1);
   log_line(text);
-  queue_.commit([last, body = dump_json(nlohmann::json{{"text", text}})](Change& change) {
+  queue_.commit([last, body = dump_json(nlohmann::json{{"reason", text}})](Change& change) {
     change.number_jobs_after(last);
     change.record(0, "new_store", body, wall_seconds());
   });
