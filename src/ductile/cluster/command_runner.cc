@@ -6,13 +6,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
-#include "ductile/base/paths.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/process/worker.h"
@@ -204,9 +204,11 @@ class CommandRunner : public JobRunner {
     if (stopping_ || has_to_leave()) press();
     if (end_ && launcher_->finished()) tell_end();
   } catch (const Error&) {
-    if (kind_of(run_) == FileKind::none)
+    std::error_code unknown;  // one that cannot be seen now may be there
+    if (!fs::exists(run_, unknown) && !unknown)
       end_soon({Phase::failed,
-                fmt::format("Its run directory {} was deleted while it ran.", run_.string())});
+                fmt::format("Its run directory {} was deleted while it ran; submit it again.",
+                            run_.string())});
     else
       end_soon(end_by(std::current_exception()));
   }

@@ -381,7 +381,7 @@ TEST(CommandJob, OneWhoseRunDirectoryIsDeletedEndsWithThatReason) {
   service.act(id, "pause");
   const Json job = service.wait_for(id, "failed");
   EXPECT_EQ(job.value("reason", ""),
-            "Its run directory " + run.string() + " was deleted while it ran.");
+            "Its run directory " + run.string() + " was deleted while it ran; submit it again.");
 }
 
 }  // namespace

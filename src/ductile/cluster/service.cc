@@ -31,7 +31,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPause{5000};  // after a job that could not be started
 constexpr int kMostDoublings = 9;     // of that, up to 43 minutes
 constexpr milliseconds kSettle{100};  // while devices are given up
-constexpr int kMostWaits = 50;  // of these, until a job whose place is to move is preempted
+constexpr int kMostWaits = 50;        // of these, until a job whose place is to move is preempted
 
 std::vector<int64_t> by_node(const spec::Allocation& allocation, int32_t nodes) {
   std::vector<int64_t> out(static_cast<size_t>(nodes));
@@ -423,7 +423,7 @@ void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
         make_runner(loop_, *engine_, options_, live.record, live.run, live.work, live.front.get());
     live.runner->start(nodes_.holdings(devices),
                        [this, id](RunnerEnd end) { ended(id, std::move(end)); });
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     live.runner.reset();
     if (std::holds_alternative<ServeSpec>(live.work)) end_replicas(live);
     live.starting = true;  // until ended(): nobody else ends it

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <utility>
 
 #include "ductile/base/error.h"
@@ -168,6 +169,8 @@ RunnerEnd end_by(const std::exception_ptr& error) {
     if (known.code() == ErrorCode::unavailable || known.code() == ErrorCode::conflict)
       return {Phase::queued, known.what(), true};
     return {Phase::failed, known.what()};
+  } catch (const std::system_error& refused) {  // no more threads: that is nothing of the job
+    return {Phase::queued, refused.what(), true};
   } catch (const std::exception& other) {
     return {Phase::failed, other.what()};
   }
