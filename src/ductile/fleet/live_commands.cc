@@ -9,6 +9,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
 #include "ductile/fleet/job_reference.h"
 #include "ductile/fleet/service_request_impl.h"
@@ -209,8 +210,11 @@ class LogReader {
  public:
   explicit LogReader(Console& console) : console_(console) {}
 
+  // Throws invalid_argument for what could keep the reader waiting, as a FIFO does, which a command
+  // may have put there.
   bool open(const fs::path& file) {
     if (log_.is_open()) return true;
+    if (!is_file(file)) return false;
     file_ = file;
     log_.open(file, std::ios::binary);
     is_another();
@@ -226,6 +230,7 @@ class LogReader {
   std::string rest() {
     std::string text = rest_of_this();
     if (!is_another()) return text;
+    if (!is_file(file_)) return text;
     text += rest_of_this();  // what was written to it before the other one came
     log_.close();
     log_.open(file_, std::ios::binary);
