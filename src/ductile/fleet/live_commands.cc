@@ -229,8 +229,7 @@ class LogReader {
  private:
   std::string rest() {
     std::string text = rest_of_this();
-    if (!is_another()) return text;
-    if (!is_file(file_)) return text;
+    if (!is_another() || !is_file(file_)) return text;
     text += rest_of_this();  // what was written to it before the other one came
     log_.close();
     log_.open(file_, std::ios::binary);
