@@ -11,10 +11,16 @@
 #include <variant>
 #include <vector>
 
+extern "C" {  // glibc 2.36 forgot to say so
+#include <sys/pidfd.h>
+}
+
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
+#include "ductile/link/worker_processes.h"
 #include "ductile/process/worker.h"
 #include "ductile/server/launcher.h"
 
@@ -114,6 +120,10 @@ class CommandRunner : public JobRunner {
       unread_ = true;
       if (!std::exchange(complained_, true))
         log_line(fmt::format("{}; trying again", error.what()));
+      return;
+    }
+    if (!orders && lease_ <= 0 && end_strays(run_, SIGQUIT)) {
+      unread_ = true;
       return;
     }
     if (orders) last_keeper_ = orders->keeper;
@@ -372,6 +382,17 @@ class CommandRunner : public JobRunner {
 };
 
 }  // namespace
+
+bool end_strays(const fs::path& run, int signal) {
+  const std::vector<pid_t> strays = link::workers_of(run);
+  for (const pid_t pid : strays) {
+    const Descriptor fd(::pidfd_open(pid, 0));
+    const std::vector<pid_t> still = link::workers_of(run);  // or another process has the number
+    if (!fd || std::ranges::find(still, pid) == still.end()) continue;
+    for (const int number : {signal, SIGCONT}) ::pidfd_send_signal(fd.get(), number, nullptr, 0);
+  }
+  return !strays.empty();
+}
 
 std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                                const CommandSpec& command, double lease) {

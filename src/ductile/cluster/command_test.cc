@@ -384,5 +384,22 @@ TEST(CommandJob, OneWhoseRunDirectoryIsDeletedEndsWithThatReason) {
             "Its run directory " + run.string() + " was deleted while it ran; submit it again.");
 }
 
+// Nobody knows its keeper any more, which is ended before another one begins.
+TEST(CommandJob, OneWhoseRunDirectoryIsDeletedWhileTheServiceIsAwayBeginsAnewAlone) {
+  LiveService service(1);
+  const JobId id =
+      service.submit_command("job", alone("[ $(wc -l < starts) = 2 ] && exit 0\nsleep 1000"));
+  wait_for_lines(service.folder() / "starts", 1);
+  const fs::path run = service.wait_for(id, "running").value("run", "");
+  service.kill_service();
+  fs::remove_all(run);
+  service.start();
+  service.wait_for(id, "finished");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+  EXPECT_NE(service.get("/v1/events?limit=1000").dump().find("It begins anew, since its run"),
+            std::string::npos);
+  service.wait_for_no_workers();
+}
+
 }  // namespace
 }  // namespace ductile::cluster

@@ -2,6 +2,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -34,11 +35,16 @@ CommandLog::CommandLog(fs::path file, int64_t most) : file_(std::move(file)), mo
   ::fcntl(output_.get(), F_SETFL, O_NONBLOCK);
   stop_ = opened(::eventfd(0, EFD_CLOEXEC), "eventfd");
   look();
-  thread_ = std::thread([this] { serve(); });
+  try {
+    thread_ = std::thread([this] { serve(); });
+  } catch (const std::system_error&) {  // no more threads: then the command has the file itself
+    input_ = opened(::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0), "fcntl");
+  }
 }
 
 CommandLog::~CommandLog() {
   input_.close();
+  if (!thread_.joinable()) return;
   const uint64_t one = 1;
   while (::write(stop_.get(), &one, sizeof one) < 0 && errno == EINTR) continue;
   thread_.join();
@@ -64,6 +70,7 @@ void CommandLog::serve() {
     if (::poll(looks, 2, static_cast<int>(kLookAtLog.count())) == 0) look();
     stopping = (looks[1].revents & POLLIN) != 0;
   }
+  tell_at_ = {};
   tell_loss();
 }
 
@@ -77,8 +84,8 @@ void CommandLog::append(std::string_view text) {
 // Whether the file is still the one that is written.
 void CommandLog::look() {
   looked_ = std::chrono::steady_clock::now();
-  struct stat named {
-  }, held{};
+  struct stat named {};
+  struct stat held {};
   const bool seen = ::stat(file_.c_str(), &named) == 0;
   const bool unknown = !seen && errno != ENOENT && errno != ENOTDIR;  // it cannot be seen now
   if (open_ && unknown) return;
@@ -123,8 +130,12 @@ void CommandLog::put(std::string_view text) {
   lost_ += static_cast<int64_t>(text.size());
 }
 
+// Where there is too little room even for that, it is tried again only after a while: the
+// beginnings of it would fill the log.
 void CommandLog::tell_loss() {
-  if (lost_ == 0 || !open_) return;
+  const auto now = std::chrono::steady_clock::now();
+  if (lost_ == 0 || !open_ || now < tell_at_) return;
+  tell_at_ = now + kLookAtLog;
   const std::string note = fmt::format(
       "\nductile: {} bytes of what was said here are lost, since the log could not be written: its "
       "disk was full, or its folder was gone\n",

@@ -44,7 +44,7 @@ class CommandLog {
   // Of the thread, once it runs.
   bool open_ = false;
   int64_t size_ = 0, lost_ = 0;  // bytes
-  std::chrono::steady_clock::time_point looked_;
+  std::chrono::steady_clock::time_point looked_{}, tell_at_{};
   std::thread thread_;
 };
 

@@ -139,7 +139,7 @@ void Service::Impl::go_on() {
       for (const spec::NodeShare& share : devices)
         left[static_cast<size_t>(share.node)] += share.devices;
     }
-    if (const std::string lost = lost_run(live.run); goes_on && !lost.empty()) {
+    if (const std::string lost = lost_run(live.work, live.run); goes_on && !lost.empty()) {
       live.record.reason = lost + ".";
       writer_.write([id = id, reason = live.record.reason](Change& change) {
         change.set_reason(id, reason, wall_seconds());
@@ -389,7 +389,7 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   std::string why = live.why;
   if (live.record.run.empty()) {
     live.run = unused(live.run);
-  } else if (const std::string lost = lost_run(live.run); !lost.empty()) {
+  } else if (const std::string lost = lost_run(live.work, live.run); !lost.empty()) {
     why = lost + ": " + why;
   }
   live.record.run = live.run.string();

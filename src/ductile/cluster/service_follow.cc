@@ -312,10 +312,15 @@ void Service::Impl::count_beyond_old_runs() {
       "the service, put it back and start again; `ductile train --resume RUN` goes on with a run",
       runs_.string(), last, last + 1);
   log_line(text);
-  queue_.commit([last, body = dump_json(nlohmann::json{{"reason", text}})](Change& change) {
-    change.number_jobs_after(last);
-    change.record(0, "new_store", body, wall_seconds());
-  });
+  try {
+    queue_.commit([last, body = dump_json(nlohmann::json{{"reason", text}})](Change& change) {
+      change.number_jobs_after(last);
+      change.record(0, "new_store", body, wall_seconds());
+    });
+  } catch (const Error& error) {  // then run directories alone tell the jobs apart
+    if (error.code() != ErrorCode::unavailable) throw;
+    log_line(fmt::format("store: {}; its jobs are numbered from 1", error.what()));
+  }
 }
 
 // Where the clock is not believed nothing is removed for its age, and the rest as ever.

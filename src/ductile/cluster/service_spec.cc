@@ -157,8 +157,9 @@ fs::path unused(const fs::path& path) try {
   return fmt::format("{}-{:.0f}", path.string(), wall_seconds());
 }
 
-std::string lost_run(const fs::path& run) {
+std::string lost_run(const Work& work, const fs::path& run) {
   std::error_code unknown;
+  if (std::holds_alternative<ServeSpec>(work)) return "";
   if (fs::exists(run, unknown) || unknown) return "";
   return fmt::format("It begins anew, since its run directory {} is not there any more",
                      run.string());

@@ -11,7 +11,7 @@
 namespace ductile::cluster {
 namespace {
 
-constexpr off_t kRoom = off_t{4} << 20;  // about a hundred requests, if each commits alone
+constexpr off_t kRoom = off_t{2} << 20;  // about fifty requests, if each commits alone
 
 // Keeps blocks behind the end of SQLite's log. Nobody but SQLite writes there, so no job can take
 // them, as it would take what another file gave back. False: the disk has none. True also where the

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <system_error>
 #include <utility>
 
@@ -158,6 +159,8 @@ class TrainRunner : public JobRunner {
 
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                              spec::JobOptions& job, std::chrono::seconds alone) {
+  std::error_code unknown;
+  if (!fs::exists(run, unknown) && !unknown) end_strays(run, SIGKILL);
   return std::make_unique<TrainRunner>(loop, engine, made_run(run, job), job, alone);
 }
 

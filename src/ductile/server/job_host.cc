@@ -1,18 +1,17 @@
 #include "ductile/server/job_host.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
+#include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
-#include "ductile/base/paths.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/disk.h"
 #include "ductile/net/store_server.h"
@@ -36,7 +35,7 @@ using nlohmann::json;
 constexpr std::chrono::milliseconds kListening{100};
 constexpr int kMostRounds = 10;
 constexpr std::chrono::milliseconds kTryAgain{500};
-constexpr std::chrono::seconds kLookAtFolder{5};
+constexpr std::chrono::seconds kLookAtRun{5};
 
 // The port that the controller before this one had, where it is known: its workers look there
 // first.
@@ -57,28 +56,6 @@ link::Addresses addresses_before(const fs::path& run) {
   } catch (const Error&) {
     return {};
   }
-}
-
-using FolderId = std::pair<dev_t, ino_t>;
-
-FolderId folder_at(const fs::path& path) {
-  struct stat is {};
-  if (::stat(path.c_str(), &is) != 0) fail_errno(path.string(), errno);
-  return {is.st_dev, is.st_ino};
-}
-
-// Throws data_loss if the run is not where it was: no result of it would ever be found. What cannot
-// be seen now is believed to be there.
-void require_run(const fs::path& run, const FolderId& folder) {
-  try {
-    if (folder_at(run) == folder && kind_of(run / "job.toml") != FileKind::none) return;
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::not_found) return;
-  }
-  fail(ErrorCode::data_loss,
-       "{0}: the run's folder was deleted or moved away while it was in training, and its workers "
-       "were ended: put it back and go on (ductile train --resume {0}), or start the job again",
-       run.string());
 }
 
 int64_t workers_of(const json& request, int64_t otherwise) {
@@ -112,7 +89,7 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
     link::Addresses addresses;
     link::JobDriver::Found job;
     Descriptor listener;
-    std::optional<FolderId> folder;
+    std::string mark;
   };
   struct Asked {
     json request;
@@ -153,7 +130,8 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
   void take_from_launcher();
   void hear_refusal(const WorkerLine& line);
   void note_strangers();
-  void watch_folder();
+  void find_run(std::function<void()> then);
+  void watch_run();
   void serve_requests();
   void give_answer(const json& request, const RequestServer::Reply& reply);
   json status() const;
@@ -177,7 +155,8 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
   bool awake = false;              // a step is on its way
   int rounds = 0;                  // of listening that were interrupted
   net::Loop::Timer next_step, next_look;
-  std::optional<FolderId> folder;  // of the run, when this began
+  std::string mark;     // of the run
+  bool missed = false;  // the run was not there at the last look
   std::vector<net::Refusal> refusals;
   Refusals refused_notes;
   std::vector<Asked> asked;
@@ -241,7 +220,7 @@ void JobHost::Impl::start(int64_t workers, OnEnd ends) {
         found->secret = secret_of(run);
         found->addresses = addresses_before(run);
         found->job = link::JobDriver::look(run);
-        found->folder = folder_at(run);
+        found->mark = mark_of(run);
       },
       [this, found, workers](const std::exception_ptr& error) {
         if (error) std::rethrow_exception(error);
@@ -250,7 +229,7 @@ void JobHost::Impl::start(int64_t workers, OnEnd ends) {
 }
 
 void JobHost::Impl::open(const std::shared_ptr<Found>& found, int64_t workers) {
-  folder = found->folder;
+  mark = found->mark;
   driver.emplace(link::JobDriverOptions{options.run, options.membership, options.keep_checkpoints,
                                         options.on_note},
                  *this, this);
@@ -313,7 +292,7 @@ void JobHost::Impl::go(const std::shared_ptr<Found>& found, int64_t workers) {
   published =
       loop.watch(driver->publisher_fd(), net::Interest::read, [this](net::Ready) { wake(); });
   state = State::running;
-  watch_folder();
+  watch_run();
   driver->start(workers, [this](const RequestAnswer& answer) {
     if (!answer.refused.empty())
       end_with(std::make_exception_ptr(Error(ErrorCode::invalid_argument, answer.refused)));
@@ -432,17 +411,26 @@ void JobHost::Impl::note_strangers() {
     driver->log("connection", line);
 }
 
-// Who deletes the folder of a run that goes on is told at once, and not when it is done for
-// nothing.
-void JobHost::Impl::watch_folder() {
-  next_look = loop.after(kLookAtFolder, [this] {
+// It has to be missed twice: a file system that is just mounted again is empty for a moment.
+void JobHost::Impl::find_run(std::function<void()> then) {
+  run([run = options.run, mark = mark] { require_run(run, mark); },
+      [this, then = std::move(then)](const std::exception_ptr& error) {
+        if (!std::exchange(missed, error != nullptr) && error) {
+          next_look = loop.after(kLookAtRun, [this, then] { find_run(then); });
+          return;
+        }
+        if (error) std::rethrow_exception(error);
+        then();
+      });
+}
+
+// Who deletes the folder of a run that goes on is told soon, and not when it is done for nothing.
+void JobHost::Impl::watch_run() {
+  next_look = loop.after(kLookAtRun, [this] {
     if (state != State::running) return;
-    run([run = options.run, id = *folder] { require_run(run, id); },
-        [this](const std::exception_ptr& error) {
-          if (state != State::running) return;
-          if (error) std::rethrow_exception(error);
-          watch_folder();
-        });
+    find_run([this] {
+      if (state == State::running) watch_run();
+    });
   });
 }
 
@@ -532,11 +520,7 @@ void JobHost::Impl::look_at_end() {
   state = State::writing;
   guarded([&] {
     for (const std::string& line : refused_notes.rest()) driver->log("connection", line);
-    run([run = options.run, id = *folder] { require_run(run, id); },
-        [this](const std::exception_ptr& error) {
-          if (error) std::rethrow_exception(error);
-          driver->write_end(outcome.end, [this] { deliver(); });
-        });
+    find_run([this] { driver->write_end(outcome.end, [this] { deliver(); }); });
   });
 }
 
