@@ -8,8 +8,11 @@
 #include <utility>
 
 #include <fcntl.h>
+#include <linux/magic.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include "ductile/base/descriptor.h"
@@ -43,20 +46,34 @@ struct RegularFile {
 
 }  // namespace
 
-std::string read_file(const fs::path& path) {
-  return read_text(path, std::numeric_limits<size_t>::max());
+namespace {
+
+// Whoever opens it waits until somebody writes there, perhaps for ever. A pipe without a name, as
+// <(COMMAND) and standard input are, has a writer already, and ends with it.
+bool is_named_fifo(const fs::path& path) {
+  struct stat info {};
+  struct statfs where {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISFIFO(info.st_mode) &&
+         ::statfs(path.c_str(), &where) == 0 && where.f_type != PIPEFS_MAGIC;
 }
 
-std::string read_text(const fs::path& path, size_t most) {
+std::string text_of_all(const fs::path& path, size_t most, bool patient) {
+  constexpr int kSilence = 300;  // seconds
   const Descriptor fd = open_file(path, O_RDONLY);
   std::string text;
   struct stat info {};
-  if (::fstat(fd.get(), &info) == 0 && info.st_size > 0) {
+  const bool known = ::fstat(fd.get(), &info) == 0;
+  if (known && info.st_size > 0) {
     // A file may be said to be of any size, with holes.
     text.reserve(std::min(static_cast<size_t>(info.st_size), most) + 1);
   }
+  const bool may_be_silent = !patient && known && S_ISFIFO(info.st_mode);
   char buffer[1 << 16];
   while (true) {
+    pollfd ready{fd.get(), POLLIN, 0};
+    if (may_be_silent && ::poll(&ready, 1, kSilence * 1000) == 0)
+      fail(ErrorCode::deadline, "{}: nothing has come from this pipe for {} s; name a file",
+           path.string(), kSilence);
     const ssize_t n = ::read(fd.get(), buffer, sizeof buffer);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_errno(path.string() + ": read", errno);
@@ -66,6 +83,20 @@ std::string read_text(const fs::path& path, size_t most) {
       fail(ErrorCode::invalid_argument, "{}: more than {} bytes; at most those are accepted",
            path.string(), most);
   }
+}
+
+}  // namespace
+
+std::string read_file(const fs::path& path) {
+  return text_of_all(path, std::numeric_limits<size_t>::max(), /*patient=*/true);
+}
+
+std::string read_text(const fs::path& path, size_t most) {
+  if (is_named_fifo(path))
+    fail(ErrorCode::invalid_argument,
+         "{}: is a FIFO, not a file, and may never end; name a file, or write <(COMMAND) there",
+         path.string());
+  return text_of_all(path, most, /*patient=*/false);
 }
 
 void read_regular_file(const fs::path& path, size_t max_bytes, std::vector<std::byte>& out) {

@@ -1,8 +1,13 @@
 #include "ductile/base/files.h"
 
+#include <chrono>
 #include <fstream>
+#include <string>
+#include <thread>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 
@@ -43,6 +48,32 @@ TEST(Files, TextThatHasNoEndIsRefused) {
       EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
       EXPECT_NE(std::string(e.what()).find(path.string()), std::string::npos) << e.what();
     }
+  }
+}
+
+// As the shell's <(COMMAND) does; and a FIFO with a name, which nobody may ever write to.
+TEST(Files, APipeThatEndsIsReadAndAFifoIsNotWaitedFor) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  std::thread writer([end = ends[1]] {
+    for (const char letter : std::string("slow")) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      EXPECT_EQ(::write(end, &letter, 1), 1);
+    }
+    ::close(end);
+  });
+  EXPECT_EQ(read_text("/dev/fd/" + std::to_string(ends[0])), "slow");
+  writer.join();
+  ::close(ends[0]);
+  const TempFolder folder;
+  const fs::path fifo = folder.path() / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  try {
+    read_text(fifo);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find(fifo.string() + ": is a FIFO"), std::string::npos);
   }
 }
 

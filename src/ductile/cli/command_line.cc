@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -130,6 +131,20 @@ void add_named(CLI::App& app, Parsed&) {
   for (const OtherCommand& row : rows()) app.add_subcommand(row.name, row.help);
 }
 
+// Where the shell's folder was deleted, most that goes wrong goes wrong for that. Empty: it was
+// not.
+std::string deleted_folder() {
+  std::error_code error, unknown;
+  fs::current_path(error);
+  if (error != std::errc::no_such_file_or_directory) return "";
+  std::string was = fs::read_symlink("/proc/self/cwd", unknown).string();
+  if (const size_t mark = was.rfind(" (deleted)"); mark != std::string::npos) was.resize(mark);
+  return fmt::format(
+      "the current folder{}{} does not exist any more; go to another one (cd) and "
+      "try again",
+      was.empty() ? "" : " ", was);
+}
+
 // What batch systems start, and what calls that; not for people.
 void add_pilot(CLI::App& app, Parsed& parsed) {
   const auto words = std::make_shared<std::vector<std::string>>();
@@ -241,10 +256,12 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context,
   try {
     return parsed.chosen(context);
   } catch (const Error& error) {
-    console.error(error.what());
+    const std::string gone = error.code() == ErrorCode::not_found ? deleted_folder() : "";
+    console.error(gone.empty() ? error.what() : fmt::format("{} ({})", error.what(), gone));
     return exit_code(error.code());
   } catch (const fs::filesystem_error& error) {
-    const Error known = error_of(error);
+    const std::string gone = deleted_folder();
+    const Error known = gone.empty() ? error_of(error) : Error(ErrorCode::not_found, gone);
     console.error(known.what());
     return exit_code(known.code());
   } catch (const std::bad_alloc&) {

@@ -6,15 +6,21 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <variant>
 #include <vector>
 
+extern "C" {  // glibc 2.36 forgot to say so
+#include <sys/pidfd.h>
+}
+
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
-#include "ductile/base/paths.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
+#include "ductile/link/worker_processes.h"
 #include "ductile/process/worker.h"
 #include "ductile/server/launcher.h"
 
@@ -116,6 +122,10 @@ class CommandRunner : public JobRunner {
         log_line(fmt::format("{}; trying again", error.what()));
       return;
     }
+    if (!orders && lease_ <= 0 && end_strays(run_, SIGQUIT)) {
+      unread_ = true;
+      return;
+    }
     if (orders) last_keeper_ = orders->keeper;
     const bool nothing_runs = !orders || (orders->withdrawn && orders->lease <= 0) ||
                               (last.end && last.number >= orders->attempt);
@@ -204,9 +214,11 @@ class CommandRunner : public JobRunner {
     if (stopping_ || has_to_leave()) press();
     if (end_ && launcher_->finished()) tell_end();
   } catch (const Error&) {
-    if (kind_of(run_) == FileKind::none)
+    std::error_code unknown;  // one that cannot be seen now may be there
+    if (!fs::exists(run_, unknown) && !unknown)
       end_soon({Phase::failed,
-                fmt::format("Its run directory {} was deleted while it ran.", run_.string())});
+                fmt::format("Its run directory {} was deleted while it ran; submit it again.",
+                            run_.string())});
     else
       end_soon(end_by(std::current_exception()));
   }
@@ -370,6 +382,17 @@ class CommandRunner : public JobRunner {
 };
 
 }  // namespace
+
+bool end_strays(const fs::path& run, int signal) {
+  const std::vector<pid_t> strays = link::workers_of(run);
+  for (const pid_t pid : strays) {
+    const Descriptor fd(::pidfd_open(pid, 0));
+    const std::vector<pid_t> still = link::workers_of(run);  // or another process has the number
+    if (!fd || std::ranges::find(still, pid) == still.end()) continue;
+    for (const int number : {signal, SIGCONT}) ::pidfd_send_signal(fd.get(), number, nullptr, 0);
+  }
+  return !strays.empty();
+}
 
 std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                                const CommandSpec& command, double lease) {

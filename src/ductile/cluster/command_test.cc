@@ -8,6 +8,7 @@
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/commands.h"
 #include "ductile/cluster/testing/live_service.h"
+#include "ductile/link/worker_processes.h"
 #include "ductile/process/spawn.h"
 #include "ductile/sched/policy.h"
 
@@ -337,6 +338,38 @@ TEST(Attempt, ADamagedFileIsSaidToBeSo) {
   }
 }
 
+// Who has a file open that is nowhere any more.
+std::string holders_of_deleted(const fs::path& file) {
+  std::string out;
+  for (const pid_t pid : link::all_processes()) {
+    std::error_code gone;
+    const fs::path folder = fs::path("/proc") / std::to_string(pid) / "fd";
+    for (fs::directory_iterator it(folder, gone), end; !gone && it != end; it.increment(gone)) {
+      std::error_code closed;
+      if (fs::read_symlink(it->path(), closed).string() == file.string() + " (deleted)")
+        out += it->path().string() + "\n";
+    }
+  }
+  return out;
+}
+
+// Its room is free again, and what is said from then on can be read.
+TEST(CommandJob, ALogThatIsRemovedIsBegunAnew) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command(
+      "job", "echo first; while [ ! -e go ]; do echo more; sleep 0.02; done; echo last");
+  const fs::path log = cluster.wait_for(id, "running").at("run").get<std::string>() + "/worker.log";
+  wait_for_lines(log, 2);
+  fs::remove(log);
+  wait_for_lines(log, 2);
+  EXPECT_EQ(holders_of_deleted(log), "");
+  write_file_atomic(cluster.folder() / "go", "");
+  cluster.wait_for(id, "finished");
+  const std::string text = read_file(log);
+  EXPECT_TRUE(text.starts_with("more\n")) << text;
+  EXPECT_TRUE(text.ends_with("more\nlast\n")) << text;
+}
+
 TEST(CommandJob, OneWhoseRunDirectoryIsDeletedEndsWithThatReason) {
   LiveService service(1);
   const JobId id = service.submit_command("job", "sleep 1000", {{"grace", 1}});
@@ -348,7 +381,24 @@ TEST(CommandJob, OneWhoseRunDirectoryIsDeletedEndsWithThatReason) {
   service.act(id, "pause");
   const Json job = service.wait_for(id, "failed");
   EXPECT_EQ(job.value("reason", ""),
-            "Its run directory " + run.string() + " was deleted while it ran.");
+            "Its run directory " + run.string() + " was deleted while it ran; submit it again.");
+}
+
+// Nobody knows its keeper any more, which is ended before another one begins.
+TEST(CommandJob, OneWhoseRunDirectoryIsDeletedWhileTheServiceIsAwayBeginsAnewAlone) {
+  LiveService service(1);
+  const JobId id =
+      service.submit_command("job", alone("[ $(wc -l < starts) = 2 ] && exit 0\nsleep 1000"));
+  wait_for_lines(service.folder() / "starts", 1);
+  const fs::path run = service.wait_for(id, "running").value("run", "");
+  service.kill_service();
+  fs::remove_all(run);
+  service.start();
+  service.wait_for(id, "finished");
+  EXPECT_EQ(text_of(service.folder() / "twice"), "");
+  EXPECT_NE(service.get("/v1/events?limit=1000").dump().find("It begins anew, since its run"),
+            std::string::npos);
+  service.wait_for_no_workers();
 }
 
 }  // namespace

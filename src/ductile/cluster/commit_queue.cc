@@ -39,22 +39,23 @@ CommitQueue::~CommitQueue() {
   thread_.join();
 }
 
-void CommitQueue::post(Write write, Done done) {
+void CommitQueue::post(Write write, Done done, Room room) {
   {
     const std::lock_guard lock(mutex_);
     if (waiting_.size() >= most_)
       fail(ErrorCode::unavailable,
            "{} changes wait for the disk of the store; try again in a moment", waiting_.size());
-    waiting_.push_back({std::move(write), std::move(done), {}});
+    waiting_.push_back({std::move(write), std::move(done), room, {}});
   }
   arrived_.notify_one();
 }
 
-void CommitQueue::commit(const Write& write) {
+void CommitQueue::commit(const Write& write, Room room) {
   std::promise<std::optional<StoreError>> promise;
-  post(write, [&](const StoreError* error) {
+  const auto done = [&](const StoreError* error) {
     promise.set_value(error == nullptr ? std::nullopt : std::optional<StoreError>(*error));
-  });
+  };
+  post(write, done, room);
   if (const auto error = promise.get_future().get()) throw *error;
 }
 
@@ -102,8 +103,22 @@ void CommitQueue::run() {
 }
 
 void CommitQueue::carry_out(std::deque<Waiting>& batch) {
+  if (const auto full = error_of([&] { store_.require_room(); }))
+    return carry_out_without_room(batch, *full);
   if (try_together(batch)) return;
   for (Waiting& change : batch) try_alone(change);
+}
+
+// Each that may use what is kept is tried alone, and the others are refused.
+void CommitQueue::carry_out_without_room(std::deque<Waiting>& batch, const StoreError& full) {
+  const auto missing = error_of([&] { store_.require_file(); });
+  for (Waiting& change : batch) {
+    if (missing || change.room == Room::usual) {
+      change.error = missing ? missing : full;
+    } else {
+      try_alone(change);
+    }
+  }
 }
 
 // False if the transaction was taken back; nothing of it has happened then.

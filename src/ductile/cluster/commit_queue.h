@@ -31,6 +31,9 @@ struct QueueFigures {
 // (Change::answered) is simply sent again: it is carried out once either way.
 class CommitQueue {
  public:
+  // Which room on the disk a change may use: what is kept (Store::require_room) is for those that
+  // lead to more of it, and are small.
+  enum class Room : uint8_t { usual, kept };
   // May run more than once: a transaction that SQLite takes back is repeated change by change, and
   // only the last time counts. It must have no effect but on the Change.
   using Write = std::function<void(Change&)>;
@@ -44,9 +47,9 @@ class CommitQueue {
   ~CommitQueue();  // carries out what waits
 
   // Throws unavailable if too many changes wait; nothing is then called.
-  void post(Write write, Done done);
+  void post(Write write, Done done, Room room = Room::usual);
   // post() and wait; throws what went wrong. Not from `done`.
-  void commit(const Write& write);
+  void commit(const Write& write, Room room = Room::usual);
 
   // How many transactions were committed.
   uint64_t commits() const;
@@ -61,11 +64,13 @@ class CommitQueue {
   struct Waiting {
     Write write;
     Done done;
+    Room room;
     std::optional<StoreError> error;
   };
 
   void run();
   void carry_out(std::deque<Waiting>& batch);
+  void carry_out_without_room(std::deque<Waiting>& batch, const StoreError& full);
   bool try_together(std::deque<Waiting>& batch);
   void try_alone(Waiting& change);
 

@@ -13,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/commands.h"
 #include "ductile/cluster/testing/live_service.h"
 #include "ductile/server/testing/small_disk.h"
 
@@ -29,6 +30,7 @@ class FullDisk : public ::testing::Test {
     service_.emplace([&](ServiceOptions& options) {
       options.devices = 2;
       options.shared = shared_.path();
+      options.stop_patience = stop_patience_;
       disk_ = SmallDisk(small_store ? options.folder : shared_.path(), "16m");
     });
   }
@@ -62,6 +64,7 @@ class FullDisk : public ::testing::Test {
     }
   }
 
+  double stop_patience_ = 600;
   TempFolder shared_;
   SmallDisk disk_;
   std::optional<LiveService> service_;
@@ -87,6 +90,71 @@ TEST_F(FullDisk, ASubmissionThatFindsNoRoomIsRefusedAndTheOthersAreKept) {
   service_->expect_result(service_->submit("last", 50));
   EXPECT_EQ(service_->get("/v1/jobs?limit=1000").at("jobs").size(), filling_.size() + 2);
   EXPECT_EQ(service_->stop(), 0);
+}
+
+// Room that anybody gave back the job would take at once. What was acknowledged outlives the
+// service.
+TEST_F(FullDisk, TheJobThatFillsTheDiskIsCancelled) {
+  start(true);
+  if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const JobId id = service_->submit_command(
+      "fills", "echo $$ > pid; while :; do cat /dev/zero >> big; sleep 0.01; done 2> /dev/null",
+      {{"grace", 0.1}});
+  wait_for_lines(service_->folder() / "pid", 1);
+  const pid_t pid = std::stoi(read_file(service_->folder() / "pid"));
+  exhaust();
+  const Json answer = service_->send("POST", "/v1/jobs/" + std::to_string(id) + "/cancel");
+  EXPECT_EQ(answer.value("status", 0), 200) << answer;
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (::kill(pid, 0) == 0 && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(5ms);
+  EXPECT_NE(::kill(pid, 0), 0);
+  service_->wait(id, [](const Json& job) {
+    return job.value("why", "").find("none of its processes is left") != std::string::npos;
+  });
+  service_->kill_service();
+  fs::remove(service_->folder() / "big");
+  disk_.empty();
+  service_->start();
+  ASSERT_TRUE(service_->lives());
+  service_->wait_for(id, "cancelled");
+  expect_acknowledged();
+}
+
+// Its keeper has kept room to say how it ended.
+TEST_F(FullDisk, AJobThatFillsTheDiskOfItsRunIsCancelled) {
+  start(false);
+  if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const JobId id = service_->submit_command(
+      "fills", "while :; do cat /dev/zero >> $DUCTILE_RUN_DIR/big; sleep 0.01; done 2> /dev/null",
+      {{"grace", 0.1}});
+  const fs::path run = service_->wait_for(id, "running").value("run", "");
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!(fs::exists(run / "big") && fs::space(run).available == 0) &&
+         std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(5ms);
+  ASSERT_EQ(fs::space(run).available, 0u);
+  service_->act(id, "cancel");
+  service_->wait_for(id, "cancelled");
+  EXPECT_EQ(fs::space(run).available / 65536, 0u);
+}
+
+// A keeper that finds no room to say how its command ended is left to the next service.
+TEST_F(FullDisk, AStopHasAnEndThoughAJobHasNone) {
+  stop_patience_ = 1;
+  start(false);
+  if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const JobId id = service_->submit_command("job", "echo begun; sleep 1000", {{"grace", 0.1}});
+  const fs::path run = service_->wait_for(id, "running").value("run", "");
+  wait_for_lines(run / "worker.log", 1);
+  fs::remove(run / "attempt.room");
+  ASSERT_TRUE(disk_.fill());
+  EXPECT_EQ(service_->stop(), 0);
+  disk_.empty();
+  service_->start();
+  ASSERT_TRUE(service_->lives());
+  service_->act(id, "cancel");
+  service_->wait_for(id, "cancelled");
 }
 
 // What the store does not say the next service finds in the run directories.

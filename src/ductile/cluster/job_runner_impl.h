@@ -84,6 +84,10 @@ class Front;
 std::unique_ptr<JobRunner> make_serve_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                              Front& front, std::chrono::seconds alone);
 
+// Sends a signal to the processes of this machine that work for a run whose directory somebody has
+// deleted: they would go on beside those that begin anew there. Whether there were any.
+bool end_strays(const fs::path& run, int signal);
+
 // The end of a job whose processes cannot be started or controlled.
 RunnerEnd end_by(const std::exception_ptr& error);
 

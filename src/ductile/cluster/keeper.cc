@@ -24,6 +24,7 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/command_impl.h"
+#include "ductile/cluster/keeper_log_impl.h"
 #include "ductile/link/boot_clock.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/net/secret.h"
@@ -166,8 +167,9 @@ struct StartFailure {
   bool directory = false;
 };
 
-// In a session of its own, with the log as its output. It dies with its keeper.
-pid_t start_command(const CommandSpec& command, const std::string& fence, StartFailure& failure) {
+// In a session of its own, with `output` as its output. It dies with its keeper.
+pid_t start_command(const CommandSpec& command, const std::string& fence, int output,
+                    StartFailure& failure) {
   std::vector<std::string> arguments = command.command;
   std::vector<std::string> environment = environment_for(command, fence);
   const std::vector<char*> argv = pointers_to(arguments);
@@ -183,7 +185,9 @@ pid_t start_command(const CommandSpec& command, const std::string& fence, StartF
     ::setsid();
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != keeper) ::_exit(127);
-    for (const int signal : {SIGHUP, SIGPIPE, SIGINT}) ::signal(signal, SIG_DFL);
+    for (const int signal : {SIGHUP, SIGPIPE, SIGINT, SIGXFSZ}) ::signal(signal, SIG_DFL);
+    ::dup2(output, STDOUT_FILENO);
+    ::dup2(output, STDERR_FILENO);
     sigset_t none;
     sigemptyset(&none);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -248,7 +252,7 @@ class Lookout {
 class Keeping {
  public:
   Keeping(const fs::path& run, const KeeperOrders& orders, control::Time seen)
-      : command_(orders.command), lookout_(run, orders, seen) {
+      : command_(orders.command), log_(run / "worker.log"), lookout_(run, orders, seen) {
     sigset_t signals;
     sigemptyset(&signals);
     for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
@@ -258,7 +262,9 @@ class Keeping {
   AttemptEnd run(const std::string& fence) {
     if (why_ = lookout_.trouble(); !why_.empty()) return {Kind::lost, 0, 0, why_};
     StartFailure failure;
-    child_ = start_command(command_, fence, failure);
+    CommandLog log(log_);  // until nobody is left who could say something
+    child_ = start_command(command_, fence, log.input(), failure);
+    log.close_input();
     if (failure.error != 0) {
       ::waitpid(child_, nullptr, 0);
       return {Kind::refused, 0, 0,
@@ -333,6 +339,7 @@ class Keeping {
   }
 
   const CommandSpec& command_;
+  const fs::path log_;
   const Lookout lookout_;
   std::string why_;  // of its loss
   Descriptor signals_;
@@ -354,10 +361,27 @@ bool is_present(const Attempt& attempt, const Attempt& written) {
   return written.number == attempt.number && written.fence == attempt.fence && !written.end;
 }
 
+fs::path room_file(const fs::path& run) { return run / "attempt.room"; }
+
+// For the end of the attempt, since the command may leave none. Where there is none now, the end
+// waits for it as ever.
+void keep_room(const fs::path& run) {
+  constexpr off_t kBytes = 16 << 10;
+  const Descriptor fd(::open(room_file(run).c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  if (fd) ::posix_fallocate(fd.get(), 0, kBytes);
+}
+
+// The command and all that it has started are gone: it does not take what is given back here.
+void give_room_back(const fs::path& run) {
+  std::error_code none;
+  fs::remove(room_file(run), none);
+}
+
 // The end of an attempt is lost to nobody because a disk is full now, nor because orders were given
 // to another keeper meanwhile, which has done nothing yet. A keeper that could not write for so
 // long that another one has begun in its place has nothing to say any more.
 void write_end(const fs::path& run, uint64_t keeper, const Attempt& attempt) {
+  give_room_back(run);
   for (bool said = false;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
     try {
       const Attempt written = read_attempt(run);
@@ -417,6 +441,7 @@ void keep(const fs::path& run, uint64_t keeper) {
   const control::Time seen = link::boot_time();
   if (!own_orders(run, keeper)) return;
   write_attempt(run, attempt);
+  keep_room(run);
   attempt.end = Keeping(run, orders, seen).run(attempt.fence);
   const AttemptEnd& end = *attempt.end;
   if (end.kind == Kind::killed || (end.kind == Kind::exited && end.code != 0)) ++attempt.failures;

@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
   sigemptyset(&signals);
   for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, nullptr);
-  for (const int signal : {SIGHUP, SIGPIPE, SIGINT}) std::signal(signal, SIG_IGN);
+  for (const int signal : {SIGHUP, SIGPIPE, SIGINT, SIGXFSZ}) std::signal(signal, SIG_IGN);
   std::signal(SIGCHLD, SIG_DFL);  // a parent may have left it ignored, which survives exec
   setsid();                       // a terminal that is closed takes nobody with it
   const char* run = nullptr;

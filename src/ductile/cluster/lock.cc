@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 
@@ -19,16 +20,46 @@ namespace {
 
 constexpr std::chrono::seconds kPatience{20};
 
-// The number of the process that the lock's file names; empty: none.
-std::string holder_of(const Descriptor& lock) {
-  char pid[32] = {};
-  const ssize_t n = ::pread(lock.get(), pid, sizeof pid - 1, 0);
-  return n > 0 ? pid : "";
+constexpr std::string_view kStops = " stops";
+
+// What the lock's file says of the process that has it.
+struct LockedBy {
+  pid_t process = 0;  // 0: nothing
+  bool stops = false;
+};
+
+LockedBy holder_of(const Descriptor& lock) {
+  char text[64] = {};
+  if (::pread(lock.get(), text, sizeof text - 1, 0) <= 0) return {};
+  const long number = std::strtol(text, nullptr, 10);
+  if (number <= 0) return {};
+  return {static_cast<pid_t>(number), std::string_view(text).ends_with(kStops)};
 }
 
-bool is_gone(const std::string& pid) {
-  const long number = std::strtol(pid.c_str(), nullptr, 10);
-  return number > 0 && ::kill(static_cast<pid_t>(number), 0) != 0 && errno == ESRCH;
+void write_holder(const Descriptor& lock, std::string_view more) {  // for messages alone
+  const std::string text = std::to_string(::getpid()).append(more);
+  if (::ftruncate(lock.get(), 0) != 0 || ::pwrite(lock.get(), text.data(), text.size(), 0) < 0) {
+  }
+}
+
+bool is_gone(const LockedBy& holder) {
+  return holder.process > 0 && ::kill(holder.process, 0) != 0 && errno == ESRCH;
+}
+
+[[noreturn]] void refuse(const fs::path& file, const LockedBy& holder) {
+  const std::string who =
+      holder.process > 0 ? fmt::format(" (process {})", holder.process) : std::string();
+  if (holder.stops)
+    fail(ErrorCode::conflict,
+         "{0}: another server uses it{1}, which was told to stop and saves its jobs. Wait until it "
+         "has ended, or end it without saving: kill {2} (and if that does not help: kill -9 {2}); "
+         "the next one goes on with its jobs",
+         file.string(), who, holder.process);
+  fail(ErrorCode::conflict,
+       "{}: another server uses it{}; one at a time can. Submit jobs to that one, stop it{}, or "
+       "give another folder",
+       file.string(), who,
+       holder.process > 0 ? fmt::format(" (kill {})", holder.process) : std::string());
 }
 
 }  // namespace
@@ -45,16 +76,14 @@ Descriptor lock_of(const fs::path& file) {
     if (errno != EWOULDBLOCK && errno != EINTR) fail_errno(path.string(), errno);
     // A process that the holder was just starting when it was killed has the lock, too, until it
     // becomes another program.
-    const std::string holder = holder_of(lock);
-    if (!is_gone(holder) || std::chrono::steady_clock::now() > deadline)
-      fail(ErrorCode::conflict, "{}: another server uses it{}; one at a time can", file.string(),
-           holder.empty() ? "" : fmt::format(" (process {})", holder));
+    const LockedBy holder = holder_of(lock);
+    if (!is_gone(holder) || std::chrono::steady_clock::now() > deadline) refuse(file, holder);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  const std::string pid = std::to_string(::getpid());  // for the message above alone
-  if (::ftruncate(lock.get(), 0) != 0 || ::pwrite(lock.get(), pid.data(), pid.size(), 0) < 0) {
-  }
+  write_holder(lock, "");
   return lock;
 }
+
+void note_stop_in(const Descriptor& lock) { write_holder(lock, kStops); }
 
 }  // namespace ductile::cluster

@@ -1,7 +1,17 @@
-// Lists of a store that pages are made of.
+// Lists of a store that pages are made of, and how its jobs are numbered.
 #include "ductile/cluster/store.h"
 
 namespace ductile::cluster {
+
+JobId Reader::last_job() {
+  return database_.integer("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'", 0);
+}
+
+void Change::number_jobs_after(JobId last) {
+  if (database_.integer("SELECT count(*) FROM sqlite_sequence WHERE name = 'jobs'", 0) > 0)
+    fail(ErrorCode::conflict, "jobs were numbered before");
+  database_.run("INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', ?)", last);
+}
 
 std::map<JobId, std::vector<Holding>> Reader::all_holdings() {
   std::map<JobId, std::vector<Holding>> out;

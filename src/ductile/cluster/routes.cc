@@ -159,15 +159,18 @@ Answer show_job(Request& request) {
   return json_answer(out);
 }
 
+// What ends a job, for good or for now, is possible on the full disk that the job may have filled.
 template <Wish wish>
 Answer wish_for_job(Request& request) {
+  constexpr auto kRoom = wish == Wish::run ? CommitQueue::Room::usual : CommitQueue::Room::kept;
   const JobRecord job = job_to_act_on(request);
   const Principal& who = request.call.principal;
   require_owner(who, job);
-  return request.commit(200, [&](Change& change) -> nlohmann::json {
+  const auto write = [&](Change& change) -> nlohmann::json {
     change.set_wish(job.id, wish, who.name, request.now());
     return {{"id", job.id}, {"wish", to_string(wish)}};
-  });
+  };
+  return request.commit(200, write, kRoom);
 }
 
 Answer list_events(Request& request) {

@@ -50,7 +50,8 @@ class Request {
 
   // Makes a change and answers with what `write` gives. A request with a key is carried out once:
   // when it comes again, its first answer is given again.
-  Answer commit(int status, const std::function<nlohmann::json(Change&)>& write);
+  Answer commit(int status, const std::function<nlohmann::json(Change&)>& write,
+                CommitQueue::Room room = CommitQueue::Room::usual);
 
  private:
   Api& api_;

@@ -122,8 +122,8 @@ Answer show_log(Request& request) {
   if (!fs::is_regular_file(file, error))
     return json_answer({{"from", 0}, {"next", 0}, {"size", 0}, {"text", ""}});
   size = static_cast<int64_t>(fs::file_size(file, error));
-  const int64_t from =
-      std::min(size, request.number("from", std::max<int64_t>(0, size - kMostLog), 0, INT64_MAX));
+  int64_t from = request.number("from", std::max<int64_t>(0, size - kMostLog), 0, INT64_MAX);
+  if (from > size) from = 0;  // the log was removed, or had reached its limit: it was begun anew
   std::string text(static_cast<size_t>(std::min(size - from, kMostLog)), '\0');
   std::ifstream in(file, std::ios::binary);
   in.seekg(from);

@@ -80,10 +80,11 @@ Answer add_token(Request& request) {
 // When this is answered the token lets nobody in, and streams that it opened are ending.
 Answer revoke_token(Request& request) {
   const std::string name(request.argument);
-  Answer answer = request.commit(200, [&](Change& change) -> nlohmann::json {
+  const auto write = [&](Change& change) -> nlohmann::json {
     change.revoke_token(name, request.call.principal.name, request.now());
     return {{"name", name}, {"revoked", true}};
-  });
+  };
+  Answer answer = request.commit(200, write, CommitQueue::Room::kept);
   request.load_tokens();
   return answer;
 }

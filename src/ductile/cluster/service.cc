@@ -31,9 +31,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kPause{5000};  // after a job that could not be started
 constexpr int kMostDoublings = 9;     // of that, up to 43 minutes
 constexpr milliseconds kSettle{100};  // while devices are given up
-// At the end, a store that takes nothing is waited for so long, and looked at so often.
-constexpr milliseconds kUnwritten{10'000}, kLookAtStore{1000};
-constexpr int kMostWaits = 50;  // of these, until a job whose place is to move is preempted
+constexpr int kMostWaits = 50;        // of these, until a job whose place is to move is preempted
 
 std::vector<int64_t> by_node(const spec::Allocation& allocation, int32_t nodes) {
   std::vector<int64_t> out(static_cast<size_t>(nodes));
@@ -66,6 +64,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       scheduler_(cluster_, options_.policy, options_.interval),
       view_(options_.quotas, options_.gpu_quotas) {
   scheduler_.set_gpu_quotas(gpu_quotas_of(options_));
+  count_beyond_old_runs();
   seen_ = reader_.last_event();
   look_at_hardware();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
@@ -123,24 +122,32 @@ void Service::Impl::admit(Live& live) {
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
-// that is to run no longer is taken over, too, and then stopped.
+// that is to run no longer is taken over, too, and then stopped; a command must not begin for that.
 void Service::Impl::go_on() {
   Counts left;
   for (int32_t n = 0; n < nodes_.count(); ++n) left.push_back(nodes_.devices(n));
   for (auto& [id, live] : live_) {
     if (live.record.phase != Phase::running) continue;
     const spec::Allocation devices = held_before(id, left);
-    const bool fits = spec::device_count(devices) >= least_devices(live);
-    if (fits) {
+    const bool begins =
+        live.record.wish == Wish::run || !std::holds_alternative<CommandSpec>(live.work);
+    const bool goes_on = begins && spec::device_count(devices) >= least_devices(live);
+    if (goes_on) {
       live.asked = devices;
       scheduler_.holds(id, devices, schedule_time());
     } else {
       for (const spec::NodeShare& share : devices)
         left[static_cast<size_t>(share.node)] += share.devices;
     }
+    if (const std::string lost = lost_run(live.work, live.run); goes_on && !lost.empty()) {
+      live.record.reason = lost + ".";
+      writer_.write([id = id, reason = live.record.reason](Change& change) {
+        change.set_reason(id, reason, wall_seconds());
+      });
+    }
     start_runner(live, live.asked);
     if (!live.runner) continue;
-    if (!fits) preempt(live);
+    if (!goes_on) preempt(live);
     follow_wish(live);
   }
 }
@@ -379,10 +386,14 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   live.starting = true;
   live.said.reset();
   live.asked = devices;
-  if (live.record.run.empty()) live.run = unused(live.run);
+  std::string why = live.why;
+  if (live.record.run.empty()) {
+    live.run = unused(live.run);
+  } else if (const std::string lost = lost_run(live.work, live.run); !lost.empty()) {
+    why = lost + ": " + why;
+  }
   live.record.run = live.run.string();
-  live.record.reason = live.why;
-  const std::string why = live.why;
+  live.record.reason = why;
   view_.set(id, state_of(live));
   writer_.write(
       [id, held = nodes_.holdings(devices), why, run = live.run.string()](Change& change) {
@@ -412,7 +423,7 @@ void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
         make_runner(loop_, *engine_, options_, live.record, live.run, live.work, live.front.get());
     live.runner->start(nodes_.holdings(devices),
                        [this, id](RunnerEnd end) { ended(id, std::move(end)); });
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     live.runner.reset();
     if (std::holds_alternative<ServeSpec>(live.work)) end_replicas(live);
     live.starting = true;  // until ended(): nobody else ends it
@@ -496,60 +507,6 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
       [id, phase, reason](Change& change) { change.set_phase(id, phase, reason, wall_seconds()); },
       [this] { decide_soon(); });
   end_if_idle();
-}
-
-void Service::Impl::end_if_idle() {
-  if (!stopping_ || !on_stopped_) return;
-  bool written = writer_.idle();
-  for (const auto& [id, live] : live_) {
-    if (live.runner) return;
-    written = written && !live.starting;
-  }
-  if (!written && !store_takes_nothing()) return;
-  make_poster(loop_, alive_)(std::exchange(on_stopped_, {}));
-}
-
-// Whether the end does not wait for the store: since no job runs any more it has taken nothing for
-// a while, or what keeps it from that does not pass by itself. What it does not say, the next
-// service finds in the run directories.
-bool Service::Impl::store_takes_nothing() {
-  stop_soon_ = loop_.after(kLookAtStore, [this] { end_if_idle(); });
-  const auto& refusal = writer_.refusal();
-  if (!refusal) {
-    unwritten_since_.reset();
-    return false;
-  }
-  if (!unwritten_since_) unwritten_since_ = loop_.now();
-  if (refusal->fault != StoreFault::read_only && loop_.now() < *unwritten_since_ + kUnwritten)
-    return false;
-  log_line(
-      fmt::format("the store cannot be written ({}), so the service ends without that: its jobs "
-                  "are stopped, though the store says that they run, and the next service goes on "
-                  "with them",
-                  refusal->text));
-  return true;
-}
-
-// The store is damaged, or contradicts the service: what is not known to be written must not be
-// built upon.
-void Service::Impl::give_up(const Error& error) {
-  if (std::exchange(gave_up_, true)) return;
-  for (auto& [id, live] : live_) live.starting = live.starting && live.runner;  // it never will
-  stop([failed = options_.on_failure, error] {
-    if (failed) failed(error);
-  });
-}
-
-void Service::Impl::stop(std::function<void()> on_stopped) {
-  http_.reset();
-  on_stopped_ = std::move(on_stopped);
-  stopping_ = true;
-  remember_now();
-  for (auto& [id, live] : live_) {
-    if (live.runner) preempt(live);
-  }
-  writer_.write([](Change& change) { change.record(0, "stopped", "{}", wall_seconds()); });
-  end_if_idle();  // where nothing is written any more
 }
 
 Service::Service(net::Loop& loop, ServiceOptions options) {

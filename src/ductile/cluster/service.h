@@ -41,6 +41,8 @@ struct ServiceOptions {
   // Folders whose files jobs of those who are no admins may name; the service's user reads them.
   std::vector<fs::path> data;
   double interval = 10;  // seconds between two decisions, if nothing happens
+  // Seconds that stop() waits for jobs, beside the longest grace of a command that runs.
+  double stop_patience = 600;
   // Several nodes instead of this machine, which then needs no device of its own.
   std::optional<spec::Cluster> cluster;
   std::vector<spec::Pool> pools;        // of the cluster file, whose nodes are theirs then; or none
@@ -76,7 +78,8 @@ class Service {
   ~Service();  // before stop() has ended: kills the workers, and the next service goes on
 
   // Saves and stops all jobs, which are queued again for the next service; then calls `on_stopped`,
-  // which may destroy this object.
+  // which may destroy this object. Those that have not ended after `stop_patience` are left to the
+  // next service as they are.
   void stop(std::function<void()> on_stopped);
 
   uint16_t port() const;

@@ -30,7 +30,7 @@ namespace ductile::cluster {
 
 // The service itself: service_serving.cc is about jobs that answer requests, service.cc goes from
 // what is granted to what is held, service_follow.cc follows what the store, its users and its
-// nodes say, and tells them what becomes of it and what was learnt.
+// nodes say, and tells them what becomes of it and what was learnt; service_stop.cc is its end.
 class Service::Impl {
  public:
   Impl(net::Loop& loop, ServiceOptions options);
@@ -79,6 +79,7 @@ class Service::Impl {
   void remember_now();
   void prune();  // what need not be kept any more
   double known_time();
+  void count_beyond_old_runs();
   Retention retention_at(double wall);
   void go_on();  // with what ran when the last service ended
   void look();   // at what the store says anew
@@ -120,6 +121,7 @@ class Service::Impl {
   void decide_soon();
   void end_if_idle();
   bool store_takes_nothing();
+  void end_anyway();
   void give_up(const Error& error);
   void follow_demand();
   Counts held(const Live& live) const;
@@ -158,7 +160,7 @@ class Service::Impl {
   std::string prune_trouble_;                     // that was said
   std::vector<std::unique_ptr<server::Launcher>> leftovers_;  // processes that are about to end
   net::Loop::Timer remember_, prune_, round_, look_again_, decide_soon_, settle_soon_, show_soon_,
-      say_soon_, drains_, leftovers_timer_, stop_soon_;
+      say_soon_, drains_, leftovers_timer_, stop_soon_, stop_end_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   PageAccess page_;
   std::string address_;

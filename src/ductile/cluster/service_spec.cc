@@ -2,6 +2,7 @@
 #include <iterator>
 #include <map>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
@@ -145,11 +146,23 @@ fs::path runs_of(const ServiceOptions& options) {
   return runs;
 }
 
-fs::path unused(const fs::path& path) {
+// Where it cannot be seen what is there (no permission, a disk that fails) the job is not begun
+// before it can be; nobody else has a name like that.
+fs::path unused(const fs::path& path) try {
   fs::path out = path;
   for (int n = 2; kind_of(out) != FileKind::none; ++n)
     out = path.string() + "-" + std::to_string(n);
   return out;
+} catch (const Error&) {
+  return fmt::format("{}-{:.0f}", path.string(), wall_seconds());
+}
+
+std::string lost_run(const Work& work, const fs::path& run) {
+  std::error_code unknown;
+  if (std::holds_alternative<ServeSpec>(work)) return "";
+  if (fs::exists(run, unknown) || unknown) return "";
+  return fmt::format("It begins anew, since its run directory {} is not there any more",
+                     run.string());
 }
 
 run::RunFolder made_run(const fs::path& run, spec::JobOptions& job) {

@@ -71,6 +71,10 @@ fs::path runs_of(const ServiceOptions& options);
 // an earlier store, which was lost, counted its jobs from 1, too.
 fs::path unused(const fs::path& path);
 
+// Of a job that has begun before: what becomes of it if its run directory is not there. Empty: it
+// is, or that cannot be seen now, or nothing of the job is in it.
+std::string lost_run(const Work& work, const fs::path& run);
+
 // Makes the run directory if it is missing. One without a job in it, and with nothing else, is what
 // a service that was killed while it made the directory has left.
 run::RunFolder made_run(const fs::path& run, spec::JobOptions& job);

@@ -361,18 +361,6 @@ TEST(Service, AJobIsCancelledWhileItsStartFails) {
   EXPECT_TRUE(cluster.lives());
 }
 
-// A store that was lost begins with job 1 again; what the job 1 of the earlier one left stays its.
-TEST(Service, AJobNeverGoesOnWithAnotherOnesRun) {
-  LiveService cluster;
-  cluster.expect_result(cluster.submit("job", 200));
-  EXPECT_EQ(cluster.stop(), 0);
-  for (const char* name : {"store.db", "store.db-wal", "store.db-shm"})
-    fs::remove(cluster.folder() / name);
-  cluster.start();
-  cluster.expect_result(cluster.submit("job", 40));
-  EXPECT_TRUE(fs::exists(cluster.folder() / "runs" / "1-job" / "job.toml"));
-}
-
 // The service was killed after it made the folder, before it wrote the job into it.
 TEST(Service, ARunDirectoryThatIsHalfMadeIsMadeAnew) {
   LiveService cluster(1);

@@ -564,9 +564,14 @@ Store::Store(const fs::path& file, const char* vfs)
   require_whole(database_);
   migrate(database_);
   database_.use_wal();
+  std::error_code unknown;
+  const fs::path real = fs::canonical(database_.file(), unknown);
+  log_ = (unknown ? database_.file() : real).string() + "-wal";
   if (::stat(database_.file().c_str(), &made_) != 0) fail_errno(database_.file().string(), errno);
   if ((made_.st_mode & 0077) != 0) fs::permissions(database_.file(), fs::perms(0600));
 }
+
+void Store::note_stop() const { note_stop_in(lock_); }
 
 void Store::require_file() const {
   struct stat is {};

@@ -66,6 +66,7 @@ class Reader {
   std::vector<Event> whole_events(Revision& after, int64_t limit);
   // The newest `count`, in order.
   std::vector<Event> newest_events(int64_t count, std::optional<JobId> job = {});
+  JobId last_job();       // 0: none yet; also one that was removed
   Revision last_event();  // 0: none yet; also one that was removed
   int64_t count_events();
   Revision removed_events();  // not all up to this one are there any more; 0: all are
@@ -106,6 +107,8 @@ class Change {
 
   // `spec`: what to run, a text that the store keeps unchanged and does not read.
   JobId submit(const Submission& submission, std::string_view spec, double now);
+  // Of a store that has had no job: the first one has the number after this one.
+  void number_jobs_after(JobId last);
 
   // These and record() throw not_found for an unknown job, conflict where its phase does not allow
   // this, as that of a job that has ended allows nothing. What a call did before it threw stays in
@@ -180,10 +183,16 @@ class Store {
   Database& database() { return database_; }
   // Throws unavailable if another file, or none, has taken the place of the one that is written.
   void require_file() const;
+  // Throws unavailable (StoreFault::full) where the disk has no room left but the little that is
+  // kept for what ends jobs. Room that was used is kept anew as soon as there is some.
+  void require_room() const;
+  // Whoever wants this store from now on is told that its process is about to end.
+  void note_stop() const;
 
  private:
   Descriptor lock_;
   Database database_;
+  fs::path log_;  // SQLite's, of what is not yet in the file
   struct stat made_ {};
 };
 

@@ -247,6 +247,22 @@ TEST_F(StoreFile, TheLockOfAServerThatIsGoneIsWaitedFor) {
   Store next(file, testing::FailingVfs::name());
 }
 
+// Who is in the way, and what helps, also where it was told to stop and has not ended yet.
+TEST_F(StoreFile, WhoIsRefusedLearnsWhomToEnd) {
+  const std::string pid = std::to_string(::getpid());
+  const auto refusal = [&] { return text_of([&] { Store second(file); }); };
+  const std::string usual = refusal();
+  EXPECT_NE(usual.find("(process " + pid + ")"), std::string::npos) << usual;
+  EXPECT_NE(usual.find("(kill " + pid + ")"), std::string::npos) << usual;
+  store->note_stop();
+  const std::string stops = refusal();
+  EXPECT_NE(stops.find("(process " + pid + "), which was told to stop"), std::string::npos)
+      << stops;
+  EXPECT_NE(stops.find("kill -9 " + pid), std::string::npos) << stops;
+  store.reset();
+  Store next(file);
+}
+
 TEST_F(StoreFile, DamageIsFoundByTheCheck) {
   const JobId id = submit("job");
   Database& raw = store->database();

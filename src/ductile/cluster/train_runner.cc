@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <chrono>
+#include <csignal>
+#include <system_error>
 #include <utility>
 
 #include "ductile/base/error.h"
@@ -157,6 +159,8 @@ class TrainRunner : public JobRunner {
 
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                              spec::JobOptions& job, std::chrono::seconds alone) {
+  std::error_code unknown;
+  if (!fs::exists(run, unknown) && !unknown) end_strays(run, SIGKILL);
   return std::make_unique<TrainRunner>(loop, engine, made_run(run, job), job, alone);
 }
 
@@ -168,6 +172,8 @@ RunnerEnd end_by(const std::exception_ptr& error) {
     if (known.code() == ErrorCode::unavailable || known.code() == ErrorCode::conflict)
       return {Phase::queued, known.what(), true};
     return {Phase::failed, known.what()};
+  } catch (const std::system_error& refused) {  // no more threads: that is nothing of the job
+    return {Phase::queued, refused.what(), true};
   } catch (const std::exception& other) {
     return {Phase::failed, other.what()};
   }

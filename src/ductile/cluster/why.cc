@@ -517,6 +517,9 @@ std::string why(const WhyFacts& facts) {
     case Phase::paused:
       return fmt::format("Its user paused it; `ductile resume {}` lets it go on.", job.id);
     case Phase::running:
+      if (job.wish == Wish::cancel && !facts.live)
+        return "It was cancelled, and none of its processes is left; it counts as running until "
+               "the store can be written.";
       return why_it_runs(facts);
     case Phase::queued:
       break;

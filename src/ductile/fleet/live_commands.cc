@@ -4,9 +4,12 @@
 #include <thread>
 #include <utility>
 
+#include <sys/stat.h>
+
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
 #include "ductile/fleet/job_reference.h"
 #include "ductile/fleet/service_request_impl.h"
@@ -201,13 +204,20 @@ ExitCode resume(const LiveCommand& command, Context& context) {
 
 namespace {
 
-// What is written to a file, as it comes; the file may not be there yet.
+// What is written to a file, as it comes; the file may not be there yet, and another one may take
+// its place.
 class LogReader {
  public:
   explicit LogReader(Console& console) : console_(console) {}
 
+  // Throws invalid_argument for what could keep the reader waiting, as a FIFO does, which a command
+  // may have put there.
   bool open(const fs::path& file) {
-    if (!log_.is_open()) log_.open(file, std::ios::binary);
+    if (log_.is_open()) return true;
+    if (!is_file(file)) return false;
+    file_ = file;
+    log_.open(file, std::ios::binary);
+    is_another();
     return log_.is_open();
   }
   void print_last(int64_t lines) {
@@ -218,12 +228,30 @@ class LogReader {
 
  private:
   std::string rest() {
+    std::string text = rest_of_this();
+    if (!is_another() || !is_file(file_)) return text;
+    text += rest_of_this();  // what was written to it before the other one came
+    log_.close();
+    log_.open(file_, std::ios::binary);
+    return text + rest_of_this();
+  }
+  std::string rest_of_this() {
     log_.clear();
     return {std::istreambuf_iterator<char>(log_), std::istreambuf_iterator<char>()};
   }
+  // Whether another file has the name since the last look.
+  bool is_another() {
+    struct stat now {};
+    if (::stat(file_.c_str(), &now) != 0) return false;
+    const bool other = now.st_dev != seen_.st_dev || now.st_ino != seen_.st_ino;
+    seen_ = now;
+    return other;
+  }
 
   Console& console_;
+  fs::path file_;
   std::ifstream log_;
+  struct stat seen_ {};
 };
 
 // The same of a job of a service on another machine, which sends it.

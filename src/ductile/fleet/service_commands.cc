@@ -1,8 +1,12 @@
 // The service of this machine, and what people ask it for.
 #include <charconv>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <map>
+#include <mutex>
 #include <optional>
+#include <stop_token>
 #include <thread>
 
 #include <fcntl.h>
@@ -11,6 +15,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/log.h"
 #include "ductile/base/machine.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/held_signals.h"
@@ -279,6 +284,27 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
   return options;
 }
 
+// Ends the process where the rest takes too long, as where a disk does not answer: as long as it is
+// there no other service can begin.
+class LastResort {
+ public:
+  void begin(ExitCode code) {
+    thread_ = std::jthread([this, code](const std::stop_token& stop) {
+      constexpr std::chrono::seconds kPatience{60};
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, stop, kPatience, [] { return false; });
+      if (stop.stop_requested()) return;
+      log_line("the service ends without waiting for its disk any longer");
+      ::_exit(code);
+    });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable_any changed_;
+  std::jthread thread_;
+};
+
 // Until a signal ends it; `what` are the devices, in words.
 ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context& context) {
   Console& console = context.console;
@@ -293,6 +319,7 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context
     code = exit_code(error.code());
     loop.stop();
   };
+  LastResort last_resort;
   cluster::Service service(loop, options);
   console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
               options.folder.string(), options.policy);
@@ -319,6 +346,7 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context
     }
   });
   loop.run();
+  last_resort.begin(code);
   return code;
 }
 

@@ -34,4 +34,12 @@ net::Mac agent_key(const net::Secret& secret, const std::string& controller_nonc
 // The job's secret, made where there is none.
 net::Secret secret_of(const fs::path& run);
 
+// What tells a run from another one that has taken its place: the text of its secret. Numbers of
+// files and file systems would not do, as some change when these are mounted again. Empty: it
+// cannot be seen now.
+std::string mark_of(const fs::path& run);
+// Throws data_loss if the run with this mark is not there any more, so that nobody would find a
+// result of it. What cannot be seen now is believed to be there.
+void require_run(const fs::path& run, const std::string& mark);
+
 }  // namespace ductile::server

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -33,6 +35,7 @@ using nlohmann::json;
 constexpr std::chrono::milliseconds kListening{100};
 constexpr int kMostRounds = 10;
 constexpr std::chrono::milliseconds kTryAgain{500};
+constexpr std::chrono::seconds kLookAtRun{5};
 
 // The port that the controller before this one had, where it is known: its workers look there
 // first.
@@ -86,6 +89,7 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
     link::Addresses addresses;
     link::JobDriver::Found job;
     Descriptor listener;
+    std::string mark;
   };
   struct Asked {
     json request;
@@ -126,6 +130,8 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
   void take_from_launcher();
   void hear_refusal(const WorkerLine& line);
   void note_strangers();
+  void find_run(std::function<void()> then);
+  void watch_run();
   void serve_requests();
   void give_answer(const json& request, const RequestServer::Reply& reply);
   json status() const;
@@ -148,7 +154,9 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
   bool is_restored = false;        // so the driver knows the job
   bool awake = false;              // a step is on its way
   int rounds = 0;                  // of listening that were interrupted
-  net::Loop::Timer next_step;
+  net::Loop::Timer next_step, next_look;
+  std::string mark;     // of the run
+  bool missed = false;  // the run was not there at the last look
   std::vector<net::Refusal> refusals;
   Refusals refused_notes;
   std::vector<Asked> asked;
@@ -212,6 +220,7 @@ void JobHost::Impl::start(int64_t workers, OnEnd ends) {
         found->secret = secret_of(run);
         found->addresses = addresses_before(run);
         found->job = link::JobDriver::look(run);
+        found->mark = mark_of(run);
       },
       [this, found, workers](const std::exception_ptr& error) {
         if (error) std::rethrow_exception(error);
@@ -220,6 +229,7 @@ void JobHost::Impl::start(int64_t workers, OnEnd ends) {
 }
 
 void JobHost::Impl::open(const std::shared_ptr<Found>& found, int64_t workers) {
+  mark = found->mark;
   driver.emplace(link::JobDriverOptions{options.run, options.membership, options.keep_checkpoints,
                                         options.on_note},
                  *this, this);
@@ -282,6 +292,7 @@ void JobHost::Impl::go(const std::shared_ptr<Found>& found, int64_t workers) {
   published =
       loop.watch(driver->publisher_fd(), net::Interest::read, [this](net::Ready) { wake(); });
   state = State::running;
+  watch_run();
   driver->start(workers, [this](const RequestAnswer& answer) {
     if (!answer.refused.empty())
       end_with(std::make_exception_ptr(Error(ErrorCode::invalid_argument, answer.refused)));
@@ -400,6 +411,29 @@ void JobHost::Impl::note_strangers() {
     driver->log("connection", line);
 }
 
+// It has to be missed twice: a file system that is just mounted again is empty for a moment.
+void JobHost::Impl::find_run(std::function<void()> then) {
+  run([run = options.run, mark = mark] { require_run(run, mark); },
+      [this, then = std::move(then)](const std::exception_ptr& error) {
+        if (!std::exchange(missed, error != nullptr) && error) {
+          next_look = loop.after(kLookAtRun, [this, then] { find_run(then); });
+          return;
+        }
+        if (error) std::rethrow_exception(error);
+        then();
+      });
+}
+
+// Who deletes the folder of a run that goes on is told soon, and not when it is done for nothing.
+void JobHost::Impl::watch_run() {
+  next_look = loop.after(kLookAtRun, [this] {
+    if (state != State::running) return;
+    find_run([this] {
+      if (state == State::running) watch_run();
+    });
+  });
+}
+
 // ---- Requests.
 
 void JobHost::Impl::serve_requests() {
@@ -486,7 +520,7 @@ void JobHost::Impl::look_at_end() {
   state = State::writing;
   guarded([&] {
     for (const std::string& line : refused_notes.rest()) driver->log("connection", line);
-    driver->write_end(outcome.end, [this] { deliver(); });
+    find_run([this] { driver->write_end(outcome.end, [this] { deliver(); }); });
   });
 }
 

@@ -41,6 +41,8 @@ using control::WorkerId;
 // become ready: then one that is started instead is.
 constexpr Zygotes::Patience kPatienceWithPython{.for_load = true, .load = std::chrono::seconds(90)};
 
+constexpr std::chrono::seconds kFarewell{15};  // for processes that were just killed
+
 // The GPUs that a process was given, as its environment says.
 std::vector<std::string> gpus_of(pid_t pid) {
   std::vector<std::string> ids;
@@ -106,10 +108,8 @@ class LocalLauncher : public Launcher {
     std::erase_if(workers_, [](const auto& entry) { return entry.second.asked.has_value(); });
     if (!options_.kills_at_end) return;
     finish();
-    for (auto& [id, worker] : workers_) {
-      siginfo_t info{};
-      if (worker.child) ::waitid(P_PIDFD, static_cast<id_t>(worker.pid_fd.get()), &info, WEXITED);
-    }
+    const auto deadline = std::chrono::steady_clock::now() + kFarewell;
+    for (auto& [id, worker] : workers_) await_end(worker, deadline);
   }
 
   void finish() override {
@@ -293,6 +293,18 @@ class LocalLauncher : public Launcher {
     net::Loop::Watch end_watch, line_watch;
     std::optional<Asked> asked;
   };
+
+  // Not for ever: a keeper that waits for room on a full disk to say how its command ended, or a
+  // worker that waits for a disk that does not answer, is found by whoever comes next.
+  static void await_end(const Worker& worker, std::chrono::steady_clock::time_point deadline) {
+    if (!worker.child) return;
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    pollfd end{worker.pid_fd.get(), POLLIN, 0};
+    siginfo_t info{};
+    if (::poll(&end, 1, static_cast<int>(std::max<int64_t>(0, left.count()))) > 0)
+      ::waitid(P_PIDFD, static_cast<id_t>(worker.pid_fd.get()), &info, WEXITED);
+  }
 
   bool is_python() const { return options_.program.filename() == process::kPythonWorker; }
 

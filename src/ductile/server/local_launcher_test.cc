@@ -171,5 +171,27 @@ TEST_F(Adoption, AReplacedProgramsWorkerIsStillFound) {
   EXPECT_TRUE(adopts(*one));
 }
 
+// As a keeper that waits for room on a full disk, which blocks what is to end it: whoever holds the
+// launcher must be able to end.
+TEST(LocalLauncher, WhatDoesNotEndIsLeftToWhoeverComesNext) {
+  const TempFolder run;
+  net::Loop loop;
+  LocalLauncherOptions options{"/bin/sleep", run.path() / "log"};
+  options.keepers = true;
+  pid_t pid = 0;
+  {
+    const auto launcher = make_local_launcher(loop, options, run.path());
+    WorkerStart start;
+    start.worker = 1;
+    start.arguments = {"1000"};
+    launcher->start(start);
+    pid = launcher->place_of(1).process;
+    ASSERT_GT(pid, 0);
+  }
+  EXPECT_EQ(::kill(pid, 0), 0);
+  ::kill(pid, SIGKILL);
+  EXPECT_EQ(::waitpid(pid, nullptr, 0), pid);
+}
+
 }  // namespace
 }  // namespace ductile::server

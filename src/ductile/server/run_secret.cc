@@ -1,4 +1,5 @@
 #include <cstdint>
+#include <string>
 #include <system_error>
 
 #include "ductile/base/error.h"
@@ -37,6 +38,27 @@ net::Secret secret_of(const fs::path& run) {
   if (fs::file_size(file, error) == 0 && !error) remove_empty(run, file);
   if (kind_of(file) == FileKind::none) net::Secret::create_file(file);
   return net::Secret::from_file(file);
+}
+
+std::string mark_of(const fs::path& run) {
+  try {
+    return read_text(run / "secret");
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+void require_run(const fs::path& run, const std::string& mark) {
+  try {
+    const std::string now = mark_of(run);
+    if (kind_of(run / "job.toml") != FileKind::none && (now.empty() || now == mark)) return;
+  } catch (const Error&) {
+    return;
+  }
+  fail(ErrorCode::data_loss,
+       "{0}: the run's folder was deleted or moved away while it was in training, and its workers "
+       "were ended: put it back and go on (ductile train --resume {0}), or start the job again",
+       run.string());
 }
 
 }  // namespace ductile::server

@@ -75,5 +75,41 @@ TEST(RunSecret, AnEmptyOneStaysWhereWorkersMayLiveOnOtherHosts) {
   EXPECT_EQ(refusal(run.path()), "");
 }
 
+// Also where its folder was copied, as a file system that is mounted again has other numbers.
+TEST(RunSecret, ARunIsKnownByItAndMissedWhereItIsGone) {
+  const TempFolder folder;
+  const fs::path run = folder.path() / "run", moved = folder.path() / "moved";
+  const auto make = [](const fs::path& at) {
+    fs::create_directory(at);
+    write_file_atomic(at / "job.toml", "");
+    secret_of(at);
+  };
+  const auto is_there = [&](const std::string& mark) {
+    try {
+      require_run(run, mark);
+      return true;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::data_loss);
+      EXPECT_NE(std::string(error.what()).find(run.string()), std::string::npos) << error.what();
+      return false;
+    }
+  };
+  make(run);
+  const std::string mark = mark_of(run);
+  EXPECT_FALSE(mark.empty());
+  EXPECT_TRUE(is_there(mark));
+  fs::rename(run, moved);
+  EXPECT_FALSE(is_there(mark));
+  fs::copy(moved, run);
+  EXPECT_TRUE(is_there(mark));
+  fs::remove(run / "secret");
+  EXPECT_TRUE(is_there(mark)) << "nobody says that it is another one";
+  fs::remove(run / "job.toml");
+  EXPECT_FALSE(is_there(mark));
+  fs::remove_all(run);
+  make(run);
+  EXPECT_FALSE(is_there(mark)) << "another run has its place";
+}
+
 }  // namespace
 }  // namespace ductile::server

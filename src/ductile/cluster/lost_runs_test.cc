@@ -1,0 +1,81 @@
+// Run directories that somebody removes, or that an earlier store has left.
+#include <string>
+#include <system_error>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/files.h"
+#include "ductile/cluster/testing/live_service.h"
+
+namespace ductile::cluster {
+namespace {
+
+using namespace testing;
+
+// A store that was lost: its jobs' numbers and runs stay theirs, and that is said once.
+TEST(Service, AJobNeverGoesOnWithAnotherOnesRun) {
+  LiveService cluster;
+  cluster.expect_result(cluster.submit("job", 200));
+  cluster.expect_result(cluster.submit("job", 200));
+  EXPECT_EQ(cluster.stop(), 0);
+  for (const char* name : {"store.db", "store.db-wal", "store.db-shm"})
+    fs::remove(cluster.folder() / name);
+  fs::create_directory(cluster.folder() / "runs" / "9000000000000000000-absurd");
+  cluster.start();
+  EXPECT_EQ(cluster.stop(), 0);
+  cluster.start();
+  const JobId id = cluster.submit("job", 40);
+  EXPECT_EQ(id, 3);
+  cluster.expect_result(id);
+  for (const char* run : {"1-job", "2-job", "3-job"})
+    EXPECT_TRUE(fs::exists(cluster.folder() / "runs" / run / "job.toml")) << run;
+  const std::string events = cluster.get("/v1/events?limit=1000").dump();
+  const size_t said = events.find("up to job 2: those jobs are not known here");
+  EXPECT_NE(said, std::string::npos) << events;
+  EXPECT_EQ(events.find("those jobs are not known here", said + 30), std::string::npos) << events;
+}
+
+// A process may make something in a folder that is just being removed.
+void remove_for_good(const fs::path& folder) {
+  std::error_code error;
+  do fs::remove_all(folder, error);
+  while (fs::exists(folder));
+}
+
+// It neither goes on for nothing, nor is it done without a result, nor begun again for ever.
+TEST(Service, AJobWhoseRunDirectoryIsDeletedFailsAndSaysWhy) {
+  LiveService cluster;
+  for (const int64_t steps : {2000, 1'000'000}) {  // it would be done, and it would not
+    const JobId id = cluster.submit("job", steps);
+    cluster.wait_for_workers(id);
+    const fs::path run = cluster.get("/v1/jobs/" + std::to_string(id)).value("run", "");
+    remove_for_good(run);
+    const Json job = cluster.wait(id, [](const Json& j) { return !j.at("ended").is_null(); });
+    EXPECT_EQ(job.at("phase"), "failed") << job;
+    const std::string reason = job.value("reason", "");
+    EXPECT_NE(reason.find(run.string() + ": the run's folder was deleted"), std::string::npos)
+        << reason;
+    EXPECT_NE(reason.find("start the job again"), std::string::npos) << reason;
+    cluster.wait_for_no_workers();
+    EXPECT_FALSE(fs::exists(run / "job.toml"));
+  }
+  cluster.expect_result(cluster.submit("other", 40));
+}
+
+TEST(Service, AWaitingJobWhoseRunDirectoryIsDeletedBeginsAnewAndSaysSo) {
+  LiveService cluster;
+  const JobId id = cluster.submit("job", 400);
+  cluster.wait_for_workers(id);
+  cluster.act(id, "pause");
+  const fs::path run = cluster.wait_for(id, "paused").value("run", "");
+  remove_for_good(run);
+  cluster.act(id, "resume");
+  cluster.expect_result(id);
+  EXPECT_NE(cluster.get("/v1/events?limit=1000")
+                .dump()
+                .find("It begins anew, since its run directory " + run.string() + " is not there"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace ductile::cluster
