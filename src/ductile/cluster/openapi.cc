@@ -29,6 +29,12 @@ Json schemas() {
         {"region", schema("string", "where its data are; default: everywhere")},
         {"transfer", schema("number", "seconds to bring its data to another region; default: 0")},
         {"movable", schema("boolean", "false: it runs in its region alone; default: true")},
+        {"after",
+         {{"type", "array"},
+          {"items", schema("integer", "the number of an earlier job")},
+          {"description",
+           "it begins once these have finished, and is cancelled if one of them does not"}}},
+        {"held", schema("boolean", "true: it begins once somebody resumes it; default: false")},
         {"spec", schema("object", "what to run")}}}};
   out["Devices"] = {
       {"type", "object"},

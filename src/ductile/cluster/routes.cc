@@ -16,6 +16,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
+constexpr size_t kMostAfter = 1000;                // jobs that one begins after
+constexpr int64_t kMostNumber = int64_t{1} << 53;  // of a job, in JSON
 // Jobs that have not ended, each of which the service has in memory and its policy looks at; more
 // of them wait with who submits. Nobody but an admin takes all places.
 constexpr int64_t kMostLive = 250'000, kMostLiveOfOne = 50'000;
@@ -57,15 +59,10 @@ Json shown_now(Request& request, const JobRecord& job) {
 }
 
 Answer list_jobs(Request& request) {
-  JobFilter filter;
-  if (const auto phase = request.text("phase")) filter.phase = phase_from(*phase);
-  filter.name = request.text("name");
-  filter.owner = request.text("owner");
-  filter.team = request.text("team");
-  filter.part = request.text("part");
-  filter.live = request.number("live", 0, 0, 1) == 1;
+  const JobFilter filter = filter_of(request);
   const int64_t limit = request.number("limit", 100, 1, kMostPage);
   const auto jobs = request.reader.jobs(filter, request.number("before", 0, 0, INT64_MAX), limit);
+  if (jobs.empty()) require_known(request, filter);
   Json out = {{"jobs", Json::array()}};
   const auto held = request.reader.all_holdings();
   for (const JobRecord& job : jobs) {
@@ -95,12 +92,25 @@ void require_place(Request& request) {
         who.name, own, kMostLiveOfOne);
 }
 
+Beginning beginning_of(const JsonFields& fields) {
+  Beginning out;
+  out.held = fields.boolean("held", false);
+  if (!fields.has("after")) return out;
+  const nlohmann::json& after = fields.array("after");
+  if (after.size() > kMostAfter)
+    fail(ErrorCode::invalid_argument, "body: after names {} jobs, and {} are allowed", after.size(),
+         kMostAfter);
+  for (const nlohmann::json& id : after)
+    out.after.push_back(fields.as_integer(id, "after", 1, kMostNumber));
+  return out;
+}
+
 Answer submit_job(Request& request) {
   require_place(request);
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
   fields.only({"name", "team", "tier", "kind", "min_devices", "max_devices", "region", "transfer",
-               "movable", "spec"});
+               "movable", "after", "held", "spec"});
   Submission s;
   s.name = fields.text("name", "job");
   require_plain_name(s.name, "body: name");
@@ -133,12 +143,13 @@ Answer submit_job(Request& request) {
          s.movable ? "transfer" : "movable");
   if (s.kind == "command" && request.call.principal.role < Role::admin)
     throw Refused("a command runs as the user of the service, so only that user may submit one");
+  const Beginning beginning = beginning_of(fields);
   nlohmann::json spec = fields.at("spec");
   if (!spec.is_object()) fields.wrong("spec", "an object", spec);
   request.check(s, spec);
   const std::string text = dump_json(spec);
   return request.commit(201, [&](Change& change) -> nlohmann::json {
-    return {{"id", change.submit(s, text, request.now())}};
+    return {{"id", change.submit(s, text, request.now(), beginning)}};
   });
 }
 
@@ -146,6 +157,9 @@ Answer show_job(Request& request) {
   const JobRecord job = request.reader.find(request.argument);
   Json out = shown_now(request, job);
   out["why"] = why(request, job);
+  out["after"] = Json::array();
+  for (const EarlierJob& earlier : request.reader.awaited_by(job.id))
+    out["after"].push_back(earlier.id);
   out["holdings"] = Json::object();
   for (const Holding& h : request.reader.holdings(job.id)) out["holdings"][h.node] = h.devices;
   request.with_ledger([&](const Ledger& ledger) {
@@ -271,10 +285,12 @@ Answer undrain_node(Request& request) {
 Answer describe(Request&) { return json_answer(openapi()); }
 
 constexpr Parameter kJobFilters[] = {
-    {"phase", "string", "queued, running, paused, finished, failed or cancelled"},
+    {"phase", "string",
+     "queued, running, paused, finished, failed or cancelled; several with commas between"},
     {"live", "integer", "1: only jobs that have not ended"},
-    {"name", "string", "of the job"},
-    {"owner", "string", "who submitted it"},
+    {"name", "string", "of the job; * stands for any text in it, and ? for one character"},
+    {"user", "string", "who submitted it"},
+    {"owner", "string", "the same as user"},
     {"team", "string", "whose quota it uses"},
     {"part", "string", "of its name, owner or team, without regard to case"},
     {"before", "integer", "the cursor: jobs with smaller numbers"},
@@ -375,6 +391,9 @@ constexpr Route kRoutes[] = {
      "What a job has measured of itself, at most 2,000 points a curve.", kCurvesFilters, ""},
     {"GET", "/v1/jobs/{job}/log", Role::read, show_log,
      "What a job's workers printed, at most 64 KiB at once.", kLogFilters, ""},
+    {"GET", "/v1/jobs/{job}/metrics", Role::read, show_metric_lines,
+     "What a training job has measured, as lines of JSON, at most 64 KiB at once.", kLogFilters,
+     ""},
     {"GET",
      "/v1/jobs/{job}/options",
      Role::read,
@@ -494,6 +513,8 @@ Json to_json(const JobRecord& job) {
   }
   if (job.started) out["started"] = *job.started;
   if (job.ended) out["ended"] = *job.ended;
+  if (job.exit_code) out["exit_code"] = *job.exit_code;
+  if (job.wish == Wish::pause && !job.held_by.empty()) out["held_by"] = job.held_by;
   return out;
 }
 
