@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/signalfd.h>
@@ -187,15 +188,20 @@ std::string path_of(const std::string& job, const char* rest) {
   return "/v1/jobs/" + cluster::percent_encoded(job) + rest;
 }
 
+ExitCode ask_service(const ServiceCommand& command, Context& context,
+                     const std::function<ExitCode(const cluster::Client&)>& ask) {
+  const cluster::Client client = client_of(command.at, context);
+  if (client.reachable()) return ask(client);
+  context.console.error(client.where());
+  return kServerUnreachable;
+}
+
 ExitCode with_service(const ServiceCommand& command, Context& context,
                       const std::function<void(const cluster::Client&)>& ask) {
-  const cluster::Client client = client_of(command.at, context);
-  if (!client.reachable()) {
-    context.console.error(client.where());
-    return kServerUnreachable;
-  }
-  ask(client);
-  return kDone;
+  return ask_service(command, context, [&](const cluster::Client& client) {
+    ask(client);
+    return kDone;
+  });
 }
 
 std::string held_text(const Json& job) {
@@ -370,6 +376,49 @@ ExitCode server(const ServiceCommand& command, Context& context) {
       context);
 }
 
+namespace {
+
+// Numbers of the jobs that --after names.
+nlohmann::json earlier_jobs(const ServiceCommand& command, const cluster::Client& client) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const std::string& text : command.after) {
+    const Json job = client.get(path_of(text));
+    out.push_back(job.at("id").get<int64_t>());
+    if (job.at("name") != text) continue;
+    const Json live =
+        client.get("/v1/jobs?live=1&limit=1000&name=" + cluster::percent_encoded(text));
+    std::vector<int64_t> same;
+    for (const Json& other : live.at("jobs"))
+      if (other.at("name") == text) same.push_back(other.at("id").get<int64_t>());
+    if (same.size() > 1)
+      fail(ErrorCode::conflict,
+           "--after {}: several jobs that have not ended are called so, as {} and {}: say which by "
+           "its number",
+           text, same[0], same[1]);
+  }
+  return out;
+}
+
+// As the interface takes what `ductile jobs` is narrowed to.
+std::string query_of(const ServiceCommand& command) {
+  std::string out = "?limit=1000";
+  if (!command.all && command.phases.empty()) out += "&live=1";
+  const auto add = [&](const char* key, const std::string& value) {
+    if (!value.empty()) out += fmt::format("&{}={}", key, cluster::percent_encoded(value));
+  };
+  add("user", command.user);
+  add("team", command.team);
+  add("phase", command.phases);
+  add("name", command.name.value_or(""));
+  return out;
+}
+
+bool is_narrowed(const ServiceCommand& command) {
+  return command.name || !command.user.empty() || !command.team.empty() || !command.phases.empty();
+}
+
+}  // namespace
+
 ExitCode submit(const ServiceCommand& command, Context& context) {
   if (command.served && command.command)
     fail(ErrorCode::invalid_argument,
@@ -386,22 +435,25 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
     body["transfer"] = command.transfer;
     body["movable"] = !command.stay;
   }
-  return with_service(command, context, [&](const cluster::Client& client) {
+  return ask_service(command, context, [&](const cluster::Client& client) {
+    if (command.hold) body["held"] = true;  // an older service knows no such keys
+    if (!command.after.empty()) body["after"] = earlier_jobs(command, client);
     const Json answer = client.post("/v1/jobs", body);
     const auto id = answer.at("id").get<int64_t>();
-    if (command.json) {
+    if (command.json && !command.wait) {
       context.console.print("{}\n", dump_json(answer, 2));
-    } else {
+    } else if (!command.json) {
       context.console.print("{}\n", id);
       context.console.say("job {} is submitted; what becomes of it: ductile why {}", id, id);
     }
+    return command.wait ? await_job(client, id, command.json, context.console) : kDone;
   });
 }
 
 ExitCode jobs(const ServiceCommand& command, Context& context) {
   return with_service(command, context, [&](const cluster::Client& client) {
     Json list = Json::array();
-    std::string page = command.all ? "?limit=1000" : "?limit=1000&live=1";
+    const std::string page = query_of(command);
     for (std::string next = page; !next.empty();) {
       Json answer = client.get("/v1/jobs" + next);
       for (Json& job : answer.at("jobs")) list.push_back(std::move(job));
@@ -430,7 +482,9 @@ ExitCode jobs(const ServiceCommand& command, Context& context) {
                       job.at("reason")});
     }
     if (rows.size() == 1) {
-      context.console.say("{}", command.all ? "there are no jobs" : "no job runs or waits");
+      context.console.say("{}", is_narrowed(command) ? "there is no such job"
+                                : command.all        ? "there are no jobs"
+                                                     : "no job runs or waits");
       return;
     }
     context.console.print("{}", page::table(rows, {Align::right, Align::left, Align::left,
@@ -439,9 +493,14 @@ ExitCode jobs(const ServiceCommand& command, Context& context) {
 }
 
 ExitCode why(const ServiceCommand& command, Context& context) {
-  return with_service(command, context, [&](const cluster::Client& client) {
-    const Json job = client.get(path_of(command.job));
-    context.console.print("{}", command.json ? dump_json(job, 2) + "\n" : job_table(job));
+  return ask_service(command, context, [&](const cluster::Client& client) {
+    bool first = true;
+    return for_each_job(command.jobs, command.json, context.console, [&](const std::string& name) {
+      Json job = client.get(path_of(name));
+      if (!command.json)
+        context.console.print("{}{}", std::exchange(first, false) ? "" : "\n", job_table(job));
+      return job;
+    });
   });
 }
 
@@ -458,13 +517,13 @@ ExitCode page_link(const ServiceCommand& command, Context& context) {
 }
 
 ExitCode cancel(const ServiceCommand& command, Context& context) {
-  return with_service(command, context, [&](const cluster::Client& client) {
-    const Json answer = client.post(path_of(command.job, "/cancel"), nlohmann::json::object());
-    if (command.json) {
-      context.console.print("{}\n", dump_json(answer, 2));
-    } else {
-      context.console.say("job {} is being cancelled", answer.at("id").get<int64_t>());
-    }
+  return ask_service(command, context, [&](const cluster::Client& client) {
+    return for_each_job(command.jobs, command.json, context.console, [&](const std::string& name) {
+      Json answer = client.post(path_of(name, "/cancel"), nlohmann::json::object());
+      if (!command.json)
+        context.console.say("job {} is being cancelled", answer.at("id").get<int64_t>());
+      return answer;
+    });
   });
 }
 
