@@ -28,10 +28,10 @@
 
 namespace ductile::cluster {
 
-// The service itself: service_serving.cc is about jobs that answer requests, service_order.cc
-// about those that begin after others, service.cc goes from what is granted to what is held,
-// service_follow.cc follows what the store, its users and its
-// nodes say, and tells them what becomes of it and what was learnt.
+// The service itself: service_serving.cc is about jobs that answer requests, service_order.cc about
+// those that begin after others, service.cc goes from what is granted to what is held,
+// service_follow.cc follows what the store, its users and its nodes say, and tells them what
+// becomes of it and what was learnt.
 class Service::Impl {
  public:
   Impl(net::Loop& loop, ServiceOptions options);

@@ -37,8 +37,8 @@ void Change::end_waits(JobId id, Phase phase, double now) {
       [&](const Row& row) { later.push_back(row.integer(0)); }, id);
   if (later.empty()) return;
   database_.run("DELETE FROM waits WHERE earlier = ?", id);
-  for (const JobId job : later)
-    touch(job, "after", dump_json(nlohmann::ordered_json{{"finished", id}}), now);
+  for (const JobId next : later)
+    touch(next, "after", dump_json(nlohmann::ordered_json{{"finished", id}}), now);
 }
 
 }  // namespace ductile::cluster

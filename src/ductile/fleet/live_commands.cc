@@ -13,7 +13,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/fleet/job_reference.h"
-#include "ductile/fleet/metric_text.h"
+#include "ductile/fleet/metric_text_impl.h"
 #include "ductile/fleet/service_request_impl.h"
 #include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"

@@ -1,4 +1,4 @@
-#include "ductile/fleet/metric_text.h"
+#include "ductile/fleet/metric_text_impl.h"
 
 #include <fmt/format.h>
 
