@@ -125,6 +125,7 @@ struct ServiceCommand {
   std::optional<int64_t> checkpoint;  // of it: to begin with
   int64_t max_batch = 32;             // of it
   double target = 0.5;                // of it: seconds
+  std::string array;                  // submit: indices of its jobs: 0-9, 1,3,10-20:2
   std::vector<std::string> after;     // submit: jobs that are to finish before it begins
   bool hold = false;                  // submit: until it is resumed
   bool wait = false;                  // submit: until it has ended

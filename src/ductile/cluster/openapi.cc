@@ -17,7 +17,6 @@ Json schemas() {
   Json out;
   out["Submission"] = {
       {"type", "object"},
-      {"required", {"spec"}},
       {"additionalProperties", false},
       {"properties",
        {{"name", schema("string", "what people call the job; need not be unique")},
@@ -35,6 +34,11 @@ Json schemas() {
           {"description",
            "it begins once these have finished, and is cancelled if one of them does not"}}},
         {"held", schema("boolean", "true: it begins once somebody resumes it; default: false")},
+        {"array",
+         {{"type", "array"},
+          {"items", schema("object", "an index and a spec")},
+          {"description",
+           "in place of spec: a job for each item, called NAME-INDEX; all of them, or none"}}},
         {"spec", schema("object", "what to run")}}}};
   out["Devices"] = {
       {"type", "object"},

@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -17,6 +20,7 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
 constexpr size_t kMostAfter = 1000;                // jobs that one begins after
+constexpr size_t kMostMembers = 1000;              // jobs of an array
 constexpr int64_t kMostNumber = int64_t{1} << 53;  // of a job, in JSON
 // Jobs that have not ended, each of which the service has in memory and its policy looks at; more
 // of them wait with who submits. Nobody but an admin takes all places.
@@ -105,12 +109,45 @@ Beginning beginning_of(const JsonFields& fields) {
   return out;
 }
 
+// A job of those that one request submits.
+struct Member {
+  std::string name;
+  nlohmann::json spec;
+};
+
+// One job, or those of an array, which are called NAME-INDEX.
+std::vector<Member> members_of(const JsonFields& fields, const std::string& name) {
+  std::vector<Member> out;
+  if (!fields.has("array")) {
+    out.push_back({name, fields.at("spec")});
+  } else {
+    const nlohmann::json& array = fields.array("array");
+    if (fields.has("spec") || array.empty() || array.size() > kMostMembers)
+      fail(ErrorCode::invalid_argument,
+           "body: array has from 1 to {} items, each with an index and a spec, in place of spec",
+           kMostMembers);
+    std::set<int64_t> indices;
+    for (const nlohmann::json& item : array) {
+      const JsonFields one(item, "body: array");
+      one.only({"index", "spec"});
+      const int64_t index = one.integer("index", 0, kMostNumber);
+      if (!indices.insert(index).second)
+        fail(ErrorCode::invalid_argument, "body: array has two items with the index {}", index);
+      out.push_back({fmt::format("{}-{}", name, index), one.at("spec")});
+      require_line(out.back().name, "body: name");
+    }
+  }
+  for (const Member& member : out)
+    if (!member.spec.is_object()) fields.wrong("spec", "an object", member.spec);
+  return out;
+}
+
 Answer submit_job(Request& request) {
   require_place(request);
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
   fields.only({"name", "team", "tier", "kind", "min_devices", "max_devices", "region", "transfer",
-               "movable", "after", "held", "spec"});
+               "movable", "after", "held", "array", "spec"});
   Submission s;
   s.name = fields.text("name", "job");
   require_plain_name(s.name, "body: name");
@@ -144,12 +181,19 @@ Answer submit_job(Request& request) {
   if (s.kind == "command" && request.call.principal.role < Role::admin)
     throw Refused("a command runs as the user of the service, so only that user may submit one");
   const Beginning beginning = beginning_of(fields);
-  nlohmann::json spec = fields.at("spec");
-  if (!spec.is_object()) fields.wrong("spec", "an object", spec);
-  request.check(s, spec);
-  const std::string text = dump_json(spec);
+  std::vector<Member> members = members_of(fields, s.name);
+  for (Member& member : members) {
+    s.name = member.name;
+    request.check(s, member.spec);
+  }
   return request.commit(201, [&](Change& change) -> nlohmann::json {
-    return {{"id", change.submit(s, text, request.now(), beginning)}};
+    std::vector<JobId> ids;
+    for (const Member& member : members) {
+      s.name = member.name;
+      ids.push_back(change.submit(s, dump_json(member.spec), request.now(), beginning));
+    }
+    if (fields.has("array")) return {{"ids", ids}};
+    return {{"id", ids.front()}};
   });
 }
 

@@ -126,6 +126,35 @@ TEST_F(JobLists, ARequestThatIsSentAgainIsCarriedOutOnce) {
   EXPECT_EQ(list({}), "2 1 ");
 }
 
+// All of its jobs or none, and once, however often it is sent.
+TEST_F(JobLists, AnArrayIsSubmittedAsAWhole) {
+  const auto array = [](std::vector<int64_t> indices) {
+    Json out = Json::array();
+    for (const int64_t index : indices)
+      out.push_back(Json{{"index", index}, {"spec", {{"of", index}}}});
+    return out;
+  };
+  const auto offer = [&](const Json& items, const std::string& name = "sweep",
+                         const std::string& key = "") {
+    return send("POST", "/v1/jobs", {}, dump_json(Json{{"name", name}, {"array", items}}), key);
+  };
+  const Answer first = offer(array({0, 7}), "sweep", "key");
+  ASSERT_EQ(first.status, 201) << first.body;
+  EXPECT_EQ(parse_json(first.body), (Json{{"ids", {1, 2}}}));
+  EXPECT_EQ(offer(array({0, 7}), "sweep", "key").body, first.body);
+  EXPECT_EQ(job(2).at("name"), "sweep-7");
+  EXPECT_EQ(job(2).at("spec"), (Json{{"of", 7}}));
+  Json wrong = array({1, 2});
+  wrong[1]["spec"] = 3;
+  for (const Json& items :
+       {Json::array(), array({1, 1}), array({-1}), wrong, Json(3), Json(nullptr)})
+    EXPECT_EQ(offer(items).status, 400) << items;
+  EXPECT_EQ(offer(array({1}), std::string(199, 'a')).status, 400) << "no name for it";
+  EXPECT_EQ(submit({{"array", array({1})}}).status, 400) << "a spec as well";
+  EXPECT_EQ(list({}), "2 1 ");
+  EXPECT_EQ(list({{"name", "sweep-*"}}), "2 1 ");
+}
+
 TEST_F(JobLists, AHeldJobSaysWhoHoldsIt) {
   EXPECT_EQ(submit({{"name", "job"}, {"held", 1}}).status, 400);
   submit({{"name", "job"}, {"held", true}});

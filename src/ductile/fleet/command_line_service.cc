@@ -43,7 +43,10 @@ CLI::Option* add_seconds(CLI::App& sub, const char* name, double& seconds, const
 }
 
 void add_job_names(CLI::App& sub, ServiceCommand& c) {
-  sub.add_option("job", c.jobs, "a job's number or name; several, one after the other")
+  sub.add_option(
+         "job", c.jobs,
+         "a job's number or name, or a pattern as 'sweep-*' of names of your own jobs that have "
+         "not ended; several, one after the other")
       ->option_text(" ")
       ->required();
   add_json(sub, c.json);
@@ -115,6 +118,11 @@ void add_order(CLI::App& sub, ServiceCommand& c) {
       ->option_text("JOB[,JOB]")
       ->delimiter(',')
       ->allow_extra_args(false);
+  sub.add_option(
+         "--array", c.array,
+         "submit a job for each of these numbers, called NAME-N: a command finds its own as "
+         "DUCTILE_ARRAY_INDEX, and {index} in a --set becomes it")
+      ->option_text("0-9,20-30:2");
   sub.add_flag("--hold", c.hold, "begin once `ductile resume` says so");
   sub.add_flag("--wait", c.wait,
                "return when the job has ended, with its exit code; Ctrl-C ends the waiting alone");

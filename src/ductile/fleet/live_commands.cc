@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <fstream>
@@ -33,6 +34,16 @@ constexpr std::chrono::milliseconds kLookThere{1000};  // over a network
 
 JobReference named(const LiveCommand& command, const Context& context) {
   return find_job(command.job, command.at, context);
+}
+
+// Patterns are of a service's jobs, where one answers.
+std::vector<std::string> named_jobs(const LiveCommand& command, const Context& context) {
+  const bool any = std::ranges::any_of(command.jobs, [](const std::string& text) {
+    return text.find_first_of("*?") != std::string::npos;
+  });
+  if (!any) return command.jobs;
+  const cluster::Client client = client_of(command.at, context);
+  return client.reachable() ? with_own_matches(command.jobs, client) : command.jobs;
 }
 
 // Of a service's job: until it holds nothing any more.
@@ -187,24 +198,23 @@ Asked ask_to_preempt(const std::string& text, const LiveCommand& command, const 
 
 // All are asked before one is waited for, so that they save at the same time.
 ExitCode preempt(const LiveCommand& command, Context& context) {
+  const std::vector<std::string> jobs = named_jobs(command, context);
   std::vector<Asked> asked;
-  for (const std::string& text : command.jobs)
-    asked.push_back(ask_to_preempt(text, command, context));
+  for (const std::string& text : jobs) asked.push_back(ask_to_preempt(text, command, context));
   auto next = asked.begin();
-  return for_each_job(
-      command.jobs, command.json, context.console, [&](const std::string&) -> OrderedJson {
-        const Asked& one = *next++;
-        if (one.error) std::rethrow_exception(one.error);
-        if (one.job->service)
-          await_pause(*one.job->service);
-        else
-          server::await_end(one.job->run, kPreemptPatience);
-        if (!command.json)
-          context.console.say(
-              "{}; to go on: ductile resume {}", one.job->service ? "paused" : "preempted",
-              one.job->service ? std::to_string(one.job->service->id) : one.job->run.string());
-        return one.answer;
-      });
+  return for_each_job(jobs, command.json, context.console, [&](const std::string&) -> OrderedJson {
+    const Asked& one = *next++;
+    if (one.error) std::rethrow_exception(one.error);
+    if (one.job->service)
+      await_pause(*one.job->service);
+    else
+      server::await_end(one.job->run, kPreemptPatience);
+    if (!command.json)
+      context.console.say(
+          "{}; to go on: ductile resume {}", one.job->service ? "paused" : "preempted",
+          one.job->service ? std::to_string(one.job->service->id) : one.job->run.string());
+    return one.answer;
+  });
 }
 
 namespace {
@@ -243,12 +253,13 @@ json resume_of_service(const JobReference& job, const LiveCommand& command, Cons
 }  // namespace
 
 ExitCode resume(const LiveCommand& command, Context& context) {
-  if (command.jobs.size() == 1) {
-    const JobReference job = find_job(command.jobs.front(), command.at, context);
+  const std::vector<std::string> jobs = named_jobs(command, context);
+  if (jobs.size() == 1) {
+    const JobReference job = find_job(jobs.front(), command.at, context);
     if (!job.service) return resume_run(job.run, command, context);
   }
   return for_each_job(
-      command.jobs, command.json, context.console, [&](const std::string& text) -> OrderedJson {
+      jobs, command.json, context.console, [&](const std::string& text) -> OrderedJson {
         return resume_of_service(find_job(text, command.at, context), command, context.console);
       });
 }

@@ -1,9 +1,8 @@
-#include "ductile/fleet/metric_text_impl.h"
-
 #include <fmt/format.h>
 
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/fleet/metric_text_impl.h"
 #include "ductile/run/metrics.h"
 
 namespace ductile::cli {

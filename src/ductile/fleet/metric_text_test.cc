@@ -1,6 +1,6 @@
-#include "ductile/fleet/metric_text_impl.h"
-
 #include <gtest/gtest.h>
+
+#include "ductile/fleet/metric_text_impl.h"
 
 namespace ductile::cli {
 namespace {

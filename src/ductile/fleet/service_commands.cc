@@ -1,4 +1,5 @@
 // The service of this machine, and what people ask it for.
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <map>
@@ -399,6 +400,56 @@ nlohmann::json earlier_jobs(const ServiceCommand& command, const cluster::Client
   return out;
 }
 
+bool trains(const ServiceCommand& command) {
+  return !command.command || (command.request.file && python_object(*command.request.file));
+}
+
+nlohmann::json body_of(const ServiceCommand& command, const Context& context) {
+  return command.served    ? serving_body(command, context)
+         : trains(command) ? training_body(command, context)
+                           : command_body(command, context);
+}
+
+// One request for all of them, which differ in what they run alone.
+nlohmann::json array_body(const ServiceCommand& command, const Context& context) {
+  constexpr std::string_view kIndex = "{index}";
+  const auto has_index = [&](const std::string& text) {
+    return text.find(kIndex) != std::string::npos;
+  };
+  if (command.served) fail(ErrorCode::invalid_argument, "--array and --service are kinds of jobs");
+  if (trains(command) && std::ranges::none_of(command.request.assignments, has_index))
+    fail(ErrorCode::invalid_argument,
+         "--array: no --set has {{index}} in it, so all jobs would be the same, as with "
+         "--set train.seed={{index}} they would not");
+  nlohmann::json out, members = nlohmann::json::array();
+  for (const int64_t index : indices_of(command.array)) {
+    const std::string number = std::to_string(index);
+    ServiceCommand one = command;
+    for (std::string& text : one.request.assignments)
+      for (size_t at = 0; (at = text.find(kIndex, at)) != std::string::npos; at += number.size())
+        text.replace(at, kIndex.size(), number);
+    if (!trains(command)) one.environment.push_back("DUCTILE_ARRAY_INDEX=" + number);
+    nlohmann::json body = body_of(one, context);
+    members.push_back({{"index", index}, {"spec", std::move(body["spec"])}});
+    body.erase("spec");
+    if (members.size() == 1) out = body;
+    if (body != out)
+      fail(ErrorCode::invalid_argument,
+           "--array: job {} has another name or other numbers of devices than the one before; "
+           "--name, --min and --max say the same for all",
+           index);
+  }
+  out["array"] = std::move(members);
+  return out;
+}
+
+void say_submitted(const std::vector<int64_t>& ids, Console& console) {
+  if (ids.size() == 1)
+    return console.say("job {} is submitted; what becomes of it: ductile why {}", ids.front(),
+                       ids.front());
+  console.say("{} jobs are submitted; what becomes of them: ductile jobs", ids.size());
+}
+
 // As the interface takes what `ductile jobs` is narrowed to.
 std::string query_of(const ServiceCommand& command) {
   std::string out = "?limit=1000";
@@ -425,11 +476,8 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
          "--service is a kind of job, and what follows -- another one");
   if (!command.served && (command.port || command.checkpoint || command.follow))
     fail(ErrorCode::invalid_argument, "--port, --checkpoint and --follow belong to --service RUN");
-  const bool trains =
-      !command.command || (command.request.file && python_object(*command.request.file));
-  nlohmann::json body = command.served ? serving_body(command, context)
-                        : trains       ? training_body(command, context)
-                                       : command_body(command, context);
+  nlohmann::json body =
+      command.array.empty() ? body_of(command, context) : array_body(command, context);
   if (!command.region.empty()) {
     body["region"] = command.region;
     body["transfer"] = command.transfer;
@@ -439,14 +487,16 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
     if (command.hold) body["held"] = true;  // an older service knows no such keys
     if (!command.after.empty()) body["after"] = earlier_jobs(command, client);
     const Json answer = client.post("/v1/jobs", body);
-    const auto id = answer.at("id").get<int64_t>();
+    const std::vector<int64_t> ids = answer.contains("ids")
+                                         ? answer["ids"].get<std::vector<int64_t>>()
+                                         : std::vector<int64_t>{answer.at("id").get<int64_t>()};
     if (command.json && !command.wait) {
       context.console.print("{}\n", dump_json(answer, 2));
     } else if (!command.json) {
-      context.console.print("{}\n", id);
-      context.console.say("job {} is submitted; what becomes of it: ductile why {}", id, id);
+      for (const int64_t id : ids) context.console.print("{}\n", id);
+      say_submitted(ids, context.console);
     }
-    return command.wait ? await_job(client, id, command.json, context.console) : kDone;
+    return command.wait ? await_jobs(client, ids, command.json, context.console) : kDone;
   });
 }
 
@@ -495,7 +545,8 @@ ExitCode jobs(const ServiceCommand& command, Context& context) {
 ExitCode why(const ServiceCommand& command, Context& context) {
   return ask_service(command, context, [&](const cluster::Client& client) {
     bool first = true;
-    return for_each_job(command.jobs, command.json, context.console, [&](const std::string& name) {
+    const auto names = with_own_matches(command.jobs, client);
+    return for_each_job(names, command.json, context.console, [&](const std::string& name) {
       Json job = client.get(path_of(name));
       if (!command.json)
         context.console.print("{}{}", std::exchange(first, false) ? "" : "\n", job_table(job));
@@ -518,7 +569,8 @@ ExitCode page_link(const ServiceCommand& command, Context& context) {
 
 ExitCode cancel(const ServiceCommand& command, Context& context) {
   return ask_service(command, context, [&](const cluster::Client& client) {
-    return for_each_job(command.jobs, command.json, context.console, [&](const std::string& name) {
+    const auto names = with_own_matches(command.jobs, client);
+    return for_each_job(names, command.json, context.console, [&](const std::string& name) {
       Json answer = client.post(path_of(name, "/cancel"), nlohmann::json::object());
       if (!command.json)
         context.console.say("job {} is being cancelled", answer.at("id").get<int64_t>());

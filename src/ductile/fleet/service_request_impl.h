@@ -29,10 +29,20 @@ ExitCode with_service(const ServiceCommand& command, Context& context,
 ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& console,
                       const std::function<nlohmann::ordered_json(const std::string& job)>& act);
 
-// Until the service's job has ended, also while the service is away. The exit code is 0 if it has
-// finished, that of a command that ended by itself, else kJobFailed. Ctrl-C ends this program and
-// not the job, and says so.
-ExitCode await_job(const cluster::Client& client, int64_t id, bool json, Console& console);
+// The same names, where a pattern (* and ?) stands for those jobs of the user who asks that have
+// not ended and whose names fit; one that fits none stays as it is.
+std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
+                                          const cluster::Client& client);
+
+// Until these jobs of the service have ended, also while it is away. The exit code is 0 if they
+// have finished, that of a command that ended by itself, else kJobFailed; of several the largest.
+// Ctrl-C ends this program and not the jobs, and says so. Under --json what became of the job is
+// printed, or of several a list.
+ExitCode await_jobs(const cluster::Client& client, const std::vector<int64_t>& ids, bool json,
+                    Console& console);
+
+// The numbers that --array names, in order: "0-9", "1,3,10-20:2". Throws invalid_argument.
+std::vector<int64_t> indices_of(const std::string& array);
 
 // How many devices it holds; empty for none.
 std::string held_text(const nlohmann::ordered_json& job);
