@@ -400,14 +400,14 @@ nlohmann::json earlier_jobs(const ServiceCommand& command, const cluster::Client
   return out;
 }
 
-bool trains(const ServiceCommand& command) {
+bool is_training(const ServiceCommand& command) {
   return !command.command || (command.request.file && python_object(*command.request.file));
 }
 
 nlohmann::json body_of(const ServiceCommand& command, const Context& context) {
-  return command.served    ? serving_body(command, context)
-         : trains(command) ? training_body(command, context)
-                           : command_body(command, context);
+  return command.served         ? serving_body(command, context)
+         : is_training(command) ? training_body(command, context)
+                                : command_body(command, context);
 }
 
 // One request for all of them, which differ in what they run alone.
@@ -417,7 +417,7 @@ nlohmann::json array_body(const ServiceCommand& command, const Context& context)
     return text.find(kIndex) != std::string::npos;
   };
   if (command.served) fail(ErrorCode::invalid_argument, "--array and --service are kinds of jobs");
-  if (trains(command) && std::ranges::none_of(command.request.assignments, has_index))
+  if (is_training(command) && std::ranges::none_of(command.request.assignments, has_index))
     fail(ErrorCode::invalid_argument,
          "--array: no --set has {{index}} in it, so all jobs would be the same, as with "
          "--set train.seed={{index}} they would not");
@@ -428,7 +428,7 @@ nlohmann::json array_body(const ServiceCommand& command, const Context& context)
     for (std::string& text : one.request.assignments)
       for (size_t at = 0; (at = text.find(kIndex, at)) != std::string::npos; at += number.size())
         text.replace(at, kIndex.size(), number);
-    if (!trains(command)) one.environment.push_back("DUCTILE_ARRAY_INDEX=" + number);
+    if (!is_training(command)) one.environment.push_back("DUCTILE_ARRAY_INDEX=" + number);
     nlohmann::json body = body_of(one, context);
     members.push_back({{"index", index}, {"spec", std::move(body["spec"])}});
     body.erase("spec");
