@@ -11,7 +11,9 @@
 namespace ductile::cluster {
 namespace {
 
-// As SQLite's GLOB takes it, to which brackets mean something, too.
+// As SQLite's GLOB takes it, to which brackets mean something, too. Its time grows with the lengths
+// of pattern and name, and not with what stars could stand for: where a later star finds nothing, no
+// earlier one is tried further.
 std::string glob_of(const std::string& pattern) {
   std::string out;
   for (const char c : pattern) out += c == '[' ? std::string("[[]") : std::string(1, c);

@@ -19,8 +19,9 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
-constexpr size_t kMostAfter = 1000;                // jobs that one begins after
+constexpr size_t kMostAfter = 100;                 // jobs that one begins after
 constexpr size_t kMostMembers = 1000;              // jobs of an array
+constexpr size_t kMostWaits = 10'000;              // of all jobs of an array together
 constexpr int64_t kMostNumber = int64_t{1} << 53;  // of a job, in JSON
 // Jobs that have not ended, each of which the service has in memory and its policy looks at; more
 // of them wait with who submits. Nobody but an admin takes all places.
@@ -182,12 +183,18 @@ Answer submit_job(Request& request) {
     throw Refused("a command runs as the user of the service, so only that user may submit one");
   const Beginning beginning = beginning_of(fields);
   std::vector<Member> members = members_of(fields, s.name);
+  if (members.size() * beginning.after.size() > kMostWaits)
+    fail(ErrorCode::invalid_argument,
+         "body: {} jobs are to begin after {} others each, and {} such pairs are allowed at once: "
+         "let them begin after one that begins after all of these",
+         members.size(), beginning.after.size(), kMostWaits);
   for (Member& member : members) {
     s.name = member.name;
     request.check(s, member.spec);
   }
   return request.commit(201, [&](Change& change) -> nlohmann::json {
     std::vector<JobId> ids;
+    change.require_room_behind(beginning.after, static_cast<int64_t>(members.size()));
     for (const Member& member : members) {
       s.name = member.name;
       ids.push_back(change.submit(s, dump_json(member.spec), request.now(), beginning));
@@ -334,7 +341,7 @@ constexpr Parameter kJobFilters[] = {
     {"live", "integer", "1: only jobs that have not ended"},
     {"name", "string", "of the job; * stands for any text in it, and ? for one character"},
     {"user", "string", "who submitted it"},
-    {"owner", "string", "the same as user"},
+    {"owner", "string", "the same, also of somebody who is not known yet"},
     {"team", "string", "whose quota it uses"},
     {"part", "string", "of its name, owner or team, without regard to case"},
     {"before", "integer", "the cursor: jobs with smaller numbers"},

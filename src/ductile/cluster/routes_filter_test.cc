@@ -85,6 +85,7 @@ TEST_F(JobLists, WhatNobodyKnowsIsRefusedWithWhatIsKnown) {
   submit({{"name", "trial"}, {"team", "vision"}});
   EXPECT_EQ(list({{"user", "adda"}}),
             "user = \"adda\" is not known; did you mean \"ada\"? Allowed: \"ada\"");
+  EXPECT_EQ(list({{"owner", "adda"}}), "") << "programs may wait for somebody's first job";
   EXPECT_NE(list({{"team", "visoin"}}).find("did you mean \"vision\"?"), std::string::npos);
   EXPECT_NE(list({{"phase", "queued,runing"}}).find("did you mean \"running\"?"),
             std::string::npos);

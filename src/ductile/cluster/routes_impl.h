@@ -77,8 +77,8 @@ std::span<const Route> routes();
 JobRecord job_to_act_on(Request& request);
 // What the query of a list of jobs narrows it to; throws invalid_argument for an unknown word.
 JobFilter filter_of(const Request& request);
-// An empty list of somebody whom nobody knows would look like an answer: throws invalid_argument
-// with those who are known.
+// An empty list of a user or a team that nobody knows would look like an answer: throws
+// invalid_argument with those that are known.
 void require_known(Request& request, const JobFilter& filter);
 // Only the owner of a job, its team's tokens, and an admin may act on it; throws Refused.
 void require_owner(const Principal& who, const JobRecord& job);

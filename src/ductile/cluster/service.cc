@@ -106,8 +106,10 @@ void Service::Impl::take_up(JobRecord record) {
                                : fs::path(record.run).filename().string();
   live.run = runs_ / name;
   live.record = std::move(record);
-  if (const std::string never = await_earlier(live); !never.empty())
+  if (const std::string never = await_earlier(live); !never.empty()) {
+    live_[id] = std::move(live);  // what begins after it is told its name
     return end(id, Phase::cancelled, never);
+  }
   view_.enter(id, live.record.submission.owner);
   view_.set_gpus(id, gpus_of(live.work));
   Live& kept = live_[id] = std::move(live);

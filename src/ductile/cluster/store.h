@@ -115,6 +115,9 @@ class Change {
   // ended and not finished, so that it never would begin.
   JobId submit(const Submission& submission, std::string_view spec, double now,
                const Beginning& beginning = {});
+  // Throws conflict where no `more` jobs can begin after one of these, since too many do: the end
+  // of one job is written as one change.
+  void require_room_behind(const std::vector<JobId>& jobs, int64_t more);
 
   // These and record() throw not_found for an unknown job, conflict where its phase does not allow
   // this, as that of a job that has ended allows nothing. What a call did before it threw stays in

@@ -134,6 +134,28 @@ TEST_F(StoreOrder, ARowOfAJobThatRunsIsDamage) {
   EXPECT_EQ(found[0], "job 2: waits for others to finish, and is running");
 }
 
+// Which a search that tries each star again for each of those before it would not end.
+TEST_F(StoreOrder, APatternOfManyStarsIsAnsweredAtOnce) {
+  submit(std::string(200, 'a'));
+  std::string pattern;
+  for (int i = 0; i < 60; ++i) pattern += "*a";
+  JobFilter filter;
+  filter.pattern = pattern + "*";
+  EXPECT_EQ(Reader(file).jobs(filter, 0, 10).size(), 1u);
+  filter.pattern = pattern + "*b";
+  EXPECT_TRUE(Reader(file).jobs(filter, 0, 10).empty());
+}
+
+// The end of one job touches each of them.
+TEST_F(StoreOrder, OnlySoManyJobsBeginAfterOne) {
+  const JobId first = submit("first");
+  change.require_room_behind({first}, 5000);
+  EXPECT_EQ(code_of([&] { change.require_room_behind({first}, 5001); }), ErrorCode::conflict);
+  submit_after({first});
+  EXPECT_EQ(text_of([&] { change.require_room_behind({first}, 5000); }, ErrorCode::conflict),
+            "job 1: 5000 more cannot begin after it, since 1 do already, and 5000 at most can");
+}
+
 // SQLite's GLOB, written out: [ is a letter like any other.
 bool fits(std::string_view pattern, std::string_view text) {
   if (pattern.empty()) return text.empty();

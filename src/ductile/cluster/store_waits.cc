@@ -26,6 +26,17 @@ std::vector<JobId> Change::unfinished(const std::vector<JobId>& jobs) {
   return out;
 }
 
+void Change::require_room_behind(const std::vector<JobId>& jobs, int64_t more) {
+  constexpr int64_t kMostLater = 5000;
+  for (const JobId id : jobs) {
+    const int64_t later = database_.integer("SELECT count(*) FROM waits WHERE earlier = ?", 0, id);
+    if (later + more > kMostLater)
+      fail(ErrorCode::conflict,
+           "job {}: {} more cannot begin after it, since {} do already, and {} at most can", id,
+           more, later, kMostLater);
+  }
+}
+
 // The job has ended in this phase. What waits for one that has not finished keeps its row, by which
 // the service, or the next one, finds what is never to begin.
 void Change::end_waits(JobId id, Phase phase, double now) {

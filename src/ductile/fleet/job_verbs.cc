@@ -74,6 +74,7 @@ ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& 
     try {
       answers.push_back(act(job));
     } catch (const Error& error) {
+      if (error.code() == ErrorCode::unavailable) throw;  // nobody answers for the others either
       const std::string text = error.what();
       console.error(text.starts_with(job + ":") ? text : fmt::format("{}: {}", job, text));
       if (code == kDone) code = exit_code(error.code());

@@ -23,9 +23,9 @@ ExitCode with_service(const ServiceCommand& command, Context& context,
                       const std::function<void(const cluster::Client&)>& ask);
 
 // Does it for each job, also where it fails for another one; of several jobs each trouble is said
-// on a line of its own, and the exit code is that of the first one. One job alone fails as any
-// command does, by throwing. Under --json what `act` gives is printed: of several jobs a list, in
-// which one that failed is {"job", "error"}.
+// on a line of its own, and the exit code is that of the first one. One job alone, and a service
+// that does not answer, fail as any command does, by throwing. Under --json what `act` gives is
+// printed: of several jobs a list, in which one that failed is {"job", "error"}.
 ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& console,
                       const std::function<nlohmann::ordered_json(const std::string& job)>& act);
 
