@@ -64,7 +64,8 @@ struct ServiceAt {
 
 // What acts on a job: one of a service, or a run directory (job_reference.h).
 struct LiveCommand {
-  std::string job;  // a run directory, or a job's number or name
+  std::string job;                // a run directory, or a job's number or name
+  std::vector<std::string> jobs;  // preempt, resume: one or several of these
   ServiceAt at;
   std::optional<int64_t> workers;   // resize, resume
   std::optional<int64_t> min, max;  // resize
@@ -124,13 +125,19 @@ struct ServiceCommand {
   std::optional<int64_t> checkpoint;  // of it: to begin with
   int64_t max_batch = 32;             // of it
   double target = 0.5;                // of it: seconds
-  std::string job;                    // why, cancel: a number or a name; events: empty for all
+  std::string array;                  // submit: indices of its jobs: 0-9, 1,3,10-20:2
+  std::vector<std::string> after;     // submit: jobs that are to finish before it begins
+  bool hold = false;                  // submit: until it is resumed
+  bool wait = false;                  // submit: until it has ended
+  std::vector<std::string> jobs;      // why, cancel: numbers or names
+  std::string job;                    // events: a number or a name; empty: all
   std::string node;                   // drain, undrain
   std::string reason;                 // drain
   double in = 0, lasts = 0;           // drain: seconds; 0: at once, until undrain
   int64_t lines = 50;                 // events
   bool follow = false;                // events
   bool all = false;                   // jobs: also those that have ended
+  std::string user, phases;           // jobs: only these; `team`, and `name` as a pattern, too
   bool json = false;
 };
 ExitCode up(const ServiceCommand& command, Context& context);

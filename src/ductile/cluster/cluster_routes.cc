@@ -67,6 +67,7 @@ std::string why(Request& request, const JobRecord& job) {
   facts.hardware = view->hardware();
   facts.gpus = view->gpus();
   facts.claim = view->claim();
+  if (job.phase == Phase::queued) facts.after = request.reader.awaited_by(job.id);
   const auto quota = view->quotas().find(job.submission.team);
   if (quota != view->quotas().end()) facts.quota = quota->second;
   const auto gpu_quota = view->gpu_quotas().find(job.submission.team);

@@ -327,18 +327,21 @@ class CommandRunner : public JobRunner {
       case Kind::killed:
         break;
     }
-    if (end.kind == Kind::exited && end.code == 0) return {Phase::finished, text_of(end) + "."};
+    const int64_t code = end.kind == Kind::exited ? end.code : 128 + end.signal;
+    if (code == 0) return {Phase::finished, text_of(end) + ".", false, false, code};
     if (last.failures <= command_.retries)
       return {
           Phase::queued,
           fmt::format("{}; retry {} of {} follows.", text_of(end), last.failures, command_.retries),
           true};
-    return {Phase::failed, fmt::format("{}{}; what it said: {}", text_of(end),
-                                       command_.retries == 0 ? ""
-                                       : command_.retries == 1
-                                           ? ", after a retry"
-                                           : fmt::format(", after {} retries", command_.retries),
-                                       (run_ / "worker.log").string())};
+    return {
+        Phase::failed,
+        fmt::format("{}{}; what it said: {}", text_of(end),
+                    command_.retries == 0   ? ""
+                    : command_.retries == 1 ? ", after a retry"
+                                            : fmt::format(", after {} retries", command_.retries),
+                    (run_ / "worker.log").string()),
+        false, false, code};
   }
 
   // The launcher is at its end first, so that its destructor waits for nobody.

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct RunnerEnd {
   std::string reason;           // empty: it was preempted
   bool rests = false;           // queued: what hinders it passes by itself; to be tried again
   bool redoes = false;          // rests: steps are done again, so it rests twice as long each time
+  std::optional<int64_t> exit_code{};  // of a command that ended by itself, as a shell counts it
 };
 
 // The processes of one job, from its start on some devices to its end or its preemption. This

@@ -17,7 +17,6 @@ Json schemas() {
   Json out;
   out["Submission"] = {
       {"type", "object"},
-      {"required", {"spec"}},
       {"additionalProperties", false},
       {"properties",
        {{"name", schema("string", "what people call the job; need not be unique")},
@@ -29,6 +28,17 @@ Json schemas() {
         {"region", schema("string", "where its data are; default: everywhere")},
         {"transfer", schema("number", "seconds to bring its data to another region; default: 0")},
         {"movable", schema("boolean", "false: it runs in its region alone; default: true")},
+        {"after",
+         {{"type", "array"},
+          {"items", schema("integer", "the number of an earlier job")},
+          {"description",
+           "it begins once these have finished, and is cancelled if one of them does not"}}},
+        {"held", schema("boolean", "true: it begins once somebody resumes it; default: false")},
+        {"array",
+         {{"type", "array"},
+          {"items", schema("object", "an index and a spec")},
+          {"description",
+           "in place of spec: a job for each item, called NAME-INDEX; all of them, or none"}}},
         {"spec", schema("object", "what to run")}}}};
   out["Devices"] = {
       {"type", "object"},

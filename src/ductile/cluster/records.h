@@ -41,6 +41,20 @@ struct Submission {
   bool operator==(const Submission&) const = default;
 };
 
+// When a job may begin, beside its turn.
+struct Beginning {
+  std::vector<JobId> after;  // once these have finished
+  bool held = false;         // once somebody resumes it
+};
+
+// A job that is to finish before another one begins.
+struct EarlierJob {
+  JobId id = 0;
+  std::string name;
+  std::optional<Phase> phase;  // none: it was removed
+  bool operator==(const EarlierJob&) const = default;
+};
+
 struct JobRecord {
   JobId id = 0;
   Submission submission;
@@ -50,8 +64,10 @@ struct JobRecord {
   std::string run;     // the run directory; empty: none yet
   double submitted = 0;
   std::optional<double> started, ended;
-  int64_t generation = 0;  // of the allocation; rises with each change of it
-  Revision revision = 0;   // the last event that changed this record
+  int64_t generation = 0;              // of the allocation; rises with each change of it
+  std::string held_by{};               // who paused it, or submitted it to be held; empty: nobody
+  std::optional<int64_t> exit_code{};  // of a command that has ended by itself
+  Revision revision = 0;               // the last event that changed this record
   bool operator==(const JobRecord&) const = default;
 };
 

@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -16,6 +19,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
+constexpr size_t kMostAfter = 100;                 // jobs that one begins after
+constexpr size_t kMostMembers = 1000;              // jobs of an array
+constexpr size_t kMostWaits = 10'000;              // of all jobs of an array together
+constexpr int64_t kMostNumber = int64_t{1} << 53;  // of a job, in JSON
 // Jobs that have not ended, each of which the service has in memory and its policy looks at; more
 // of them wait with who submits. Nobody but an admin takes all places.
 constexpr int64_t kMostLive = 250'000, kMostLiveOfOne = 50'000;
@@ -57,15 +64,10 @@ Json shown_now(Request& request, const JobRecord& job) {
 }
 
 Answer list_jobs(Request& request) {
-  JobFilter filter;
-  if (const auto phase = request.text("phase")) filter.phase = phase_from(*phase);
-  filter.name = request.text("name");
-  filter.owner = request.text("owner");
-  filter.team = request.text("team");
-  filter.part = request.text("part");
-  filter.live = request.number("live", 0, 0, 1) == 1;
+  const JobFilter filter = filter_of(request);
   const int64_t limit = request.number("limit", 100, 1, kMostPage);
   const auto jobs = request.reader.jobs(filter, request.number("before", 0, 0, INT64_MAX), limit);
+  if (jobs.empty()) require_known(request, filter);
   Json out = {{"jobs", Json::array()}};
   const auto held = request.reader.all_holdings();
   for (const JobRecord& job : jobs) {
@@ -95,12 +97,58 @@ void require_place(Request& request) {
         who.name, own, kMostLiveOfOne);
 }
 
+Beginning beginning_of(const JsonFields& fields) {
+  Beginning out;
+  out.held = fields.boolean("held", false);
+  if (!fields.has("after")) return out;
+  const nlohmann::json& after = fields.array("after");
+  if (after.size() > kMostAfter)
+    fail(ErrorCode::invalid_argument, "body: after names {} jobs, and {} are allowed", after.size(),
+         kMostAfter);
+  for (const nlohmann::json& id : after)
+    out.after.push_back(fields.as_integer(id, "after", 1, kMostNumber));
+  return out;
+}
+
+// A job of those that one request submits.
+struct Member {
+  std::string name;
+  nlohmann::json spec;
+};
+
+// One job, or those of an array, which are called NAME-INDEX.
+std::vector<Member> members_of(const JsonFields& fields, const std::string& name) {
+  std::vector<Member> out;
+  if (!fields.has("array")) {
+    out.push_back({name, fields.at("spec")});
+  } else {
+    const nlohmann::json& array = fields.array("array");
+    if (fields.has("spec") || array.empty() || array.size() > kMostMembers)
+      fail(ErrorCode::invalid_argument,
+           "body: array has from 1 to {} items, each with an index and a spec, in place of spec",
+           kMostMembers);
+    std::set<int64_t> indices;
+    for (const nlohmann::json& item : array) {
+      const JsonFields one(item, "body: array");
+      one.only({"index", "spec"});
+      const int64_t index = one.integer("index", 0, kMostNumber);
+      if (!indices.insert(index).second)
+        fail(ErrorCode::invalid_argument, "body: array has two items with the index {}", index);
+      out.push_back({fmt::format("{}-{}", name, index), one.at("spec")});
+      require_line(out.back().name, "body: name");
+    }
+  }
+  for (const Member& member : out)
+    if (!member.spec.is_object()) fields.wrong("spec", "an object", member.spec);
+  return out;
+}
+
 Answer submit_job(Request& request) {
   require_place(request);
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
   fields.only({"name", "team", "tier", "kind", "min_devices", "max_devices", "region", "transfer",
-               "movable", "spec"});
+               "movable", "after", "held", "array", "spec"});
   Submission s;
   s.name = fields.text("name", "job");
   require_plain_name(s.name, "body: name");
@@ -133,12 +181,26 @@ Answer submit_job(Request& request) {
          s.movable ? "transfer" : "movable");
   if (s.kind == "command" && request.call.principal.role < Role::admin)
     throw Refused("a command runs as the user of the service, so only that user may submit one");
-  nlohmann::json spec = fields.at("spec");
-  if (!spec.is_object()) fields.wrong("spec", "an object", spec);
-  request.check(s, spec);
-  const std::string text = dump_json(spec);
+  const Beginning beginning = beginning_of(fields);
+  std::vector<Member> members = members_of(fields, s.name);
+  if (members.size() * beginning.after.size() > kMostWaits)
+    fail(ErrorCode::invalid_argument,
+         "body: {} jobs are to begin after {} others each, and {} such pairs are allowed at once: "
+         "let them begin after one that begins after all of these",
+         members.size(), beginning.after.size(), kMostWaits);
+  for (Member& member : members) {
+    s.name = member.name;
+    request.check(s, member.spec);
+  }
   return request.commit(201, [&](Change& change) -> nlohmann::json {
-    return {{"id", change.submit(s, text, request.now())}};
+    std::vector<JobId> ids;
+    change.require_room_behind(beginning.after, static_cast<int64_t>(members.size()));
+    for (const Member& member : members) {
+      s.name = member.name;
+      ids.push_back(change.submit(s, dump_json(member.spec), request.now(), beginning));
+    }
+    if (fields.has("array")) return {{"ids", ids}};
+    return {{"id", ids.front()}};
   });
 }
 
@@ -146,6 +208,9 @@ Answer show_job(Request& request) {
   const JobRecord job = request.reader.find(request.argument);
   Json out = shown_now(request, job);
   out["why"] = why(request, job);
+  out["after"] = Json::array();
+  for (const EarlierJob& earlier : request.reader.awaited_by(job.id))
+    out["after"].push_back(earlier.id);
   out["holdings"] = Json::object();
   for (const Holding& h : request.reader.holdings(job.id)) out["holdings"][h.node] = h.devices;
   request.with_ledger([&](const Ledger& ledger) {
@@ -274,10 +339,12 @@ Answer undrain_node(Request& request) {
 Answer describe(Request&) { return json_answer(openapi()); }
 
 constexpr Parameter kJobFilters[] = {
-    {"phase", "string", "queued, running, paused, finished, failed or cancelled"},
+    {"phase", "string",
+     "queued, running, paused, finished, failed or cancelled; several with commas between"},
     {"live", "integer", "1: only jobs that have not ended"},
-    {"name", "string", "of the job"},
-    {"owner", "string", "who submitted it"},
+    {"name", "string", "of the job; * stands for any text in it, and ? for one character"},
+    {"user", "string", "who submitted it"},
+    {"owner", "string", "the same, also of somebody who is not known yet"},
     {"team", "string", "whose quota it uses"},
     {"part", "string", "of its name, owner or team, without regard to case"},
     {"before", "integer", "the cursor: jobs with smaller numbers"},
@@ -378,6 +445,9 @@ constexpr Route kRoutes[] = {
      "What a job has measured of itself, at most 2,000 points a curve.", kCurvesFilters, ""},
     {"GET", "/v1/jobs/{job}/log", Role::read, show_log,
      "What a job's workers printed, at most 64 KiB at once.", kLogFilters, ""},
+    {"GET", "/v1/jobs/{job}/metrics", Role::read, show_metric_lines,
+     "What a training job has measured, as lines of JSON, at most 64 KiB at once.", kLogFilters,
+     ""},
     {"GET",
      "/v1/jobs/{job}/options",
      Role::read,
@@ -497,6 +567,8 @@ Json to_json(const JobRecord& job) {
   }
   if (job.started) out["started"] = *job.started;
   if (job.ended) out["ended"] = *job.ended;
+  if (job.exit_code) out["exit_code"] = *job.exit_code;
+  if (job.wish == Wish::pause && !job.held_by.empty()) out["held_by"] = job.held_by;
   return out;
 }
 

@@ -76,6 +76,11 @@ std::span<const Route> routes();
 // The job that a path names, of which something is changed: where several live ones have the name
 // it says so.
 JobRecord job_to_act_on(Request& request);
+// What the query of a list of jobs narrows it to; throws invalid_argument for an unknown word.
+JobFilter filter_of(const Request& request);
+// An empty list of a user or a team that nobody knows would look like an answer: throws
+// invalid_argument with those that are known.
+void require_known(Request& request, const JobFilter& filter);
 // Only the owner of a job, its team's tokens, and an admin may act on it; throws Refused.
 void require_owner(const Principal& who, const JobRecord& job);
 
@@ -89,6 +94,7 @@ Answer show_allocations(Request& request);
 Answer show_accounts(Request& request);
 Answer show_curves(Request& request);
 Answer show_log(Request& request);
+Answer show_metric_lines(Request& request);
 Answer show_options(Request& request);
 Answer make_page_link(Request& request);
 

@@ -29,6 +29,29 @@ const std::string& run_of(const JobRecord& job) {
   return job.run;
 }
 
+// The end of a file of the job's run, or what follows the cursor.
+Answer part_of_file(Request& request, const char* name) {
+  const fs::path run = run_of(request.reader.find(request.argument));
+  if (kind_of(run) == FileKind::none)
+    fail(ErrorCode::not_found, "{}: no such run directory", run.string());
+  const fs::path file = run / name;
+  std::error_code error;
+  int64_t size = 0;
+  // Nothing else is opened: it could keep the reader waiting, as a pipe does.
+  if (!fs::is_regular_file(file, error))
+    return json_answer({{"from", 0}, {"next", 0}, {"size", 0}, {"text", ""}});
+  size = static_cast<int64_t>(fs::file_size(file, error));
+  int64_t from = request.number("from", std::max<int64_t>(0, size - kMostLog), 0, INT64_MAX);
+  if (from > size) from = 0;  // the file was removed, or had reached its limit: it was begun anew
+  std::string text(static_cast<size_t>(std::min(size - from, kMostLog)), '\0');
+  std::ifstream in(file, std::ios::binary);
+  in.seekg(from);
+  in.read(text.data(), static_cast<std::streamsize>(text.size()));
+  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, in.gcount())));
+  const int64_t next = from + static_cast<int64_t>(text.size());
+  return json_answer({{"from", from}, {"next", next}, {"size", size}, {"text", text}});
+}
+
 }  // namespace
 
 Answer show_overview(Request& request) {
@@ -111,27 +134,9 @@ Answer show_curves(Request& request) {
   return out;
 }
 
-Answer show_log(Request& request) {
-  const fs::path run = run_of(request.reader.find(request.argument));
-  if (kind_of(run) == FileKind::none)
-    fail(ErrorCode::not_found, "{}: no such run directory", run.string());
-  const fs::path file = run / "worker.log";
-  std::error_code error;
-  int64_t size = 0;
-  // Nothing else is opened: it could keep the reader waiting, as a pipe does.
-  if (!fs::is_regular_file(file, error))
-    return json_answer({{"from", 0}, {"next", 0}, {"size", 0}, {"text", ""}});
-  size = static_cast<int64_t>(fs::file_size(file, error));
-  int64_t from = request.number("from", std::max<int64_t>(0, size - kMostLog), 0, INT64_MAX);
-  if (from > size) from = 0;  // the log was removed, or had reached its limit: it was begun anew
-  std::string text(static_cast<size_t>(std::min(size - from, kMostLog)), '\0');
-  std::ifstream in(file, std::ios::binary);
-  in.seekg(from);
-  in.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, in.gcount())));
-  const int64_t next = from + static_cast<int64_t>(text.size());
-  return json_answer({{"from", from}, {"next", next}, {"size", size}, {"text", text}});
-}
+Answer show_log(Request& request) { return part_of_file(request, "worker.log"); }
+
+Answer show_metric_lines(Request& request) { return part_of_file(request, "metrics.jsonl"); }
 
 Answer show_options(Request& request) {
   const JobRecord job = request.reader.find(request.argument);

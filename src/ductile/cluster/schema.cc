@@ -146,6 +146,21 @@ DROP INDEX passing_events;
 CREATE INDEX passing_events ON events (time)
   WHERE job IS NULL OR kind IN ('speed', 'load', 'serving', 'reason');
 )",
+    R"(
+-- Who paused a job, or submitted it to be held; nobody, or nobody who was noted: empty.
+ALTER TABLE jobs ADD COLUMN held_by TEXT NOT NULL DEFAULT '';
+ALTER TABLE jobs ADD COLUMN exit_code INTEGER;  -- of a command that has ended by itself
+-- Jobs that are to finish before others begin. A row goes when its earlier job has finished, or its
+-- job has ended. Only earlier jobs are named, so that no two wait for each other.
+CREATE TABLE waits (
+  job INTEGER NOT NULL REFERENCES jobs (id),
+  earlier INTEGER NOT NULL CHECK (earlier < job),
+  PRIMARY KEY (job, earlier)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX waits_of_earlier ON waits (earlier);
+-- All that lists are narrowed by: a scan of it reads no job that does not fit.
+CREATE INDEX jobs_listed ON jobs (id, phase, owner, team, name);
+)",
 };
 
 // The schema's number. Throws where this program must not touch the file.
@@ -166,6 +181,12 @@ int schema_of(Database& database) {
 }
 
 }  // namespace
+
+std::string migration(int from) {
+  if (from < 0 || from >= newest_schema())
+    fail(ErrorCode::invalid_argument, "no migration leads on from schema {}", from);
+  return kMigrations[from];
+}
 
 int newest_schema() { return static_cast<int>(std::size(kMigrations)); }
 

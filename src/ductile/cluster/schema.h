@@ -1,11 +1,17 @@
 #pragma once
 
+#include <string>
+
 #include "ductile/cluster/database.h"
 
 namespace ductile::cluster {
 
 // The number of the newest schema: how many migrations there are.
 int newest_schema();
+
+// The SQL that leads from schema `from` to the next one; throws invalid_argument where there is
+// none. For tests of stores that an older Ductile wrote.
+std::string migration(int from);
 
 // Brings the file to the newest schema, in one transaction: all of it or nothing. Throws conflict
 // if a newer Ductile wrote the file, data_loss if it is not a store of ours; both leave it as it

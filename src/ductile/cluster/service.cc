@@ -105,6 +105,10 @@ void Service::Impl::take_up(JobRecord record) {
                                : fs::path(record.run).filename().string();
   live.run = runs_ / name;
   live.record = std::move(record);
+  if (const std::string never = await_earlier(live); !never.empty()) {
+    live_[id] = std::move(live);  // what begins after it is told its name
+    return end(id, Phase::cancelled, never);
+  }
   view_.enter(id, live.record.submission.owner);
   view_.set_gpus(id, gpus_of(live.work));
   Live& kept = live_[id] = std::move(live);
@@ -113,6 +117,7 @@ void Service::Impl::take_up(JobRecord record) {
 }
 
 void Service::Impl::admit(Live& live) {
+  if (!live.after.empty()) return say(live, text_of_order(live.after));
   if (const std::string lack =
           lack_of_devices(live.record, nodes_.devices(), nodes_.most_devices());
       !lack.empty())
@@ -172,19 +177,22 @@ spec::Allocation Service::Impl::held_before(JobId id, Counts& left) {
 }
 
 // The job is over. Until the store says so, it says that the job lives, which must not be believed.
-void Service::Impl::end(JobId id, Phase phase, const std::string& reason) {
+void Service::Impl::end(JobId id, Phase phase, const std::string& reason,
+                        std::optional<int64_t> exit_code) {
   scheduler_.remove(id);
   show_claim();
-  live_.erase(id);
+  std::string name;
+  if (const auto live = live_.extract(id)) name = live.mapped().record.submission.name;
   view_.forget(id);
   ending_.insert(id);
   writer_.write(
-      [id, phase, reason](Change& change) {
-        change.set_phase(id, phase, reason, wall_seconds());
+      [id, phase, reason, exit_code](Change& change) {
+        change.set_phase(id, phase, reason, wall_seconds(), exit_code);
         change.forget_memory(front_memory_name(id));
       },
-      [this, id] {
+      [this, id, phase, name] {
         ending_.erase(id);
+        go_on_after(id, name, phase);
         decide_soon();
       });
 }
@@ -485,10 +493,10 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
   }
   if (phase == Phase::queued && live.record.wish == Wish::pause) {
     phase = Phase::paused;
-    reason = "Its user paused it.";
+    reason = text_of_pause(live.record);
   }
   if (has_ended(phase)) {
-    this->end(id, phase, reason);
+    this->end(id, phase, reason, end.exit_code);
     return end_if_idle();
   }
   if (live.front && live.front->closing()) close_front(live);

@@ -158,6 +158,7 @@ void Service::Impl::look_at_events() {
     }
     // The rest is this service's own doing.
     known->second.record.wish = record->wish;
+    known->second.record.held_by = record->held_by;
     follow_devices(known->second, record->submission);
     follow_wish(known->second);
   }
@@ -195,8 +196,8 @@ void Service::Impl::follow_wish(Live& live) {
     live.granted.clear();
     live.record.phase = Phase::paused;
     close_front(live);
-    writer_.write([id](Change& change) {
-      change.set_phase(id, Phase::paused, "Its user paused it.", wall_seconds());
+    writer_.write([id, reason = text_of_pause(live.record)](Change& change) {
+      change.set_phase(id, Phase::paused, reason, wall_seconds());
     });
   }
   if (wish == Wish::run && live.record.phase == Phase::paused) {
@@ -378,7 +379,8 @@ LiveState Service::Impl::state_of(const Live& live) const {
   const JobId id = live.record.id;
   if (live.runner && live.stopping) {
     const Wish wish = live.record.wish;
-    if (wish == Wish::pause) return {Moment::saving, "its user paused it", Cause::user};
+    if (wish == Wish::pause)
+      return {Moment::saving, who_paused(live.record) + " paused it", Cause::user};
     if (wish == Wish::cancel) return {Moment::saving, "it is being cancelled", Cause::user};
     if (stopping_) return {Moment::saving, "the service stops", Cause::end};
     return {Moment::saving, "others get what it holds", Cause::room};
@@ -390,6 +392,8 @@ LiveState Service::Impl::state_of(const Live& live) const {
     return {Moment::running,
             live.front ? "it answers at " + live.front->address() : progress.trouble};
   if (live.rest.armed()) return {Moment::resting, live.record.reason, Cause::failure};
+  if (!live.after.empty() && live.record.phase == Phase::queued)
+    return {Moment::waiting, text_of_order(live.after), Cause::order};
   const Cause cause = live.record.phase == Phase::paused ? Cause::user
                       : !scheduler_.knows(id)            ? Cause::too_large
                       : scheduler_.over_quota(id)        ? Cause::quota

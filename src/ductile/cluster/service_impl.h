@@ -28,9 +28,10 @@
 
 namespace ductile::cluster {
 
-// The service itself: service_serving.cc is about jobs that answer requests, service.cc goes from
-// what is granted to what is held, service_follow.cc follows what the store, its users and its
-// nodes say, and tells them what becomes of it and what was learnt; service_stop.cc is its end.
+// The service itself: service_serving.cc is about jobs that answer requests, service_order.cc about
+// those that begin after others, service.cc goes from what is granted to what is held,
+// service_follow.cc follows what the store, its users and its nodes say, and tells them what
+// becomes of it and what was learnt; service_stop.cc is its end.
 class Service::Impl {
  public:
   Impl(net::Loop& loop, ServiceOptions options);
@@ -50,6 +51,7 @@ class Service::Impl {
     JobRecord record;
     Work work;
     fs::path run;
+    std::set<JobId> after;     // that are to finish before it begins
     spec::Allocation granted;  // what the policy wants it to hold
     std::string why;           // of this grant
     spec::Allocation asked;    // what its workers were told to take
@@ -74,8 +76,10 @@ class Service::Impl {
   void offer_access();
   void take_up(JobRecord record);
   void admit(Live& live);  // to those that the policy decides about
-  void recall();           // what the last service had learnt
-  void remember();         // the same, for the next one
+  std::string await_earlier(Live& live);
+  void go_on_after(JobId id, const std::string& name, Phase phase);
+  void recall();    // what the last service had learnt
+  void remember();  // the same, for the next one
   void remember_now();
   void prune();  // what need not be kept any more
   double known_time();
@@ -112,7 +116,7 @@ class Service::Impl {
   void resize(Live& live, const spec::Allocation& devices);
   void preempt(Live& live);
   void ended(JobId id, RunnerEnd end);
-  void end(JobId id, Phase phase, const std::string& reason);
+  void end(JobId id, Phase phase, const std::string& reason, std::optional<int64_t> exit_code = {});
   void say(Live& live, const std::string& reason);
   void write_reasons();
   LiveState state_of(const Live& live) const;
@@ -145,7 +149,8 @@ class Service::Impl {
   Scheduler scheduler_;
   LiveView view_;
   std::map<JobId, Live> live_;
-  std::set<JobId> ending_;  // have ended, and the store does not say so yet
+  std::set<JobId> ending_;                    // have ended, and the store does not say so yet
+  std::map<JobId, std::set<JobId>> later_{};  // what is to begin after a job that has not ended
   Revision seen_ = 0;
   int64_t hardware_seen_ = 0;                           // of the changes of nodes_
   std::map<std::string, std::string> drain_reasons_{};  // by node that is drained

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <variant>
 
@@ -63,6 +64,12 @@ void check_region(const Submission& submission, const spec::Cluster& cluster,
 // In a sentence, that the job needs more devices than there are, of all nodes or of the largest
 // one; empty: it does not.
 std::string lack_of_devices(const JobRecord& record, int64_t devices, int64_t of_a_node);
+
+// In a sentence: that a job begins after these, which have not ended.
+std::string text_of_order(const std::set<JobId>& after);
+// Who paused the job, as the middle of a sentence; and in a sentence, that they did.
+std::string who_paused(const JobRecord& record);
+std::string text_of_pause(const JobRecord& record);
 
 // The folder of the runs, made where it is missing.
 fs::path runs_of(const ServiceOptions& options);

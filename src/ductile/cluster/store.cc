@@ -15,6 +15,7 @@
 #include "ductile/base/table.h"
 #include "ductile/cluster/lock_impl.h"
 #include "ductile/cluster/schema.h"
+#include "ductile/cluster/store_rows_impl.h"
 #include "ductile/page/numbers.h"
 
 namespace ductile::cluster {
@@ -24,7 +25,10 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kJobColumns =
     "id, name, owner, team, tier, kind, min_devices, max_devices, phase, wish, reason, run, "
-    "submitted, started, ended, generation, revision, region, transfer, movable";
+    "submitted, started, ended, generation, revision, region, transfer, movable, held_by, "
+    "exit_code";
+
+}  // namespace
 
 std::string select_jobs(std::string_view rest) {
   return fmt::format("SELECT {} FROM jobs {}", kJobColumns, rest);
@@ -52,10 +56,14 @@ JobRecord job_of(const Row& row) try {
   s.region = row.text(c++);
   s.transfer = row.real(c++);
   s.movable = row.integer(c++) != 0;
+  out.held_by = row.text(c++);
+  if (!row.is_null(c)) out.exit_code = row.integer(c);
   return out;
 } catch (const Error& error) {  // a word that nobody wrote there
   fail(ErrorCode::data_loss, "job {}: its row is damaged: {}", row.integer(0), error.what());
 }
+
+namespace {
 
 void require_never_removed(Database& database, JobId id) {
   database.query(
@@ -116,31 +124,6 @@ JobRecord Reader::find(std::string_view text) {
   if (number) fail(ErrorCode::not_found, "there is no job {}", text);
   fail(ErrorCode::not_found, "there is no job \"{}\"{}", text,
        nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "");
-}
-
-std::vector<JobRecord> Reader::jobs(const JobFilter& filter, JobId before, int64_t limit) {
-  if (filter.live && filter.phase && has_ended(*filter.phase)) return {};
-  std::string where = "WHERE id < ?";
-  if (filter.live) where += " AND ended IS NULL";
-  // One text of SQL per set of filters, so that each has its own index and is prepared once. An
-  // absent one takes an argument, too.
-  const auto condition = [&](const char* column, bool given) {
-    where += given ? fmt::format(" AND {} = ?", column) : " AND ? = ''";
-  };
-  condition("phase", filter.phase.has_value());
-  condition("name", filter.name.has_value());
-  condition("owner", filter.owner.has_value());
-  condition("team", filter.team.has_value());
-  where += filter.part
-               ? " AND instr(lower(name || char(10) || owner || char(10) || team), lower(?)) > 0"
-               : " AND ? = ''";
-  std::vector<JobRecord> out;
-  database_.query(
-      select_jobs(where + " ORDER BY id DESC LIMIT ?"),
-      [&](const Row& row) { out.push_back(job_of(row)); }, before > 0 ? before : INT64_MAX,
-      filter.phase ? to_string(*filter.phase) : "", filter.name.value_or(""),
-      filter.owner.value_or(""), filter.team.value_or(""), filter.part.value_or(""), limit);
-  return out;
 }
 
 std::vector<JobRecord> Reader::live_jobs() {
@@ -309,6 +292,13 @@ std::vector<std::string> Reader::check() {
   each("SELECT id FROM jobs JOIN removed_jobs ON id BETWEEN first AND last", [](const Row& row) {
     return fmt::format("job {}: is there, and is said to be removed", row.integer(0));
   });
+  each(
+      "SELECT DISTINCT id, phase FROM jobs JOIN waits ON job = id WHERE phase NOT IN "
+      "('queued', 'paused')",
+      [](const Row& row) {
+        return fmt::format("job {}: waits for others to finish, and is {}", row.integer(0),
+                           row.text(1));
+      });
   each("SELECT seq FROM events WHERE NOT json_valid(body)",
        [](const Row& row) { return fmt::format("event {}: its body is no JSON", row.integer(0)); });
   each("SELECT DISTINCT id, phase FROM jobs JOIN holdings ON job = id WHERE phase <> 'running'",
@@ -346,24 +336,36 @@ JobRecord Change::live_job(JobId id) {
   return out;
 }
 
-JobId Change::submit(const Submission& s, std::string_view spec, double now) {
+JobId Change::submit(const Submission& s, std::string_view spec, double now,
+                     const Beginning& beginning) {
   if (s.min_devices < 1 || s.max_devices < s.min_devices)
     fail(ErrorCode::invalid_argument, "job \"{}\": from {} to {} devices; a job takes at least one",
          s.name, s.min_devices, s.max_devices);
+  const std::vector<JobId> after = unfinished(beginning.after);
+  const bool held = beginning.held;
   database_.run(
       "INSERT INTO jobs (name, owner, team, tier, kind, min_devices, max_devices, phase, wish, "
-      "reason, run, submitted, generation, revision, region, transfer, movable) "
-      "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', 'run', 'It was just submitted.', '', ?, 0, 0, ?, ?, "
+      "reason, run, submitted, generation, revision, region, transfer, movable, held_by) "
+      "VALUES (?, ?, ?, ?, ?, ?, ?, 'queued', ?, 'It was just submitted.', '', ?, 0, 0, ?, ?, ?, "
       "?)",
-      s.name, s.owner, s.team, s.tier, s.kind, s.min_devices, s.max_devices, now, s.region,
-      s.transfer, int64_t{s.movable});
+      s.name, s.owner, s.team, s.tier, s.kind, s.min_devices, s.max_devices,
+      to_string(held ? Wish::pause : Wish::run), now, s.region, s.transfer, int64_t{s.movable},
+      held ? s.owner : "");
   const JobId id = database_.last_insert();
   database_.run("INSERT INTO specs (job, spec) VALUES (?, ?)", id, spec);
-  touch(id, "submitted", dump_json(Json{{"name", s.name}, {"owner", s.owner}}), now);
+  for (const JobId earlier : after)
+    database_.run("INSERT INTO waits (job, earlier) VALUES (?, ?)", id, earlier);
+  Json body = {{"name", s.name}, {"owner", s.owner}};
+  if (!after.empty()) body["after"] = after;
+  touch(id, "submitted", dump_json(body), now);
+  if (held)
+    set_phase(id, Phase::paused, fmt::format("It is held by {}, who submitted it so.", s.owner),
+              now);
   return id;
 }
 
-void Change::set_phase(JobId id, Phase phase, std::string_view reason, double now) {
+void Change::set_phase(JobId id, Phase phase, std::string_view reason, double now,
+                       std::optional<int64_t> exit_code) {
   const JobRecord before = job(id);
   if (!may_follow(before.phase, phase))
     fail(ErrorCode::conflict, "job {} is {}; it cannot become {}", id, to_string(before.phase),
@@ -372,9 +374,13 @@ void Change::set_phase(JobId id, Phase phase, std::string_view reason, double no
   std::optional<double> started = before.started, ended;
   if (phase == Phase::running && !started) started = now;
   if (has_ended(phase)) ended = now;
-  database_.run("UPDATE jobs SET phase = ?, reason = ?, started = ?, ended = ? WHERE id = ?",
-                to_string(phase), reason, started, ended, id);
-  touch(id, to_string(phase), dump_json(Json{{"reason", reason}}), now);
+  database_.run(
+      "UPDATE jobs SET phase = ?, reason = ?, started = ?, ended = ?, exit_code = ? WHERE id = ?",
+      to_string(phase), reason, started, ended, exit_code, id);
+  Json body = {{"reason", reason}};
+  if (exit_code) body["exit_code"] = *exit_code;
+  touch(id, to_string(phase), dump_json(body), now);
+  if (ended) end_waits(id, phase, now);
 }
 
 void Change::set_wish(JobId id, Wish wish, std::string_view principal, double now) {
@@ -382,7 +388,11 @@ void Change::set_wish(JobId id, Wish wish, std::string_view principal, double no
   if (before.wish == Wish::cancel && wish != Wish::cancel)
     fail(ErrorCode::conflict, "job {} is being cancelled", id);
   if (before.wish == wish) return;
-  database_.run("UPDATE jobs SET wish = ? WHERE id = ?", to_string(wish), id);
+  database_.run("UPDATE jobs SET wish = ?, held_by = ? WHERE id = ?", to_string(wish),
+                wish == Wish::run     ? std::string_view("")
+                : wish == Wish::pause ? principal
+                                      : std::string_view(before.held_by),
+                id);
   touch(id, "wish", dump_json(Json{{"wish", to_string(wish)}, {"by", principal}}), now);
 }
 

@@ -31,10 +31,11 @@ struct Gone : Error {
 
 // What a list of jobs is narrowed to; what is not given does not matter.
 struct JobFilter {
-  std::optional<Phase> phase;
-  bool live = false;  // has not ended
+  std::vector<Phase> phases;  // one of these; empty: any
+  bool live = false;          // has not ended
   std::optional<std::string> name, owner, team;
-  std::optional<std::string> part;  // of its name, owner or team, without regard to case
+  std::optional<std::string> pattern;  // of its name: * stands for any text, ? for one character
+  std::optional<std::string> part;     // of its name, owner or team, without regard to case
 };
 
 // Reads what is committed. One thread at a time uses a Reader; each call sees one state of the
@@ -58,6 +59,11 @@ class Reader {
   // Those that have not ended, in order of submission: what a server takes up when it starts.
   std::vector<JobRecord> live_jobs();
   std::map<Phase, int64_t> count_by_phase();
+  // Whose jobs there are, and of which teams: the first 100 names.
+  std::vector<std::string> owners();
+  std::vector<std::string> teams();
+  // What is still to finish before the job begins, in order.
+  std::vector<EarlierJob> awaited_by(JobId job);
 
   // In order: at most `limit` events after number `after`, of one job where one is given.
   std::vector<Event> events(Revision after, int64_t limit, std::optional<JobId> job = {});
@@ -106,14 +112,23 @@ class Change {
   explicit Change(Database& database) : database_(database) {}
 
   // `spec`: what to run, a text that the store keeps unchanged and does not read.
-  JobId submit(const Submission& submission, std::string_view spec, double now);
+  // Throws not_found where it is to begin after an unknown job, and conflict where one of these has
+  // ended and not finished, so that it never would begin.
+  JobId submit(const Submission& submission, std::string_view spec, double now,
+               const Beginning& beginning = {});
+  // Throws conflict where no `more` jobs can begin after one of these, since too many do: the end
+  // of one job is written as one change.
+  void require_room_behind(const std::vector<JobId>& jobs, int64_t more);
   // Of a store that has had no job: the first one has the number after this one.
   void number_jobs_after(JobId last);
 
   // These and record() throw not_found for an unknown job, conflict where its phase does not allow
   // this, as that of a job that has ended allows nothing. What a call did before it threw stays in
   // the transaction: a change that goes on after that may leave half of it there.
-  void set_phase(JobId job, Phase phase, std::string_view reason, double now);
+  // `exit_code`: of a command that has ended by itself. Where a job has finished, others wait for
+  // it no more.
+  void set_phase(JobId job, Phase phase, std::string_view reason, double now,
+                 std::optional<int64_t> exit_code = {});
   void set_wish(JobId job, Wish wish, std::string_view principal, double now);
   // How many devices its user wants it to have; throws invalid_argument for a range that is none.
   void set_devices(JobId job, int64_t least, int64_t most, std::string_view principal, double now);
@@ -169,6 +184,8 @@ class Change {
 
  private:
   JobRecord live_job(JobId id);
+  std::vector<JobId> unfinished(const std::vector<JobId>& jobs);
+  void end_waits(JobId job, Phase phase, double now);
   Revision touch(JobId job, std::string_view kind, const std::string& body, double now);
 
   Database& database_;

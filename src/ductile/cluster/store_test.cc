@@ -143,7 +143,7 @@ TEST_F(StoreFile, PagesOfAListMissAndRepeatNothing) {
   for (const bool live : {false, true}) {
     JobFilter filter;
     filter.owner = "bo";
-    filter.phase = Phase::running;
+    filter.phases = {Phase::running};
     filter.live = live;
     std::vector<JobRecord> paged;
     for (JobId before = 0;;) {

@@ -378,6 +378,28 @@ std::string why_it_runs(const WhyFacts& facts) {
                      region_of_job(facts), reason, more.empty() ? "" : "; " + more);
 }
 
+// Other jobs are to finish first.
+std::string why_it_follows(const WhyFacts& facts) {
+  std::string names;
+  const size_t count = std::min(facts.after.size(), kMostNamed);
+  for (size_t i = 0; i < count; ++i) {
+    const EarlierJob& job = facts.after[i];
+    names += fmt::format("{}job {} ({}), which is {},", i == 0 ? "" : " and ", job.id, job.name,
+                         job.phase ? to_string(*job.phase) : "not there any more");
+  }
+  if (facts.after.size() > count)
+    names += fmt::format(" and {} other jobs", facts.after.size() - count);
+  return fmt::format(
+      "It begins in its turn after {} {} finished; if {} fails or is cancelled, so is this one.",
+      names, facts.after.size() == 1 ? "has" : "have",
+      facts.after.size() == 1 ? "that one" : "one of these");
+}
+
+std::string why_it_is_paused(const WhyFacts& facts) {
+  return fmt::format("{}; `ductile resume {}` lets it {}.", without_stop(facts.job.reason),
+                     facts.job.id, facts.job.started ? "go on" : "begin");
+}
+
 }  // namespace
 
 void LiveView::set(JobId job, LiveState state) {
@@ -468,8 +490,8 @@ std::string_view to_string(LiveState::Moment moment) {
 }
 
 std::string_view to_string(LiveState::Cause cause) {
-  constexpr std::string_view kNames[] = {"",     "devices", "quota", "too large",
-                                         "user", "room",    "end",   "failure"};
+  constexpr std::string_view kNames[] = {"",     "devices", "quota",   "too large", "user",
+                                         "room", "end",     "failure", "order"};
   return kNames[static_cast<size_t>(cause)];
 }
 
@@ -515,7 +537,7 @@ std::string why(const WhyFacts& facts) {
     case Phase::cancelled:
       return job.reason;
     case Phase::paused:
-      return fmt::format("Its user paused it; `ductile resume {}` lets it go on.", job.id);
+      return why_it_is_paused(facts);
     case Phase::running:
       if (job.wish == Wish::cancel && !facts.live)
         return "It was cancelled, and none of its processes is left; it counts as running until "
@@ -525,6 +547,7 @@ std::string why(const WhyFacts& facts) {
       break;
   }
   if (job.wish == Wish::cancel) return "It is being cancelled.";
+  if (!facts.after.empty()) return why_it_follows(facts);
   if (facts.live && facts.live->moment == Moment::resting)
     return fmt::format("It is tried again within a few seconds, since this went wrong: {}.",
                        without_stop(facts.live->text));

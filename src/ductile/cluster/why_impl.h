@@ -20,7 +20,17 @@ namespace ductile::cluster {
 struct LiveState {
   enum class Moment : uint8_t { waiting, starting, running, saving, resting };
   // Why, in few words for programs.
-  enum class Cause : uint8_t { none, devices, quota, too_large, user, room, end, failure };
+  enum class Cause : uint8_t {
+    none,
+    devices,
+    quota,
+    too_large,
+    user,
+    room,
+    end,
+    failure,
+    order,
+  };
   Moment moment = Moment::waiting;
   std::string text;  // what the policy says of it, or why it is saved or rests; may be empty
   Cause cause = Cause::none;
@@ -125,6 +135,7 @@ struct WhyFacts {
   std::map<std::string, server::NodeHardware> hardware;  // by node
   std::map<JobId, int64_t> gpus;                         // that jobs ask for
   std::optional<NodeClaim> claim;
+  std::vector<EarlierJob> after;  // that are to finish before it begins
 };
 
 // In a sentence: why the job waits, or is as it is, with what it asks for, what is free, who holds

@@ -33,7 +33,7 @@ TEST(Why, SaysWhoHoldsTheClusterAndWhatWouldHaveToHappen) {
   expect_why(cluster, first, {"It runs on 2 devices:"});
   cluster.act(second, "pause");
   cluster.wait_for(second, "paused");
-  expect_why(cluster, second, {"Its user paused it; `ductile resume 2` lets it go on."});
+  expect_why(cluster, second, {"Its user paused it; `ductile resume 2` lets it begin."});
 }
 
 TEST(Why, SaysThatAHigherTierComesFirst) {

@@ -132,7 +132,8 @@ export function sentence(event) {
   const b = event.body || {};
   const held = () => Object.entries(b.nodes || {}).map(([node, n]) => `${n} of ${node}`).join(", ");
   switch (event.kind) {
-    case "submitted": return `Submitted by ${b.owner}.`;
+    case "submitted": return `Submitted by ${b.owner}${b.after ? `, to begin after ${b.after.map(id => `#${id}`).join(", ")}` : ""}.`;
+    case "after": return `#${b.finished}, after which it begins, has finished.`;
     case "allocation": return `Holds ${held() || "nothing"}. ${b.reason || ""}`;
     case "wish": return `${b.by} wants it to ${b.wish}.`;
     case "run": return `Its run directory is ${b.run}.`;

@@ -136,5 +136,7 @@ test("every event has a sentence, also one that nobody knows", () => {
   assert.equal(f.sentence({ kind: "gpu", body: { node: "a", gpu: "0000:19:00.0", name: "H100", trouble: "it is gone" } }),
     "GPU 0000:19:00.0 (H100) of a: it is gone.");
   assert.equal(f.sentence({ kind: "nodes", body: { nodes: ["a", "b"] } }), "The nodes are a, b.");
+  assert.equal(f.sentence({ kind: "submitted", body: { owner: "ada", after: [3, 4] } }), "Submitted by ada, to begin after #3, #4.");
+  assert.equal(f.sentence({ kind: "after", body: { finished: 3 } }), "#3, after which it begins, has finished.");
   assert.equal(f.sentence({ kind: "new", body: { x: 1 } }), "{\"x\":1}");
 });

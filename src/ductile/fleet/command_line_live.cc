@@ -5,14 +5,19 @@
 namespace ductile::cli {
 namespace {
 
+// `several`: it takes more than one job.
 CLI::App* add_live_command(CLI::App& app, Parsed& parsed, const char* name, const char* example,
-                           ExitCode (*run)(const LiveCommand&, Context&)) {
+                           ExitCode (*run)(const LiveCommand&, Context&), bool several = false) {
   LiveCommand& c = parsed.live;
   CLI::App* sub = app.add_subcommand(name, other_help(name));
   parsed.example[sub] = fmt::format("Example:\n  ductile {} {}\n", name, example);
-  sub->add_option("job", c.job, "a run directory, or the number or name of a service's job")
-      ->option_text(" ")
-      ->required();
+  CLI::Option* job =
+      several ? sub->add_option("job", c.jobs,
+                                "a run directory, or the number or name of a service's job; "
+                                "several, one after the other")
+              : sub->add_option("job", c.job,
+                                "a run directory, or the number or name of a service's job");
+  job->option_text(" ")->required();
   add_service_at(*sub, c.at);
   sub->callback([&parsed, run] {
     parsed.chosen = [&parsed, run](Context& context) { return run(parsed.live, context); };
@@ -67,12 +72,12 @@ void add_live(CLI::App& app, Parsed& parsed) {
                          "runs/latest\n\nThe command returns when all processes of the job have "
                          "ended. A service's job "
                          "stays paused until\n`ductile resume`.",
-                         preempt);
+                         preempt, true);
   add_json(*sub, c.json);
   sub = add_live_command(
       app, parsed, "resume",
-      "runs/latest --workers 2\n\nThe job resumes bit-exactly, with any number of workers.",
-      resume);
+      "runs/latest --workers 2\n\nThe job resumes bit-exactly, with any number of workers.", resume,
+      true);
   sub->add_option("--workers", c.workers, "number of workers (default: as many as before)")
       ->option_text("N")
       ->check(count);

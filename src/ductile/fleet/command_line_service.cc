@@ -42,8 +42,13 @@ CLI::Option* add_seconds(CLI::App& sub, const char* name, double& seconds, const
       ->check(CLI::NonNegativeNumber);
 }
 
-void add_job_name(CLI::App& sub, ServiceCommand& c) {
-  sub.add_option("job", c.job, "a job's number or name")->option_text(" ")->required();
+void add_job_names(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option(
+         "job", c.jobs,
+         "a job's number or name, or a pattern as 'sweep-*' of names of your own jobs that have "
+         "not ended; several, one after the other")
+      ->option_text(" ")
+      ->required();
   add_json(sub, c.json);
 }
 
@@ -104,6 +109,37 @@ void add_service_at(CLI::App& app, ServiceAt& at) {
 }
 
 namespace {
+
+// When it begins, and when the command returns.
+void add_order(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option("--after", c.after,
+                 "begin once these jobs have finished; cancelled if one of them fails or is "
+                 "cancelled (repeatable)")
+      ->option_text("JOB[,JOB]")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  sub.add_option(
+         "--array", c.array,
+         "submit a job for each of these numbers, called NAME-N: a command finds its own as "
+         "DUCTILE_ARRAY_INDEX, and {index} in a --set becomes it")
+      ->option_text("0-9,20-30:2");
+  sub.add_flag("--hold", c.hold, "begin once `ductile resume` says so");
+  sub.add_flag("--wait", c.wait,
+               "return when the job has ended, with its exit code; Ctrl-C ends the waiting alone");
+}
+
+void add_job_filters(CLI::App& sub, ServiceCommand& c) {
+  sub.add_flag("--all", c.all, "also jobs that have ended");
+  sub.add_option("--user", c.user, "jobs that this user submitted")->option_text("NAME");
+  sub.add_option("--team", c.team, "jobs of this team")->option_text("NAME");
+  sub.add_option(
+         "--phase", c.phases,
+         "jobs in one of these phases: queued, running, paused, finished, failed, cancelled")
+      ->option_text("PHASE[,PHASE]");
+  sub.add_option("--name", c.name,
+                 "jobs of this name; * in it stands for any text, and ? for one character")
+      ->option_text("PATTERN");
+}
 
 void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
   ServiceCommand& c = parsed.service;
@@ -179,6 +215,7 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
               "of a command: time that it may run at a stretch: 90, 30m, 12h (default: any)");
   add_seconds(*sub, "--grace", c.grace,
               "of a command: time to save between SIGTERM and SIGKILL (default 30)");
+  add_order(*sub, c);
   add_json(*sub, c.json);
 }
 
@@ -303,13 +340,14 @@ void add_service(CLI::App& app, Parsed& parsed) {
   add_page(*sub, c);
   add_retention(*sub, c);
   add_submit(app, parsed, count);
-  sub =
-      add_service_command(app, parsed, "jobs",
-                          " --all\n\nWithout --all the command lists jobs that run or wait.", jobs);
-  sub->add_flag("--all", c.all, "also jobs that have ended");
+  sub = add_service_command(app, parsed, "jobs",
+                            " --user ann --phase running,queued\n\nWithout --all or --phase the "
+                            "command lists jobs that have not ended.",
+                            jobs);
+  add_job_filters(*sub, c);
   add_json(*sub, c.json);
-  add_job_name(*add_service_command(app, parsed, "why", " 17", why), c);
-  add_job_name(*add_service_command(app, parsed, "cancel", " 17", cancel), c);
+  add_job_names(*add_service_command(app, parsed, "why", " 17", why), c);
+  add_job_names(*add_service_command(app, parsed, "cancel", " 17 trial", cancel), c);
   add_cluster(app, parsed);
   add_token(app, parsed);
   add_json(*add_service_command(app, parsed, "page",

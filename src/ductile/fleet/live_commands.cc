@@ -1,8 +1,13 @@
+#include <algorithm>
 #include <chrono>
+#include <exception>
 #include <fstream>
 #include <iterator>
+#include <optional>
+#include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include <sys/stat.h>
 
@@ -12,6 +17,7 @@
 #include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
 #include "ductile/fleet/job_reference.h"
+#include "ductile/fleet/metric_text_impl.h"
 #include "ductile/fleet/service_request_impl.h"
 #include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
@@ -22,6 +28,7 @@ namespace ductile::cli {
 namespace {
 
 using nlohmann::json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::chrono::seconds kPreemptPatience{120};
 constexpr std::chrono::milliseconds kLook{100};
@@ -30,6 +37,16 @@ constexpr std::chrono::milliseconds kLookThere{1000};  // over a network
 
 JobReference named(const LiveCommand& command, const Context& context) {
   return find_job(command.job, command.at, context);
+}
+
+// Patterns are of a service's jobs, where one answers.
+std::vector<std::string> named_jobs(const LiveCommand& command, const Context& context) {
+  const bool any = std::ranges::any_of(command.jobs, [](const std::string& text) {
+    return text.find_first_of("*?") != std::string::npos;
+  });
+  if (!any) return command.jobs;
+  const cluster::Client client = client_of(command.at, context);
+  return client.reachable() ? with_own_matches(command.jobs, client) : command.jobs;
 }
 
 // Of a service's job: until it holds nothing any more.
@@ -157,44 +174,63 @@ ExitCode resize(const LiveCommand& command, Context& context) {
   return kDone;
 }
 
-ExitCode preempt(const LiveCommand& command, Context& context) {
-  const JobReference job = named(command, context);
-  if (job.service) {
-    const json answer = job.service->client.post(job.service->path("/pause"), json::object());
-    await_pause(*job.service);
-    print_answer(command, context.console, answer,
-                 fmt::format("paused; to go on: ductile resume {}", job.service->id));
-    return kDone;
+namespace {
+
+// What a job was asked, or why it could not be.
+struct Asked {
+  std::optional<JobReference> job;
+  json answer;
+  std::exception_ptr error;
+};
+
+Asked ask_to_preempt(const std::string& text, const LiveCommand& command, const Context& context) {
+  Asked out;
+  try {
+    out.job.emplace(find_job(text, command.at, context));
+    out.answer =
+        out.job->service
+            ? json(out.job->service->client.post(out.job->service->path("/pause"), json::object()))
+            : server::ask(out.job->run, {{"request", "preempt"}});
+  } catch (const Error&) {
+    out.error = std::current_exception();
   }
-  const json answer = server::ask(job.run, {{"request", "preempt"}});
-  server::await_end(job.run, kPreemptPatience);
-  print_answer(command, context.console, answer,
-               fmt::format("preempted; to go on: ductile resume {}", job.run.string()));
-  return kDone;
+  return out;
 }
 
-ExitCode resume(const LiveCommand& command, Context& context) {
-  const JobReference job = named(command, context);
-  if (job.service) {
-    if (command.workers || command.hosts.hosts)
-      fail(
-          ErrorCode::invalid_argument,
-          "--workers and --hosts are of a run of its own; of a service's job `ductile resize {} N` "
-          "says how many devices it is to have",
-          job.service->id);
-    const json answer = job.service->client.post(job.service->path("/resume"), json::object());
-    print_answer(command, context.console, answer,
-                 fmt::format("job {} goes on when it is its turn", job.service->id));
-    return kDone;
-  }
-  if (server::has_controller(job.run)) {  // it is being preempted: that is taken back
+}  // namespace
+
+// All are asked before one is waited for, so that they save at the same time.
+ExitCode preempt(const LiveCommand& command, Context& context) {
+  const std::vector<std::string> jobs = named_jobs(command, context);
+  std::vector<Asked> asked;
+  for (const std::string& text : jobs) asked.push_back(ask_to_preempt(text, command, context));
+  auto next = asked.begin();
+  return for_each_job(jobs, command.json, context.console, [&](const std::string&) -> OrderedJson {
+    const Asked& one = *next++;
+    if (one.error) std::rethrow_exception(one.error);
+    if (one.job->service)
+      await_pause(*one.job->service);
+    else
+      server::await_end(one.job->run, kPreemptPatience);
+    if (!command.json)
+      context.console.say(
+          "{}; to go on: ductile resume {}", one.job->service ? "paused" : "preempted",
+          one.job->service ? std::to_string(one.job->service->id) : one.job->run.string());
+    return one.answer;
+  });
+}
+
+namespace {
+
+ExitCode resume_run(const fs::path& run, const LiveCommand& command, Context& context) {
+  if (server::has_controller(run)) {  // it is being preempted: that is taken back
     const json answer =
-        server::ask(job.run, {{"request", "resume"}, {"workers", command.workers.value_or(0)}});
+        server::ask(run, {{"request", "resume"}, {"workers", command.workers.value_or(0)}});
     print_answer(command, context.console, answer, "resuming");
     return kDone;
   }
   TrainCommand again;
-  again.resume = job.run;
+  again.resume = run;
   again.workers = command.workers;
   again.hosts = command.hosts;
   again.trust = command.trust;
@@ -202,56 +238,106 @@ ExitCode resume(const LiveCommand& command, Context& context) {
   return train(again, context);
 }
 
+json resume_of_service(const JobReference& job, const LiveCommand& command, Console& console) {
+  if (!job.service)
+    fail(ErrorCode::invalid_argument,
+         "{}: a run of its own trains in this terminal, so it is resumed alone", job.run.string());
+  const int64_t id = job.service->id;
+  if (command.workers || command.hosts.hosts)
+    fail(ErrorCode::invalid_argument,
+         "--workers and --hosts are of a run of its own; of a service's job `ductile resize {} N` "
+         "says how many devices it is to have",
+         id);
+  json answer = job.service->client.post(job.service->path("/resume"), json::object());
+  if (!command.json) console.say("job {} goes on when it is its turn", id);
+  return answer;
+}
+
+}  // namespace
+
+ExitCode resume(const LiveCommand& command, Context& context) {
+  const std::vector<std::string> jobs = named_jobs(command, context);
+  if (jobs.size() == 1) {
+    const JobReference job = find_job(jobs.front(), command.at, context);
+    if (!job.service) return resume_run(job.run, command, context);
+  }
+  return for_each_job(
+      jobs, command.json, context.console, [&](const std::string& text) -> OrderedJson {
+        return resume_of_service(find_job(text, command.at, context), command, context.console);
+      });
+}
+
 namespace {
 
 // What is written to a file, as it comes; the file may not be there yet, and another one may take
 // its place.
-class LogReader {
+class FollowedFile {
  public:
-  explicit LogReader(Console& console) : console_(console) {}
-
   // Throws invalid_argument for what could keep the reader waiting, as a FIFO does, which a command
   // may have put there.
-  bool open(const fs::path& file) {
-    if (log_.is_open()) return true;
-    if (!is_file(file)) return false;
-    file_ = file;
-    log_.open(file, std::ios::binary);
+  bool open(const fs::path& path) {
+    if (file_.is_open()) return true;
+    if (!is_file(path)) return false;
+    path_ = path;
+    file_.open(path, std::ios::binary);
     is_another();
-    return log_.is_open();
+    return file_.is_open();
   }
-  void print_last(int64_t lines) {
-    const std::string text = rest();
-    console_.out() << text.substr(static_cast<size_t>(tail_begin(text, lines))) << std::flush;
-  }
-  void print_rest() { console_.out() << rest() << std::flush; }
-
- private:
   std::string rest() {
     std::string text = rest_of_this();
-    if (!is_another() || !is_file(file_)) return text;
+    if (!is_another() || !is_file(path_)) return text;
     text += rest_of_this();  // what was written to it before the other one came
-    log_.close();
-    log_.open(file_, std::ios::binary);
+    file_.close();
+    file_.open(path_, std::ios::binary);
     return text + rest_of_this();
   }
+
+ private:
   std::string rest_of_this() {
-    log_.clear();
-    return {std::istreambuf_iterator<char>(log_), std::istreambuf_iterator<char>()};
+    file_.clear();
+    return {std::istreambuf_iterator<char>(file_), std::istreambuf_iterator<char>()};
   }
   // Whether another file has the name since the last look.
   bool is_another() {
     struct stat now {};
-    if (::stat(file_.c_str(), &now) != 0) return false;
+    if (::stat(path_.c_str(), &now) != 0) return false;
     const bool other = now.st_dev != seen_.st_dev || now.st_ino != seen_.st_ino;
     seen_ = now;
     return other;
   }
 
-  Console& console_;
-  fs::path file_;
-  std::ifstream log_;
+  fs::path path_;
+  std::ifstream file_;
   struct stat seen_ {};
+};
+
+// What a run says, as it comes: its numbers, and behind these what its workers print.
+class LogReader {
+ public:
+  explicit LogReader(Console& console) : console_(console) {}
+
+  bool open(const fs::path& run) {
+    run_ = run;
+    const bool prints = log_.open(run / "worker.log");
+    return numbers_.open(run / "metrics.jsonl") || prints;
+  }
+  void print_last(int64_t lines) {
+    const std::string text = news();
+    console_.out() << text.substr(static_cast<size_t>(tail_begin(text, lines))) << std::flush;
+  }
+  void print_rest() { console_.out() << news() << std::flush; }
+
+ private:
+  std::string news() {
+    std::string out;
+    if (numbers_.open(run_ / "metrics.jsonl")) out = numbers_text_.add(numbers_.rest());
+    return log_.open(run_ / "worker.log") ? out + log_.rest() : out;
+  }
+
+  Console& console_;
+  fs::path run_;
+  FollowedFile log_, numbers_;
+  MetricText numbers_text_;
 };
 
 // The same of a job of a service on another machine, which sends it.
@@ -260,25 +346,45 @@ class RemoteLog {
   RemoteLog(const JobReference::OfService& job, Console& console) : job_(job), console_(console) {}
 
   void print_last(int64_t lines) {
-    const json answer = job_.client.get(job_.path("/log"));
-    next_ = answer.at("next");
-    const auto text = answer.at("text").get<std::string>();
-    console_.out() << text.substr(static_cast<size_t>(tail_begin(text, lines))) << std::flush;
+    look();
+    unprinted_.erase(0, static_cast<size_t>(tail_begin(unprinted_, lines)));
+    print();
   }
   void print_rest() {
-    while (true) {
-      const json answer = job_.client.get(job_.path(fmt::format("/log?from={}", next_).c_str()));
-      if (answer.at("next") == next_) break;
-      next_ = answer.at("next");
-      console_.out() << answer.at("text").get<std::string>();
-    }
-    console_.out() << std::flush;
+    look();
+    print();
   }
 
  private:
+  // What came before a request failed is printed after the next one.
+  void look() {
+    try {
+      read(numbers_, "/metrics",
+           [&](const std::string& text) { unprinted_ += numbers_text_.add(text); });
+    } catch (const Error& older) {  // than this route
+      if (older.code() != ErrorCode::not_found) throw;
+    }
+    read(log_, "/log", [&](const std::string& text) { unprinted_ += text; });
+  }
+  void print() { console_.out() << std::exchange(unprinted_, {}) << std::flush; }
+  // What came since the last call; at first the end of what there is.
+  template <class Take>
+  void read(std::optional<int64_t>& next, const std::string& what, const Take& take) {
+    for (bool more = true; more;) {
+      const std::string from = next ? fmt::format("?from={}", *next) : "";
+      const json answer = job_.client.get(job_.path((what + from).c_str()));
+      const auto now = answer.at("next").get<int64_t>();
+      take(answer.at("text").get<std::string>());
+      more = next && *next != now;
+      next = now;
+    }
+  }
+
   const JobReference::OfService& job_;
   Console& console_;
-  int64_t next_ = 0;
+  std::optional<int64_t> log_, numbers_;
+  MetricText numbers_text_;
+  std::string unprinted_;
 };
 
 // A service that is away, or busy.
@@ -321,7 +427,7 @@ ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& cons
       if (!std::exchange(said, true)) console.say("{}; waiting for it", error.what());
     }
     const std::string run = record.is_null() ? "" : record.at("run").get<std::string>();
-    if (begun || (!run.empty() && log.open(fs::path(run) / "worker.log"))) {
+    if (begun || (!run.empty() && log.open(run))) {
       begun ? log.print_rest() : log.print_last(lines);
       begun = true;
     }
@@ -342,10 +448,11 @@ ExitCode logs(const LiveCommand& command, Context& context) {
     return kDone;
   }
   if (job.service && command.follow) return follow(*job.service, command.lines, context.console);
-  const fs::path file = run_of(job) / "worker.log";
+  const fs::path run = run_of(job);
   LogReader log(context.console);
-  if (!log.open(file))
-    fail(ErrorCode::not_found, "{}: no worker has said anything yet", file.string());
+  if (!log.open(run))
+    fail(ErrorCode::not_found, "{}: no worker has said anything yet",
+         (run / "worker.log").string());
   log.print_last(command.lines);
   for (bool live = command.follow; live;) {
     live = server::has_controller(job.run);  // before reading: nothing is missed at the end

@@ -1,4 +1,5 @@
 // The service of this machine, and what people ask it for.
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
@@ -8,6 +9,7 @@
 #include <optional>
 #include <stop_token>
 #include <thread>
+#include <utility>
 
 #include <fcntl.h>
 #include <sys/signalfd.h>
@@ -192,15 +194,20 @@ std::string path_of(const std::string& job, const char* rest) {
   return "/v1/jobs/" + cluster::percent_encoded(job) + rest;
 }
 
+ExitCode ask_service(const ServiceCommand& command, Context& context,
+                     const std::function<ExitCode(const cluster::Client&)>& ask) {
+  const cluster::Client client = client_of(command.at, context);
+  if (client.reachable()) return ask(client);
+  context.console.error(client.where());
+  return kServerUnreachable;
+}
+
 ExitCode with_service(const ServiceCommand& command, Context& context,
                       const std::function<void(const cluster::Client&)>& ask) {
-  const cluster::Client client = client_of(command.at, context);
-  if (!client.reachable()) {
-    context.console.error(client.where());
-    return kServerUnreachable;
-  }
-  ask(client);
-  return kDone;
+  return ask_service(command, context, [&](const cluster::Client& client) {
+    ask(client);
+    return kDone;
+  });
 }
 
 std::string held_text(const Json& job) {
@@ -398,38 +405,133 @@ ExitCode server(const ServiceCommand& command, Context& context) {
       context);
 }
 
+namespace {
+
+// Numbers of the jobs that --after names.
+nlohmann::json earlier_jobs(const ServiceCommand& command, const cluster::Client& client) {
+  nlohmann::json out = nlohmann::json::array();
+  for (const std::string& text : command.after) {
+    const Json job = client.get(path_of(text));
+    out.push_back(job.at("id").get<int64_t>());
+    if (job.at("name") != text) continue;
+    const Json live =
+        client.get("/v1/jobs?live=1&limit=1000&name=" + cluster::percent_encoded(text));
+    std::vector<int64_t> same;
+    for (const Json& other : live.at("jobs"))
+      if (other.at("name") == text) same.push_back(other.at("id").get<int64_t>());
+    if (same.size() > 1)
+      fail(ErrorCode::conflict,
+           "--after {}: several jobs that have not ended are called so, as {} and {}: say which by "
+           "its number",
+           text, same[0], same[1]);
+  }
+  return out;
+}
+
+bool is_training(const ServiceCommand& command) {
+  return !command.command || (command.request.file && python_object(*command.request.file));
+}
+
+nlohmann::json body_of(const ServiceCommand& command, const Context& context) {
+  return command.served         ? serving_body(command, context)
+         : is_training(command) ? training_body(command, context)
+                                : command_body(command, context);
+}
+
+// One request for all of them, which differ in what they run alone.
+nlohmann::json array_body(const ServiceCommand& command, const Context& context) {
+  constexpr std::string_view kIndex = "{index}";
+  const auto has_index = [&](const std::string& text) {
+    return text.find(kIndex) != std::string::npos;
+  };
+  if (command.served) fail(ErrorCode::invalid_argument, "--array and --service are kinds of jobs");
+  if (is_training(command) && std::ranges::none_of(command.request.assignments, has_index))
+    fail(ErrorCode::invalid_argument,
+         "--array: no --set has {{index}} in it, so all jobs would be the same, as with "
+         "--set train.seed={{index}} they would not");
+  nlohmann::json out, members = nlohmann::json::array();
+  for (const int64_t index : indices_of(command.array)) {
+    const std::string number = std::to_string(index);
+    ServiceCommand one = command;
+    for (std::string& text : one.request.assignments)
+      for (size_t at = 0; (at = text.find(kIndex, at)) != std::string::npos; at += number.size())
+        text.replace(at, kIndex.size(), number);
+    if (!is_training(command)) one.environment.push_back("DUCTILE_ARRAY_INDEX=" + number);
+    nlohmann::json body = body_of(one, context);
+    members.push_back({{"index", index}, {"spec", std::move(body["spec"])}});
+    body.erase("spec");
+    if (members.size() == 1) out = body;
+    if (body != out)
+      fail(ErrorCode::invalid_argument,
+           "--array: job {} has another name or other numbers of devices than the one before; "
+           "--name, --min and --max say the same for all",
+           index);
+  }
+  out["array"] = std::move(members);
+  return out;
+}
+
+void say_submitted(const std::vector<int64_t>& ids, Console& console) {
+  if (ids.size() == 1)
+    return console.say("job {} is submitted; what becomes of it: ductile why {}", ids.front(),
+                       ids.front());
+  console.say("{} jobs are submitted; what becomes of them: ductile jobs", ids.size());
+}
+
+// As the interface takes what `ductile jobs` is narrowed to.
+std::string query_of(const ServiceCommand& command) {
+  std::string out = "?limit=1000";
+  if (!command.all && command.phases.empty()) out += "&live=1";
+  const auto add = [&](const char* key, const std::string& value) {
+    if (!value.empty()) out += fmt::format("&{}={}", key, cluster::percent_encoded(value));
+  };
+  add("user", command.user);
+  add("team", command.team);
+  add("phase", command.phases);
+  add("name", command.name.value_or(""));
+  return out;
+}
+
+bool is_narrowed(const ServiceCommand& command) {
+  return command.name || !command.user.empty() || !command.team.empty() || !command.phases.empty();
+}
+
+}  // namespace
+
 ExitCode submit(const ServiceCommand& command, Context& context) {
   if (command.served && command.command)
     fail(ErrorCode::invalid_argument,
          "--service is a kind of job, and what follows -- another one");
   if (!command.served && (command.port || command.checkpoint || command.follow))
     fail(ErrorCode::invalid_argument, "--port, --checkpoint and --follow belong to --service RUN");
-  const bool trains =
-      !command.command || (command.request.file && python_object(*command.request.file));
-  nlohmann::json body = command.served ? serving_body(command, context)
-                        : trains       ? training_body(command, context)
-                                       : command_body(command, context);
+  nlohmann::json body =
+      command.array.empty() ? body_of(command, context) : array_body(command, context);
   if (!command.region.empty()) {
     body["region"] = command.region;
     body["transfer"] = command.transfer;
     body["movable"] = !command.stay;
   }
-  return with_service(command, context, [&](const cluster::Client& client) {
+  return ask_service(command, context, [&](const cluster::Client& client) {
+    if (command.hold) body["held"] = true;  // an older service knows no such keys
+    if (!command.after.empty()) body["after"] = earlier_jobs(command, client);
     const Json answer = client.post("/v1/jobs", body);
-    const auto id = answer.at("id").get<int64_t>();
-    if (command.json) {
+    const std::vector<int64_t> ids = answer.contains("ids")
+                                         ? answer["ids"].get<std::vector<int64_t>>()
+                                         : std::vector<int64_t>{answer.at("id").get<int64_t>()};
+    if (command.json && !command.wait) {
       context.console.print("{}\n", dump_json(answer, 2));
-    } else {
-      context.console.print("{}\n", id);
-      context.console.say("job {} is submitted; what becomes of it: ductile why {}", id, id);
+    } else if (!command.json) {
+      for (const int64_t id : ids) context.console.print("{}\n", id);
+      say_submitted(ids, context.console);
     }
+    return command.wait ? await_jobs(client, ids, command.json, context.console) : kDone;
   });
 }
 
 ExitCode jobs(const ServiceCommand& command, Context& context) {
   return with_service(command, context, [&](const cluster::Client& client) {
     Json list = Json::array();
-    std::string page = command.all ? "?limit=1000" : "?limit=1000&live=1";
+    const std::string page = query_of(command);
     for (std::string next = page; !next.empty();) {
       Json answer = client.get("/v1/jobs" + next);
       for (Json& job : answer.at("jobs")) list.push_back(std::move(job));
@@ -458,7 +560,9 @@ ExitCode jobs(const ServiceCommand& command, Context& context) {
                       job.at("reason")});
     }
     if (rows.size() == 1) {
-      context.console.say("{}", command.all ? "there are no jobs" : "no job runs or waits");
+      context.console.say("{}", is_narrowed(command) ? "there is no such job"
+                                : command.all        ? "there are no jobs"
+                                                     : "no job runs or waits");
       return;
     }
     context.console.print("{}", page::table(rows, {Align::right, Align::left, Align::left,
@@ -467,9 +571,15 @@ ExitCode jobs(const ServiceCommand& command, Context& context) {
 }
 
 ExitCode why(const ServiceCommand& command, Context& context) {
-  return with_service(command, context, [&](const cluster::Client& client) {
-    const Json job = client.get(path_of(command.job));
-    context.console.print("{}", command.json ? dump_json(job, 2) + "\n" : job_table(job));
+  return ask_service(command, context, [&](const cluster::Client& client) {
+    bool first = true;
+    const auto names = with_own_matches(command.jobs, client);
+    return for_each_job(names, command.json, context.console, [&](const std::string& name) {
+      Json job = client.get(path_of(name));
+      if (!command.json)
+        context.console.print("{}{}", std::exchange(first, false) ? "" : "\n", job_table(job));
+      return job;
+    });
   });
 }
 
@@ -486,13 +596,14 @@ ExitCode page_link(const ServiceCommand& command, Context& context) {
 }
 
 ExitCode cancel(const ServiceCommand& command, Context& context) {
-  return with_service(command, context, [&](const cluster::Client& client) {
-    const Json answer = client.post(path_of(command.job, "/cancel"), nlohmann::json::object());
-    if (command.json) {
-      context.console.print("{}\n", dump_json(answer, 2));
-    } else {
-      context.console.say("job {} is being cancelled", answer.at("id").get<int64_t>());
-    }
+  return ask_service(command, context, [&](const cluster::Client& client) {
+    const auto names = with_own_matches(command.jobs, client);
+    return for_each_job(names, command.json, context.console, [&](const std::string& name) {
+      Json answer = client.post(path_of(name, "/cancel"), nlohmann::json::object());
+      if (!command.json)
+        context.console.say("job {} is being cancelled", answer.at("id").get<int64_t>());
+      return answer;
+    });
   });
 }
 

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
@@ -13,9 +15,34 @@ namespace ductile::cli {
 // The job's path in the service's interface.
 std::string path_of(const std::string& job, const char* rest = "");
 
-// Runs `ask` if a service answers; else says how to start one.
+// Runs `ask` if a service answers, for its exit code; else says how to start one.
+ExitCode ask_service(const ServiceCommand& command, Context& context,
+                     const std::function<ExitCode(const cluster::Client&)>& ask);
+// The same of what either throws or is done.
 ExitCode with_service(const ServiceCommand& command, Context& context,
                       const std::function<void(const cluster::Client&)>& ask);
+
+// Does it for each job, also where it fails for another one; of several jobs each trouble is said
+// on a line of its own, and the exit code is that of the first one. One job alone, and a service
+// that does not answer, fail as any command does, by throwing. Under --json what `act` gives is
+// printed: of several jobs a list, in which one that failed is {"job", "error"}.
+ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& console,
+                      const std::function<nlohmann::ordered_json(const std::string& job)>& act);
+
+// The same names, where a pattern (* and ?) stands for those jobs of the user who asks that have
+// not ended and whose names fit; one that fits none stays as it is.
+std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
+                                          const cluster::Client& client);
+
+// Until these jobs of the service have ended, also while it is away. The exit code is 0 if they
+// have finished, that of a command that ended by itself, else kJobFailed; of several the largest.
+// Ctrl-C ends this program and not the jobs, and says so. Under --json what became of the job is
+// printed, or of several a list.
+ExitCode await_jobs(const cluster::Client& client, const std::vector<int64_t>& ids, bool json,
+                    Console& console);
+
+// The numbers that --array names, in order: "0-9", "1,3,10-20:2". Throws invalid_argument.
+std::vector<int64_t> indices_of(const std::string& array);
 
 // How many devices it holds; empty for none.
 std::string held_text(const nlohmann::ordered_json& job);
