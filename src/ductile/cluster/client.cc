@@ -106,15 +106,16 @@ class Client::Line {
   bool answered(const httplib::Result& result) const {
     check(result);
     if (!result && result.error() != httplib::Error::Connection)
-      fail(ErrorCode::deadline,
-           "{} gave no answer in time ({}): it is busy, or just ending, or something in between "
-           "lets nothing through; try again",
-           name_, httplib::to_string(result.error()));
+      throw Unreachable(
+          ErrorCode::deadline,
+          fmt::format("{} gave no answer in time ({}): it is busy, or just ending, or something in "
+                      "between lets nothing through; try again",
+                      name_, httplib::to_string(result.error())));
     return static_cast<bool>(result);
   }
 
   Json answer_of(const httplib::Result& result) const {
-    if (!answered(result)) fail(ErrorCode::unavailable, "{}", where_);
+    if (!answered(result)) throw Unreachable(ErrorCode::unavailable, where_);
     Json answer = parse_json<Json>(result->body);
     if (result->status >= 300) {
       const bool known = answer.is_object() && answer.contains("error");

@@ -106,7 +106,7 @@ void Service::Impl::take_up(JobRecord record) {
                                : fs::path(record.run).filename().string();
   live.run = runs_ / name;
   live.record = std::move(record);
-  view_.enter(id, live.record.submission.owner);
+  view_.enter(id, live.record.submission.owner, live.record.submission.tier);
   view_.set_gpus(id, gpus_of(live.work));
   Live& kept = live_[id] = std::move(live);
   if (kept.record.phase != Phase::paused) admit(kept);

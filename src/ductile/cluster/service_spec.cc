@@ -212,7 +212,10 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
   tier_of(submission.tier);
   const Work work = work_of(submission.kind, spec);
   if (submission.min_devices > devices)
-    fail(ErrorCode::invalid_argument, "min_devices = {}: this service has {}",
+    fail(ErrorCode::invalid_argument,
+         "min_devices = {}: this service has {} in all, so the job could never begin; ask for "
+         "fewer, "
+         "or start the service with more",
          submission.min_devices, devices);
   if (const auto* serve = std::get_if<ServeSpec>(&work)) served_job(*serve);
   const auto* job = std::get_if<spec::JobOptions>(&work);
@@ -226,7 +229,7 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
          submission.min_devices, submission.max_devices);
   if (std::holds_alternative<CommandSpec>(work) && submission.min_devices > of_a_node)
     fail(ErrorCode::invalid_argument,
-         "min_devices = {}: a command runs on one node, and the largest has {}",
+         "min_devices = {}: a command runs on one node, and the largest has {}; ask for fewer",
          submission.min_devices, of_a_node);
 }
 

@@ -274,6 +274,17 @@ std::string claim_text(const WhyFacts& facts) {
       claim.node, claim.job, claim.name, since);
 }
 
+// Tiers are strict: who comes first, however late; with a space before it.
+std::string above_text(const WhyFacts& facts) {
+  if (facts.above == 0) return "";
+  return fmt::format(
+      " {} job{} of higher tiers {} not ended, {} of them submitted after it: it runs on what "
+      "these "
+      "leave; a quota for their teams (`--quota`) would leave it more.",
+      facts.above, facts.above == 1 ? "" : "s", facts.above == 1 ? "has" : "have",
+      facts.above_since == 0 ? "none" : std::to_string(facts.above_since));
+}
+
 std::string why_it_competes(const WhyFacts& facts, int64_t asked);
 
 std::string why_it_waits_among(const WhyFacts& facts) {
@@ -281,13 +292,14 @@ std::string why_it_waits_among(const WhyFacts& facts) {
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
   if (std::string text = gpu_quota_reason(facts); !text.empty()) return text;
-  return why_it_competes(facts, asked) + claim_text(facts);
+  return why_it_competes(facts, asked) + above_text(facts) + claim_text(facts);
 }
 
 // What the policy says besides: who is before it, where it says who holds what as this does.
 std::string said_by_policy(const WhyFacts& facts) {
   const std::string text = facts.live ? without_stop(facts.live->text) : "";
   if (text.empty()) return "";
+  if (text.starts_with("waits: job ")) return ", and " + text.substr(7);  // as tiers say
   if (text.find("it can start on ") == std::string::npos)
     return fmt::format(" (the policy says: {})", text);
   const size_t end = text.find(" before it"), begin = text.rfind("; ", end);
@@ -385,15 +397,27 @@ void LiveView::set(JobId job, LiveState state) {
   states_[job] = std::move(state);
 }
 
-void LiveView::enter(JobId job, const std::string& owner) {
+void LiveView::enter(JobId job, const std::string& owner, const std::string& tier) {
   const std::lock_guard lock(mutex_);
-  if (owners_.emplace(job, owner).second) ++live_of_[owner];
+  if (known_.emplace(job, Known{owner, tier}).second) ++live_of_[owner];
+}
+
+std::pair<int64_t, int64_t> LiveView::above(JobId job, const std::string& tier) const {
+  std::pair<int64_t, int64_t> out;
+  const int rank = rank_of(tier);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, known] : known_) {
+    if (rank_of(known.tier) >= rank) continue;
+    ++out.first;
+    out.second += id > job ? 1 : 0;
+  }
+  return out;
 }
 
 std::pair<int64_t, int64_t> LiveView::live(const std::string& owner) const {
   const std::lock_guard lock(mutex_);
   const auto found = live_of_.find(owner);
-  return {static_cast<int64_t>(owners_.size()), found == live_of_.end() ? 0 : found->second};
+  return {static_cast<int64_t>(known_.size()), found == live_of_.end() ? 0 : found->second};
 }
 
 void LiveView::set_hardware(std::map<std::string, server::NodeHardware> hardware) {
@@ -488,8 +512,8 @@ void LiveView::forget(JobId job) {
   states_.erase(job);
   serving_.erase(job);
   gpus_.erase(job);
-  if (const auto owner = owners_.extract(job))
-    if (--live_of_[owner.mapped()] == 0) live_of_.erase(owner.mapped());
+  if (const auto known = known_.extract(job))
+    if (--live_of_[known.mapped().owner] == 0) live_of_.erase(known.mapped().owner);
 }
 
 std::optional<LiveState> LiveView::of(JobId job) const {
