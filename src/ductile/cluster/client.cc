@@ -116,6 +116,9 @@ class Client::Line {
 
   Json answer_of(const httplib::Result& result) const {
     if (!answered(result)) throw Unreachable(ErrorCode::unavailable, where_);
+    if (asks_for_patience(result) && result->body.empty())
+      throw Unreachable(ErrorCode::unavailable,
+                        fmt::format("{} has as many connections as it may have; try again", name_));
     Json answer = parse_json<Json>(result->body);
     if (result->status >= 300) {
       const bool known = answer.is_object() && answer.contains("error");

@@ -35,8 +35,8 @@ class Client {
   explicit Client(Access access) : access_(std::move(access)), patience_(kPatience) {}
 
   // Whether a service is there; false: nobody listens. Throws Unreachable (deadline) where somebody
-  // may and gives no answer, so that it is to be asked again, and conflict if it is another one than the access
-  // file means.
+  // may and gives no answer, so that it is to be asked again, and conflict if it is another one
+  // than the access file means.
   bool reachable() const;
   // For messages: what it is, and what to do if it does not answer.
   std::string name() const;   // "the service in FOLDER"
@@ -44,8 +44,8 @@ class Client {
   // On this machine, whose files are the service's.
   bool is_local() const { return !access_; }
 
-  // Throw Unreachable: unavailable if nobody listens, and deadline if no answer comes. `path` has its
-  // query, if any, percent-encoded.
+  // Throw Unreachable: unavailable if nobody listens, and deadline if no answer comes. `path` has
+  // its query, if any, percent-encoded.
   nlohmann::ordered_json get(const std::string& path) const;
   // Carried out once, though it is sent again where the answer was lost.
   nlohmann::ordered_json post(const std::string& path, const nlohmann::json& body) const;

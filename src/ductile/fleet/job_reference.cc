@@ -91,7 +91,9 @@ JobReference find_job(const std::string& text, const ServiceAt& at, const Contex
   }
   const cluster::Client client = client_of(at, context);
   const char* here = is_given(at) ? "" : "no run directory of that name is here, and ";
-  if (!client.reachable()) fail(ErrorCode::not_found, "{}: {}{}", text, here, client.where());
+  if (!client.reachable())
+    throw cluster::Unreachable(ErrorCode::unavailable,
+                               fmt::format("{}: {}{}", text, here, client.where()));
   try {
     const Json job = client.get("/v1/jobs/" + cluster::percent_encoded(text));
     return {JobReference::OfService{client, job.at("id")}, job.at("run").get<std::string>()};

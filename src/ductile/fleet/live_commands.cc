@@ -2,7 +2,6 @@
 #include <fstream>
 #include <iterator>
 #include <thread>
-#include <utility>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -253,44 +252,39 @@ class RemoteLog {
   int64_t next_ = 0;
 };
 
-// A service that is away, or busy.
-bool may_come_back(const Error& error) {
-  return error.code() == ErrorCode::unavailable || error.code() == ErrorCode::deadline;
-}
-
 // Until the job has ended, also while the service is away.
-ExitCode follow_remote(const JobReference::OfService& job, int64_t lines, Console& console) {
+ExitCode follow_remote(const JobReference::OfService& job, int64_t lines, Console& console,
+                       Absence absence) {
   RemoteLog log(job, console);
-  bool begun = false, said = false;
+  bool begun = false;
   for (;; std::this_thread::sleep_for(kLookThere)) {
     try {
       const nlohmann::ordered_json record = job.record();
       if (record.at("run") != "") begun ? log.print_rest() : log.print_last(lines);
       begun = begun || record.at("run") != "";
-      said = false;
+      absence.end();
       if (record.at("ended").is_null()) continue;
       console.say("job {} is {}: {}", job.id, record.at("phase").get<std::string>(),
                   record.at("reason").get<std::string>());
       return record.at("phase") == "finished" ? kDone : kJobFailed;
     } catch (const Error& error) {
-      if (!may_come_back(error)) throw;
-      if (!std::exchange(said, true)) console.say("{}; waiting for it", error.what());
+      absence.begin(error);
     }
   }
 }
 
 // Across preemptions, waiting and restarts of the service, until the job has ended.
-ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& console) {
+ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& console,
+                Absence absence) {
   LogReader log(console);
-  bool begun = false, said = false;
+  bool begun = false;
   for (;; std::this_thread::sleep_for(kLook)) {
     nlohmann::ordered_json record;
     try {
       record = job.record();  // before reading: nothing is missed at the end
-      said = false;
+      absence.end();
     } catch (const Error& error) {
-      if (!may_come_back(error)) throw;
-      if (!std::exchange(said, true)) console.say("{}; waiting for it", error.what());
+      absence.begin(error);
     }
     const std::string run = record.is_null() ? "" : record.at("run").get<std::string>();
     if (begun || (!run.empty() && log.open(fs::path(run) / "worker.log"))) {
@@ -308,12 +302,14 @@ ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& cons
 
 ExitCode logs(const LiveCommand& command, Context& context) {
   const JobReference job = named(command, context);
+  const Absence absence(context.console, command.patience);
   if (job.service && !job.service->client.is_local()) {
-    if (command.follow) return follow_remote(*job.service, command.lines, context.console);
+    if (command.follow) return follow_remote(*job.service, command.lines, context.console, absence);
     RemoteLog(*job.service, context.console).print_last(command.lines);
     return kDone;
   }
-  if (job.service && command.follow) return follow(*job.service, command.lines, context.console);
+  if (job.service && command.follow)
+    return follow(*job.service, command.lines, context.console, absence);
   const fs::path file = run_of(job) / "worker.log";
   LogReader log(context.console);
   if (!log.open(file))

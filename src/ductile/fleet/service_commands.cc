@@ -127,7 +127,7 @@ nlohmann::json serving_body(const ServiceCommand& command, const Context& contex
     run = folder.path();
   }
   nlohmann::json spec = {{"run", run.string()},
-                         {"model", name},
+                         {"model", command.name.value_or(name)},
                          {"follow", command.follow},
                          {"max_batch", command.max_batch},
                          {"target", command.target}};
@@ -190,12 +190,18 @@ std::string path_of(const std::string& job, const char* rest) {
 ExitCode with_service(const ServiceCommand& command, Context& context,
                       const std::function<void(const cluster::Client&)>& ask) {
   const cluster::Client client = client_of(command.at, context);
-  if (!client.reachable()) {
-    context.console.error(client.where());
-    return kServerUnreachable;
-  }
+  if (!client.reachable()) throw cluster::Unreachable(ErrorCode::unavailable, client.where());
   ask(client);
   return kDone;
+}
+
+ExitCode unless_unreachable(Context& context, const std::function<ExitCode()>& run) {
+  try {
+    return run();
+  } catch (const cluster::Unreachable& nobody) {
+    context.console.error(nobody.what());
+    return kServerUnreachable;
+  }
 }
 
 std::string held_text(const Json& job) {

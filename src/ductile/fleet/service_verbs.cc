@@ -3,6 +3,7 @@
 #include <chrono>
 #include <ctime>
 #include <thread>
+#include <utility>
 
 #include <fmt/ranges.h>
 
@@ -108,18 +109,41 @@ ExitCode tell_node(const ServiceCommand& command, Context& context, const char* 
 
 }  // namespace
 
+// A store that takes no requests now, a service that is away, and one that is busy.
+void Absence::begin(const Error& error) {
+  if (error.code() != ErrorCode::unavailable && error.code() != ErrorCode::deadline) throw;
+  const auto now = std::chrono::steady_clock::now();
+  if (!since_) console_.say("{}; waiting for it", error.what());
+  if (!since_) since_ = now;
+  if (std::chrono::duration<double>(now - *since_).count() >= patience_) throw;
+}
+
+void Absence::end() {
+  if (std::exchange(since_, std::nullopt)) console_.say("the service answers again");
+}
+
 ExitCode events(const ServiceCommand& command, Context& context) {
   return with_service(command, context, [&](const cluster::Client& client) {
-    const std::string job =
-        command.job.empty() ? "" : "&job=" + cluster::percent_encoded(command.job);
+    std::string job = command.job;
+    // Its number, since a later job may have the same name.
+    if (command.follow && !job.empty())
+      job = std::to_string(client.get(path_of(job)).at("id").get<int64_t>());
+    if (!job.empty()) job = "&job=" + cluster::percent_encoded(job);
     Json list = client.get(fmt::format("/v1/events?newest={}{}", command.lines, job));
-    while (true) {
+    for (Absence absence(context.console, command.patience);;) {
       for (const Json& event : list.at("events")) print_event(event, command.json, context.console);
       context.console.out() << std::flush;
       if (!command.follow) return;
-      if (list.at("events").empty()) std::this_thread::sleep_for(kLookAgain);
+      // Numbers of events are used once, also over restarts: nothing is lost, and nothing repeated.
       const auto after = list.at("after").get<int64_t>();
-      list = client.get(fmt::format("/v1/events?limit=1000&after={}{}", after, job));
+      if (list.at("events").empty()) std::this_thread::sleep_for(kLookAgain);
+      list["events"].clear();
+      try {
+        list = client.get(fmt::format("/v1/events?limit=1000&after={}{}", after, job));
+        absence.end();
+      } catch (const Error& error) {
+        absence.begin(error);
+      }
     }
   });
 }
