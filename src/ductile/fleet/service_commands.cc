@@ -127,7 +127,7 @@ nlohmann::json serving_body(const ServiceCommand& command, const Context& contex
     run = folder.path();
   }
   nlohmann::json spec = {{"run", run.string()},
-                         {"model", command.name.value_or(name)},
+                         {"model", command.name ? run::file_name_of(*command.name) : name},
                          {"follow", command.follow},
                          {"max_batch", command.max_batch},
                          {"target", command.target}};
