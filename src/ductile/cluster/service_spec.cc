@@ -79,13 +79,13 @@ int64_t batch_of(const Work& work) {
 }
 
 JobDemand demand_of(const JobRecord& record, const Work& work,
-                    const std::map<std::string, int64_t>& quotas, int64_t devices, double now) {
+                    const std::map<std::string, int64_t>& quotas, int64_t devices, double arrival) {
   const Submission& s = record.submission;
   JobDemand demand;
   demand.id = record.id;
   demand.name = s.name;
   demand.application = s.name;
-  demand.arrival = std::min(record.submitted, now);
+  demand.arrival = arrival;
   demand.tier = tier_of(s.tier);
   if (const auto team = quotas.find(s.team); team != quotas.end())
     demand.team = static_cast<int32_t>(std::distance(quotas.begin(), team)) + 1;

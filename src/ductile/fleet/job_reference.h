@@ -17,8 +17,11 @@ struct JobReference {
   struct OfService {
     cluster::Client client;
     int64_t id = 0;
+    std::string named;                              // how the user named it
     std::string path(const char* rest = "") const;  // of the interface
-    nlohmann::ordered_json record() const;          // as it is now
+    // To act on it: the service refuses a name that several jobs have which have not ended.
+    std::string acts(const char* what) const;
+    nlohmann::ordered_json record() const;  // as it is now
   };
   std::optional<OfService> service;
   fs::path run;  // empty: the job has not run yet

@@ -145,7 +145,7 @@ ExitCode resize(const LiveCommand& command, Context& context) {
     body["min_devices"] = *least;
   if (const auto most = command.workers ? command.workers : command.max)
     body["max_devices"] = *most;
-  const json answer = job.service->client.post(job.service->path("/resize"), body);
+  const json answer = job.service->client.post(job.service->acts("/resize"), body);
   print_answer(command, context.console, answer,
                fmt::format("job {} is to have {} to {} devices", job.service->id,
                            answer.at("min_devices").get<int64_t>(),
@@ -156,7 +156,7 @@ ExitCode resize(const LiveCommand& command, Context& context) {
 ExitCode preempt(const LiveCommand& command, Context& context) {
   const JobReference job = named(command, context);
   if (job.service) {
-    const json answer = job.service->client.post(job.service->path("/pause"), json::object());
+    const json answer = job.service->client.post(job.service->acts("/pause"), json::object());
     await_pause(*job.service);
     print_answer(command, context.console, answer,
                  fmt::format("paused; to go on: ductile resume {}", job.service->id));
@@ -178,7 +178,7 @@ ExitCode resume(const LiveCommand& command, Context& context) {
           "--workers and --hosts are of a run of its own; of a service's job `ductile resize {} N` "
           "says how many devices it is to have",
           job.service->id);
-    const json answer = job.service->client.post(job.service->path("/resume"), json::object());
+    const json answer = job.service->client.post(job.service->acts("/resume"), json::object());
     print_answer(command, context.console, answer,
                  fmt::format("job {} goes on when it is its turn", job.service->id));
     return kDone;
