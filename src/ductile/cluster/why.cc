@@ -278,10 +278,10 @@ std::string claim_text(const WhyFacts& facts) {
 std::string above_text(const WhyFacts& facts) {
   if (facts.above == 0) return "";
   return fmt::format(
-      " {} job{} of higher tiers {} not ended, {} of them submitted after it: it runs on what "
-      "these "
-      "leave; a quota for their teams (`--quota`) would leave it more.",
-      facts.above, facts.above == 1 ? "" : "s", facts.above == 1 ? "has" : "have",
+      " Jobs of higher tiers come first: {} of these {} not ended, {} submitted after it; it runs "
+      "on "
+      "what they leave. A quota for their teams (`--quota`) would leave it more.",
+      facts.above, facts.above == 1 ? "has" : "have",
       facts.above_since == 0 ? "none" : std::to_string(facts.above_since));
 }
 

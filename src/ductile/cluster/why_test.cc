@@ -43,9 +43,36 @@ TEST(Why, SaysThatAHigherTierComesFirst) {
   const Json body = {{"name", "low"}, {"tier", "basic"}, {"spec", {{"job", ""}}}};
   const Json answer = cluster.send("POST", "/v1/jobs", dump_json(body));
   const JobId low = answer.at("body").at("id");
-  expect_why(cluster, low,
-             {"none of 1 are free: job 1 (high) holds 1 and comes first, since its "
-              "tier is standard"});
+  expect_why(
+      cluster, low,
+      {"none of 1 are free: job 1 (high) holds 1 and comes first, since its "
+       "tier is standard",
+       "Jobs of higher tiers come first: 1 of these has not ended, none submitted after it"});
+  cluster.submit_command("later", "sleep 1000");
+  expect_why(cluster, low, {"2 of these have not ended, 1 submitted after it", "`--quota`"});
+}
+
+// Under each policy: it is saved for one of a higher tier, and goes on when that has ended.
+TEST(Why, SaysForWhomAJobOfALowerTierMadeRoom) {
+  for (const char* policy : {"ductile", "fifo", "tiresias"}) {
+    LiveService cluster(1, policy);
+    const auto submit = [&](const char* name, const char* tier, const char* script) {
+      const Json body = {
+          {"name", name},
+          {"tier", tier},
+          {"kind", "command"},
+          {"spec", {{"command", {"/bin/sh", "-c", script}}, {"directory", "/"}, {"grace", 5}}}};
+      return cluster.send("POST", "/v1/jobs", dump_json(body)).at("body").value("id", JobId{0});
+    };
+    const JobId low = submit("low", "basic", "exec sleep 1000");
+    cluster.wait_for(low, "running");
+    const JobId high = submit("high", "premium", "exec sleep 1000");
+    cluster.wait_for(high, "running");
+    cluster.wait_for(low, "queued");
+    expect_why(cluster, low, {"job 2 (high) holds 1 and comes first, since its tier is premium"});
+    cluster.act(high, "cancel");
+    cluster.wait_for(low, "running");
+  }
 }
 
 TEST(Why, SaysThatANodeIsDrained) {

@@ -285,8 +285,16 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
   return options;
 }
 
+// What is behind the verbs so that they find the same service.
+std::string same_service(const ServiceAt& at) {
+  return at.server   ? " --server " + at.server->string()
+         : at.folder ? " --folder " + at.folder->string()
+                     : "";
+}
+
 // Until a signal ends it; `what` are the devices, in words.
-ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context& context) {
+ExitCode serve(cluster::ServiceOptions options, const std::string& what, const ServiceAt& at,
+               Context& context) {
   Console& console = context.console;
   process::raise_file_limit();  // each live job has about ten descriptors
   net::Loop loop;
@@ -300,8 +308,12 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context
     loop.stop();
   };
   cluster::Service service(loop, options);
-  console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
-              options.folder.string(), options.policy);
+  console.say("{} in {}, policy {}; Ctrl-C saves all jobs", what, options.folder.string(),
+              options.policy);
+  console.say(
+      "from another terminal: ductile submit{0} [job.toml], or for any program: ductile submit{0} "
+      "-- COMMAND; then: ductile jobs{0}",
+      same_service(at));
   if (options.port) say_page(service, context);
   if (options.tls)
     console.say(
@@ -334,7 +346,8 @@ ExitCode up(const ServiceCommand& command, Context& context) {
   cluster::ServiceOptions options = options_of(command, context);
   options.devices = command.devices.value_or(cpu_share().usable());
   options.node = host_name();
-  return serve(options, fmt::format("{} devices of {}", options.devices, options.node), context);
+  return serve(options, fmt::format("{} devices of {}", options.devices, options.node), command.at,
+               context);
 }
 
 namespace {
@@ -373,7 +386,7 @@ ExitCode server(const ServiceCommand& command, Context& context) {
   return serve(
       options,
       fmt::format("{} devices of {} nodes", options.cluster->devices(), options.cluster->nodes()),
-      context);
+      command.at, context);
 }
 
 ExitCode submit(const ServiceCommand& command, Context& context) {
@@ -399,7 +412,8 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
       context.console.print("{}\n", dump_json(answer, 2));
     } else {
       context.console.print("{}\n", id);
-      context.console.say("job {} is submitted; what becomes of it: ductile why {}", id, id);
+      context.console.say("job {0} is submitted; what becomes of it: ductile why {0}{1}", id,
+                          same_service(command.at));
     }
   });
 }
