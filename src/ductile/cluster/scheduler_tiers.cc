@@ -99,11 +99,10 @@ void Scheduler::TierRound::begin(size_t job, sched::Allocation allocation) {
   next_[job] = std::move(allocation);
 }
 
+// Its GPUs, of which some may have failed, are found free in the next round.
 void Scheduler::TierRound::stop(size_t job) {
   for (const sched::NodeShare& share : next_[job])
     free_[static_cast<size_t>(share.node)] += share.devices;
-  if (!next_[job].empty())
-    free_gpus_[static_cast<size_t>(next_[job].front().node)] += job_of(job).gpus;
   next_[job].clear();
   waiting_.emplace(turn_of(view(job)), job);  // it may take from those of lower tiers itself
 }
