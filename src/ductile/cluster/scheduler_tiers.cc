@@ -51,7 +51,7 @@ class Scheduler::TierRound {
 
   const sched::JobView& view(size_t job) const { return round_.jobs[job]; }
   const Job& job_of(size_t job) const { return scheduler_.jobs_.at(view(job).id); }
-  static size_t tier_of(const sched::JobView& view) { return static_cast<size_t>(view.tier); }
+  static size_t tier_of(const sched::JobView& job) { return static_cast<size_t>(job.tier); }
   bool gives_to(size_t other, size_t taker) const;
   Room room_on(int32_t node, size_t taker) const;
   static std::optional<Choice> spread(std::vector<Place> places, int32_t wanted);

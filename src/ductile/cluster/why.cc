@@ -399,18 +399,20 @@ void LiveView::set(JobId job, LiveState state) {
 
 void LiveView::enter(JobId job, const std::string& owner, const std::string& tier) {
   const std::lock_guard lock(mutex_);
-  if (known_.emplace(job, Known{owner, tier}).second) ++live_of_[owner];
+  if (!known_.emplace(job, Known{owner, tier}).second) return;
+  ++live_of_[owner];
+  ++of_tier_[tier];
 }
 
 std::pair<int64_t, int64_t> LiveView::above(JobId job, const std::string& tier) const {
   std::pair<int64_t, int64_t> out;
   const int rank = rank_of(tier);
   const std::lock_guard lock(mutex_);
-  for (const auto& [id, known] : known_) {
-    if (rank_of(known.tier) >= rank) continue;
-    ++out.first;
-    out.second += id > job ? 1 : 0;
-  }
+  for (const auto& [name, count] : of_tier_)
+    if (rank_of(name) < rank) out.first += count;
+  if (out.first == 0) return out;  // as mostly
+  for (auto later = known_.upper_bound(job); later != known_.end(); ++later)
+    if (rank_of(later->second.tier) < rank) ++out.second;
   return out;
 }
 
@@ -512,8 +514,11 @@ void LiveView::forget(JobId job) {
   states_.erase(job);
   serving_.erase(job);
   gpus_.erase(job);
-  if (const auto known = known_.extract(job))
-    if (--live_of_[known.mapped().owner] == 0) live_of_.erase(known.mapped().owner);
+  if (const auto known = known_.extract(job)) {
+    const auto& [owner, tier] = known.mapped();
+    if (--live_of_[owner] == 0) live_of_.erase(owner);
+    --of_tier_[tier];
+  }
 }
 
 std::optional<LiveState> LiveView::of(JobId job) const {

@@ -106,8 +106,8 @@ class LiveView {
   struct Known {
     std::string owner, tier;
   };
-  std::map<JobId, Known> known_;            // that have not ended
-  std::map<std::string, int64_t> live_of_;  // by owner
+  std::map<JobId, Known> known_;                      // that have not ended
+  std::map<std::string, int64_t> live_of_, of_tier_;  // by owner; by tier
   RoundFigures rounds_;
   std::map<JobId, ServingFigures> serving_;
   std::map<std::string, server::NodeHardware> hardware_;
