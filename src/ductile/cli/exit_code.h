@@ -12,7 +12,7 @@ enum ExitCode : int {
   kJobFailed = 3,  // the job itself died
   kNotFound = 4,   // a named thing does not exist, or its state or the user's rights forbid this
   kServerUnreachable = 5,  // no service answers, or not in time
-  kInterrupted = 130,  // 128 + SIGINT, as shells count
+  kInterrupted = 130,      // 128 + SIGINT, as shells count
 };
 
 ExitCode exit_code(ErrorCode code);
