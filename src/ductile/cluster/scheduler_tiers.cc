@@ -195,7 +195,7 @@ std::optional<Scheduler::TierRound::Choice> Scheduler::TierRound::choose(size_t 
 void Scheduler::TierRound::take(int32_t node, int32_t wanted, size_t taker) {
   const auto missing = [&] { return wanted - free_[static_cast<size_t>(node)]; };
   const auto note = [&](size_t other) {
-    changed_[other] = fmt::format("job {} ({}) of tier {} needs its devices", view(taker).id,
+    changed_[other] = fmt::format("it makes room for job {} ({}), whose tier is {}", view(taker).id,
                                   view(taker).name, sched::to_string(view(taker).tier));
     taken_for_[other] = taker;
   };

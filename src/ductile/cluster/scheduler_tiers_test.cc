@@ -77,7 +77,7 @@ TEST(Tiers, AHigherOneBeginsWhereALowerOneHoldsAllUnderEachPolicy) {
     EXPECT_FALSE(world.runs(1) || world.runs(2)) << policy;
     for (const JobId id : {1, 2}) {
       if (policy != "fifo") break;  // others that know tiers have said why themselves
-      EXPECT_EQ(world.reasons[id], "job 3 (job3) of tier standard needs its devices");
+      EXPECT_EQ(world.reasons[id], "it makes room for job 3 (job3), whose tier is standard");
       EXPECT_EQ(world.scheduler.why(id),
                 "waits: job 3 (job3) comes first, since its tier is standard");
     }
