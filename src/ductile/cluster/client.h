@@ -44,8 +44,8 @@ class Client {
   // On this machine, whose files are the service's.
   bool is_local() const { return !access_; }
 
-  // Throw Unreachable: unavailable if nobody listens, and deadline if no answer comes. `path` has
-  // its query, if any, percent-encoded.
+  // Throw Gone (store.h) for what was removed, and Unreachable: unavailable if nobody listens, and
+  // deadline if no answer comes. `path` has its query, if any, percent-encoded.
   nlohmann::ordered_json get(const std::string& path) const;
   // Carried out once, though it is sent again where the answer was lost.
   nlohmann::ordered_json post(const std::string& path, const nlohmann::json& body) const;

@@ -510,6 +510,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
   views = within_quotas(that_find_gpus(std::move(views), false));  // they hold up nobody's quota
   std::vector<sched::JobView> hidden;
   views = that_fit_a_node(that_find_gpus(std::move(views), true), hidden);
+  views.reserve(views.size() + hidden.size());  // the policy's round stays where it is
   for (sched::JobView& view : views) {
     if (!view.service) continue;
     if (!policy_->traits().serves)

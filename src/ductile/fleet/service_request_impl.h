@@ -29,8 +29,8 @@ class Absence {
   // `patience`: seconds without an answer after which nobody waits any more.
   Absence(Console& console, double patience) : console_(console), patience_(patience) {}
 
-  // An answer did not come. Says so once; throws the error if it is none that goes by, or has gone
-  // on for too long.
+  // An answer did not come; for a handler of that error. Says so once; throws it again if it is
+  // none that goes by, or has gone on for too long.
   void begin(const Error& error);
   void end();  // an answer came
 

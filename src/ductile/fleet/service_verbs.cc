@@ -10,6 +10,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cluster/store.h"
 #include "ductile/fleet/service_request_impl.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
@@ -141,6 +142,10 @@ ExitCode events(const ServiceCommand& command, Context& context) {
       try {
         list = client.get(fmt::format("/v1/events?limit=1000&after={}{}", after, job));
         absence.end();
+      } catch (const cluster::Gone& gone) {  // what happened meanwhile is kept in part
+        if (gone.begin <= after) throw;
+        context.console.say("{}; going on after event {}", gone.what(), gone.begin);
+        list["after"] = gone.begin;
       } catch (const Error& error) {
         absence.begin(error);
       }
