@@ -274,9 +274,8 @@ void add_service(CLI::App& app, Parsed& parsed) {
   CLI::App* sub = add_service_command(
       app, parsed, "up",
       "\n  ductile submit --name trial     # in another terminal: a small example, or job.toml\n"
-      "  ductile jobs\n\nThe command runs until Ctrl-C, which saves all jobs; the next `ductile "
-      "up` "
-      "goes on with them.",
+      "  ductile jobs\n\nThe command runs until Ctrl-C, which saves all jobs; the next one goes on "
+      "with them.",
       up);
   sub->add_option("--devices", c.devices,
                   "workers that run at once (default: the hardware threads)")

@@ -313,7 +313,7 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
   console.say(
       "from another terminal: ductile submit{0} [job.toml], or for any program: ductile submit{0} "
       "-- COMMAND; then: ductile jobs{0}",
-      same_service(at));
+      at.folder ? same_service({options.folder, {}}) : "");
   if (options.port) say_page(service, context);
   if (options.tls)
     console.say(
