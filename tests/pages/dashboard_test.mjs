@@ -84,7 +84,7 @@ before(async () => {
   await start();
   done = await submit("short", {}, "max_steps = 30");
   await becomes(done, "finished");
-  first = await submit("first", { max_devices: 2 });
+  first = await submit("first", { max_devices: 2, tier: "premium" });
   await becomes(first, "running");
   const others = [];
   const tiers = ["premium", "standard", "basic"], teams = ["vision", "text", evil, ""];

@@ -73,6 +73,7 @@ struct LiveCommand {
   bool trust = false;               // resume
   int64_t lines = 50;               // logs
   bool follow = false;              // logs
+  double patience = 3600;           // logs: seconds that a service may be away
   bool json = false;
 };
 ExitCode status(const LiveCommand& command, Context& context);
@@ -136,6 +137,7 @@ struct ServiceCommand {
   double in = 0, lasts = 0;           // drain: seconds; 0: at once, until undrain
   int64_t lines = 50;                 // events
   bool follow = false;                // events
+  double patience = 3600;             // events: seconds that a service may be away
   bool all = false;                   // jobs: also those that have ended
   std::string user, phases;           // jobs: only these; `team`, and `name` as a pattern, too
   bool json = false;

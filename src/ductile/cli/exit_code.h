@@ -10,9 +10,9 @@ enum ExitCode : int {
   kFailed = 1,
   kUsage = 2,      // the command line or the configuration is wrong
   kJobFailed = 3,  // the job itself died
-  kNotFound = 4,   // a named thing does not exist, or its state forbids this
-  kServerUnreachable = 5,
-  kInterrupted = 130,  // 128 + SIGINT, as shells count
+  kNotFound = 4,   // a named thing does not exist, or its state or the user's rights forbid this
+  kServerUnreachable = 5,  // no service answers, or not in time
+  kInterrupted = 130,      // 128 + SIGINT, as shells count
 };
 
 ExitCode exit_code(ErrorCode code);

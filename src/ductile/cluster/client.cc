@@ -12,6 +12,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/cluster/store.h"
 #include "ductile/cluster/tls_impl.h"
 #include "ductile/net/secret.h"
 
@@ -106,25 +107,32 @@ class Client::Line {
   bool answered(const httplib::Result& result) const {
     check(result);
     if (!result && result.error() != httplib::Error::Connection)
-      fail(ErrorCode::deadline,
-           "{} gave no answer in time ({}): it is busy, or just ending, or something in between "
-           "lets nothing through; try again",
-           name_, httplib::to_string(result.error()));
+      throw Unreachable(
+          ErrorCode::deadline,
+          fmt::format("{} gave no answer in time ({}): it is busy, or just ending, or something in "
+                      "between lets nothing through; try again",
+                      name_, httplib::to_string(result.error())));
     return static_cast<bool>(result);
   }
 
   Json answer_of(const httplib::Result& result) const {
-    if (!answered(result)) fail(ErrorCode::unavailable, "{}", where_);
+    if (!answered(result)) throw Unreachable(ErrorCode::unavailable, where_);
+    if (asks_for_patience(result) && result->body.empty())
+      throw Unreachable(ErrorCode::unavailable,
+                        fmt::format("{} has as many connections as it may have; try again", name_));
     Json answer = parse_json<Json>(result->body);
     if (result->status >= 300) {
       const bool known = answer.is_object() && answer.contains("error");
       const std::string code = known ? answer.value("code", "internal") : "internal";
+      if (known && code == "gone") {
+        Gone gone(answer.value("since", 0.0), answer.at("error").get<std::string>());
+        gone.begin = answer.value("begin", Revision{0});
+        throw gone;
+      }
       // Refused to this user: no other attempt helps, as with what a state forbids.
       if (known)
-        fail(code == "refused" ? ErrorCode::conflict
-             : code == "gone"  ? ErrorCode::not_found
-                               : error_code_from(code),
-             "{}", answer.at("error").get<std::string>());
+        fail(code == "refused" ? ErrorCode::conflict : error_code_from(code), "{}",
+             answer.at("error").get<std::string>());
       const bool busy = result->status == 503 || result->status == 429;
       fail(busy ? ErrorCode::unavailable : ErrorCode::internal, "{}: HTTP status {}", name_,
            result->status);

@@ -8,10 +8,18 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/cluster/access_file.h"
 
 namespace ductile::cluster {
+
+// Nobody answers, or nobody in time: another attempt may find the service. Its code is unavailable
+// or deadline.
+class Unreachable : public Error {
+ public:
+  using Error::Error;
+};
 
 // Requests to a service: over the unix socket of one on this machine, or with a token to any.
 // Errors of the service come as the Error that they were there; who is refused gets conflict, since
@@ -26,9 +34,9 @@ class Client {
   // With an access file.
   explicit Client(Access access) : access_(std::move(access)), patience_(kPatience) {}
 
-  // Whether a service is there; false: nobody listens. Throws deadline where somebody may and gives
-  // no answer, so that it is to be asked again, and conflict if it is another one than the access
-  // file means.
+  // Whether a service is there; false: nobody listens. Throws Unreachable (deadline) where somebody
+  // may and gives no answer, so that it is to be asked again, and conflict if it is another one
+  // than the access file means.
   bool reachable() const;
   // For messages: what it is, and what to do if it does not answer.
   std::string name() const;   // "the service in FOLDER"
@@ -36,8 +44,8 @@ class Client {
   // On this machine, whose files are the service's.
   bool is_local() const { return !access_; }
 
-  // Throw unavailable if nobody listens, and deadline if no answer comes. `path` has its query, if
-  // any, percent-encoded.
+  // Throw Gone (store.h) for what was removed, and Unreachable: unavailable if nobody listens, and
+  // deadline if no answer comes. `path` has its query, if any, percent-encoded.
   nlohmann::ordered_json get(const std::string& path) const;
   // Carried out once, though it is sent again where the answer was lost.
   nlohmann::ordered_json post(const std::string& path, const nlohmann::json& body) const;

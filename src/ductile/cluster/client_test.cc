@@ -13,6 +13,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
+#include "ductile/cluster/store.h"
 
 namespace ductile::cluster {
 namespace {
@@ -75,6 +76,38 @@ TEST_F(ClientOfNobody, WhoIsToldToComeAgainDoes) {
   const Client patient(folder_.path(), 2min);
   EXPECT_EQ(patient.get("/v1/jobs").at("a"), 1);
   server.join();
+}
+
+// What it followed was removed: it learns where to go on.
+TEST_F(ClientOfNobody, WhatIsGoneSaysWhatIsStillThere) {
+  const Descriptor forgetful = bound_socket();
+  ASSERT_EQ(::listen(forgetful.get(), 16), 0);
+  std::thread server([&] {
+    const std::string body = R"({"error": "not all are kept", "code": "gone", "begin": 17})";
+    const std::string answer =
+        "HTTP/1.1 410 Gone\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
+        "\r\n\r\n" + body;
+    const Descriptor one(::accept(forgetful.get(), nullptr, nullptr));
+    char request[4096];
+    EXPECT_GT(::recv(one.get(), request, sizeof request, 0), 0);
+    EXPECT_EQ(::send(one.get(), answer.data(), answer.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(answer.size()));
+  });
+  try {
+    Client(folder_.path(), 2min).get("/v1/events?after=3");
+    ADD_FAILURE() << "it was there";
+  } catch (const Gone& gone) {
+    EXPECT_EQ(gone.begin, 17);
+    EXPECT_EQ(gone.code(), ErrorCode::not_found);
+  }
+  server.join();
+}
+
+TEST_F(ClientOfNobody, NobodyIsToldApartFromAnErrorOfTheService) {
+  EXPECT_THROW(client_.get("/v1/jobs"), Unreachable);
+  const Descriptor silent = bound_socket();
+  ASSERT_EQ(::listen(silent.get(), 16), 0);
+  EXPECT_THROW(client_.get("/v1/jobs"), Unreachable);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Routes that tell what the service is just doing, and why.
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -68,6 +69,7 @@ std::string why(Request& request, const JobRecord& job) {
   facts.gpus = view->gpus();
   facts.claim = view->claim();
   if (job.phase == Phase::queued) facts.after = request.reader.awaited_by(job.id);
+  std::tie(facts.above, facts.above_since) = view->above(job.id, job.submission.tier);
   const auto quota = view->quotas().find(job.submission.team);
   if (quota != view->quotas().end()) facts.quota = quota->second;
   const auto gpu_quota = view->gpu_quotas().find(job.submission.team);

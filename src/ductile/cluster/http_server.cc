@@ -88,12 +88,16 @@ std::optional<Refusal> refusal_of(const httplib::Request& request) {
   return std::nullopt;
 }
 
-void tell_to_come_again(int socket) {
-  constexpr std::string_view kBusy =
-      "HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
-      "Content-Length: 0\r\n\r\n";
+// `fault`: what this client has too much of; empty: all of them together have.
+void tell_to_come_again(int socket, std::string_view fault = "") {
+  const std::string body =
+      fault.empty() ? "" : dump_json(nlohmann::json{{"error", fault}, {"code", "unavailable"}});
+  const std::string text = fmt::format(
+      "HTTP/1.1 {}\r\nRetry-After: 1\r\nConnection: close\r\nContent-Type: "
+      "application/json\r\nContent-Length: {}\r\n\r\n{}",
+      fault.empty() ? "503 Service Unavailable" : "429 Too Many Requests", body.size(), body);
   [[maybe_unused]] const ssize_t n =
-      ::send(socket, kBusy.data(), kBusy.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      ::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 // How limits call a principal.
@@ -264,12 +268,14 @@ void HttpServer::Impl::accept_one(int listener, Door door) {
     ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     stranger = stranger_at(socket.get());
   }
-  Limits::Seat seat = principal ? limits_.connection(client_of(*principal), false)
-                                : limits_.connection(stranger, door != Door::socket);
+  const std::string who_asks = principal ? client_of(*principal) : stranger;
+  Limits::Seat seat = limits_.connection(who_asks, !principal && door != Door::socket);
   if (!seat && door == Door::tls) seat = seat_of_half_open(stranger);
   if (!seat) {
     // A handshake would cost what the limit saves.
-    if (door != Door::tls) tell_to_come_again(socket.get());
+    if (door != Door::tls)
+      tell_to_come_again(socket.get(), limits_.refused_connection(
+                                           who_asks, principal ? principal->name : "this client"));
     return;
   }
   Client& client = clients_.emplace_back();
@@ -466,8 +472,8 @@ bool HttpServer::Impl::refuse_haste(const Principal& who, const httplib::Request
   const std::string client = client_of(who);
   if (!limits_.becomes(t_connection->seat, client)) {
     t_connection->ends = true;
-    return slow_down(1, fmt::format("{} has {} connections; end some of them first", who.name,
-                                    options_.limits.connections_of_one));
+    const std::string fault = limits_.refused_connection(client, who.name);
+    return slow_down(1, fault.empty() ? "too many connections a moment ago; try again" : fault);
   }
   const auto now = Clock::now();
   if (const double wait = limits_.pace(client, false, now); wait > 0) {
@@ -551,8 +557,7 @@ void HttpServer::Impl::stream(const Call& call, const httplib::Request& request,
   if (!stream.seat) {
     response.set_header("Retry-After", "1");
     refuse_with(request, response, 429, "unavailable",
-                fmt::format("{} has as many event streams as there may be; end some of them first",
-                            t_connection->who.name));
+                limits_.refused_stream(client_of(t_connection->who), t_connection->who.name));
     return;
   }
   t_connection->work.release();

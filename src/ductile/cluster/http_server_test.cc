@@ -279,10 +279,46 @@ TEST_F(Http, OneClientCannotTakeAllConnections) {
     send(held.back(), "GET /v1/jobs HTTP/1.1\r\n\r\n");
     EXPECT_NE(receive(held.back(), "code").find("401"), std::string::npos);
   }
-  EXPECT_NE(receive(connect_port()).find("503"), std::string::npos);
+  const std::string refusal = receive(connect_port());
+  EXPECT_TRUE(refusal.starts_with("HTTP/1.1 429 ")) << refusal;
+  EXPECT_NE(refusal.find("3 connections, as many as one client may have"), std::string::npos)
+      << refusal;
   const Descriptor other = connect_unix();
   send(other, "GET /v1/jobs HTTP/1.1\r\nConnection: close\r\n\r\n");
   EXPECT_NE(receive(other).find("200"), std::string::npos);
+}
+
+// A process that may open few files has few of both, and one client still leaves some to others.
+TEST_F(Http, WhereThereAreFewConnectionsOneClientHasHalfOfThem) {
+  HttpOptions options;
+  options.limits.connections = 6;
+  options.limits.streams = 4;
+  start(options);
+  const auto ask = [](const char* what, const char* token) {
+    return std::string("GET ") + what + " HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n" +
+           (token == nullptr ? "" : std::string("Authorization: Bearer ") + token + "\r\n") +
+           "\r\n";
+  };
+  std::vector<Descriptor> held;
+  for (int i = 0; i < 2; ++i) {
+    held.push_back(connect_port());
+    send(held.back(), ask("/v1/events", "let-me-in"));
+    EXPECT_NE(receive(held.back(), "\r\n\r\n").find("200"), std::string::npos);
+  }
+  held.push_back(connect_port());
+  send(held.back(), ask("/v1/events", "let-me-in"));
+  EXPECT_NE(receive(held.back(), "}").find("tia has 2 event streams"), std::string::npos);
+  // It has ended none of these three, and gets no fourth.
+  const Descriptor fourth = connect_port();
+  send(fourth, ask("/v1/jobs", "let-me-in"));
+  const std::string refusal = receive(fourth, "}");
+  EXPECT_TRUE(refusal.starts_with("HTTP/1.1 429 ")) << refusal;
+  EXPECT_NE(refusal.find("tia has 3 connections"), std::string::npos) << refusal;
+  for (int i = 0; i < 2; ++i) {  // of the user behind the unix socket
+    held.push_back(connect_unix());
+    send(held.back(), ask("/v1/events", nullptr));
+    EXPECT_NE(receive(held.back(), "\r\n\r\n").find("200"), std::string::npos);
+  }
 }
 
 // What a connection counts as follows who uses it, so that those who share an address or a tunnel
@@ -337,7 +373,9 @@ TEST_F(Http, EventStreamsOfOneClientAreCounted) {
   EXPECT_NE(receive(first, "\n\n\r\n").find("200"), std::string::npos);
   const Descriptor second = connect_unix();
   send(second, ask);
-  EXPECT_NE(receive(second, "}").find("HTTP/1.1 429"), std::string::npos);
+  const std::string refusal = receive(second, "}");
+  EXPECT_NE(refusal.find("HTTP/1.1 429"), std::string::npos) << refusal;
+  EXPECT_NE(refusal.find("1 event streams, as many as one client may have"), std::string::npos);
   // A stream whose client is gone is noticed when there is something to say.
   first.close();
   for (std::string answer; answer.find("HTTP/1.1 200") == std::string::npos;) {

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include <fmt/format.h>
 #include <sys/resource.h>
 
 #include "ductile/cluster/limits_impl.h"
@@ -9,7 +10,18 @@ namespace {
 
 constexpr uint64_t kOtherDescriptors = 1024;
 
+// Whatever all of them may have, one client leaves something to the others.
+HttpLimits fair_limits(HttpLimits limits) {
+  const auto half = [](int all) { return std::max(1, (all + 1) / 2); };
+  limits.strangers = std::min(limits.strangers, half(limits.connections));
+  limits.connections_of_one = std::min(limits.connections_of_one, half(limits.connections));
+  limits.streams_of_one = std::min(limits.streams_of_one, half(limits.streams));
+  return limits;
+}
+
 }  // namespace
+
+Limits::Limits(const HttpLimits& limits) : limits_(fair_limits(limits)) {}
 
 int connections_within(uint64_t descriptors, int wanted) {
   const uint64_t others = std::min(kOtherDescriptors, descriptors / 2);
@@ -52,7 +64,7 @@ Limits::Seat Limits::connection(const std::string& who, bool stranger) {
   if (connections_ >= limits_.connections) return {};
   if (stranger && strangers_ >= limits_.strangers) return {};
   Client& c = client(who);
-  if (c.connections >= limits_.connections_of_one) return {};
+  if (c.connections >= connections_of(who)) return {};
   ++c.connections;
   ++connections_;
   if (stranger) ++strangers_;
@@ -80,6 +92,33 @@ Limits::Seat Limits::stream(const std::string& who) {
   ++c.streams;
   ++streams_;
   return {*this, who, Seat::Kind::stream};
+}
+
+// Of strangers there may be fewer.
+int Limits::connections_of(const std::string& who) const {
+  const int all = who.front() == kStranger ? limits_.strangers : limits_.connections;
+  return std::min(limits_.connections_of_one, std::max(1, (all + 1) / 2));
+}
+
+std::string Limits::refused_connection(const std::string& who, std::string_view name) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(who);
+  const int most = connections_of(who);
+  if (found == clients_.end() || found->second.connections < most) return "";
+  return fmt::format(
+      "{} has {} connections, as many as one client may have; end some of them first", name, most);
+}
+
+std::string Limits::refused_stream(const std::string& who, std::string_view name) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = clients_.find(who);
+  const int most = limits_.streams_of_one;
+  if (found == clients_.end() || found->second.streams < most)
+    return fmt::format("there are {} event streams, as many as there may be; try again later",
+                       limits_.streams);
+  return fmt::format(
+      "{} has {} event streams, as many as one client may have; end some of them first", name,
+      most);
 }
 
 Limits::Seat Limits::work(const std::string& who, Time until) {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "ductile/cluster/http_server.h"
@@ -20,7 +21,8 @@ class Limits {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  explicit Limits(const HttpLimits& limits) : limits_(limits) {}
+  // Where all of them have few, one client has at most half of that.
+  explicit Limits(const HttpLimits& limits);
 
   // The right to something while it lives.
   class Seat {
@@ -54,6 +56,10 @@ class Limits {
 
   // None: the client, or all of them together, have as many as they may.
   Seat connection(const std::string& who, bool stranger);
+  // What a client that was refused is told, which is called `name`. A connection: empty where all
+  // of them together have as many as they may.
+  std::string refused_connection(const std::string& who, std::string_view name) const;
+  std::string refused_stream(const std::string& who, std::string_view name) const;
   // A stranger said who it is: its connection counts as that client's. False: who has enough.
   bool becomes(Seat& connection, const std::string& who);
   Seat stream(const std::string& who);
@@ -76,6 +82,7 @@ class Limits {
   };
   void leave(const std::string& who, Seat::Kind kind);
   Client& client(const std::string& who);
+  int connections_of(const std::string& who) const;  // at most
   void forget_idle();
 
   const HttpLimits limits_;

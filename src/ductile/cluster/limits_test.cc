@@ -116,6 +116,38 @@ TEST(Limits, StreamsAreCounted) {
   EXPECT_TRUE(limits.stream("=z"));
 }
 
+TEST(Limits, OneClientHasAtMostHalfOfFew) {
+  for (const int all : {1, 2, 3, 8, 100, 2048}) {
+    HttpLimits given;
+    given.connections = given.streams = all;
+    Limits limits(given);
+    std::deque<Limits::Seat> seats;
+    const auto take = [&](const std::string& who, bool streams) {
+      for (int count = 0;; ++count) {
+        Limits::Seat seat =
+            streams ? limits.stream(who) : limits.connection(who, who.front() == kStranger);
+        if (!seat) return count;
+        seats.push_back(std::move(seat));
+      }
+    };
+    const int half = std::max(1, (all + 1) / 2);
+    EXPECT_LE(take("?a", false), (half + 1) / 2);
+    EXPECT_NE(limits.refused_connection("?a", "a").find("as many as one client"),
+              std::string::npos);
+    seats.clear();
+    EXPECT_EQ(take("=x", false), std::min(256, half));
+    EXPECT_EQ(take("=x", true), std::min(64, half));
+    for (const std::string& text :
+         {limits.refused_connection("=x", "x"), limits.refused_stream("=x", "x")})
+      EXPECT_NE(text.find("as many as one client may have"), std::string::npos) << text;
+    EXPECT_EQ(limits.refused_connection("=y", "y"), "") << "all of them have too many";
+    EXPECT_NE(limits.refused_stream("=y", "y").find("as many as there may be"), std::string::npos);
+    if (all == 1) continue;
+    EXPECT_GE(take("=y", false), std::min(256, all / 2)) << all;
+    EXPECT_GE(take("=y", true), std::min(64, all / 2)) << all;
+  }
+}
+
 TEST(Limits, ConnectionsLeaveDescriptorsForTheRest) {
   EXPECT_EQ(connections_within(1 << 20, 2048), 2048);
   EXPECT_EQ(connections_within(2048 + 1024, 2048), 2048);

@@ -125,7 +125,8 @@ struct Drain {
   std::string reason;
   double starts = 0;           // until then the node is used; policies know that it will go
   std::optional<double> ends;  // the node then comes back by itself
-  bool holds(double now) const { return starts <= now && !over(now); }
+  // What began when it was asked for does not end when the clock is set back.
+  bool holds(double now) const { return (starts <= time || starts <= now) && !over(now); }
   bool over(double now) const { return ends && *ends <= now; }
   bool operator==(const Drain&) const = default;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <set>
 #include <utility>
@@ -283,14 +284,19 @@ std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView>
 
 // Policies place jobs across nodes. One that has to be on a single node, and was given parts of
 // several when it was looked at last, would otherwise have these kept free for it for nothing.
-std::vector<sched::JobView> Scheduler::that_fit_a_node(std::vector<sched::JobView> views) {
+// These are `hidden` from the policy.
+std::vector<sched::JobView> Scheduler::that_fit_a_node(std::vector<sched::JobView> views,
+                                                       std::vector<sched::JobView>& hidden) {
   const bool claim_fits = claim_has_devices(views);
   std::erase_if(views, [&](const sched::JobView& view) {
     const auto found = scattered_.find(view.id);
     if (found == scattered_.end()) return false;
-    if (claim_ && claim_->job == view.id && !claim_fits) return true;
-    if (claim_ && claim_->job == view.id) found->second = 0;
-    if (view.allocation.empty() && found->second-- > 0) return true;
+    const bool claims = claim_ && claim_->job == view.id;
+    if (claims && claim_fits) found->second = 0;
+    if ((claims && !claim_fits) || (view.allocation.empty() && found->second-- > 0)) {
+      hidden.push_back(view);
+      return true;
+    }
     scattered_.erase(found);
     return false;
   });
@@ -502,7 +508,9 @@ std::vector<Allotment> Scheduler::decide(double now) {
     return view.allocation.empty() && taken.contains(view.id);
   });
   views = within_quotas(that_find_gpus(std::move(views), false));  // they hold up nobody's quota
-  views = that_fit_a_node(that_find_gpus(std::move(views), true));
+  std::vector<sched::JobView> hidden;
+  views = that_fit_a_node(that_find_gpus(std::move(views), true), hidden);
+  views.reserve(views.size() + hidden.size());  // the policy's round stays where it is
   for (sched::JobView& view : views) {
     if (!view.service) continue;
     if (!policy_->traits().serves)
@@ -515,10 +523,13 @@ std::vector<Allotment> Scheduler::decide(double now) {
   keep_bounds(round, decisions);
   keep_claim(round, decisions);
   keep_on_one_node(round, decisions);
+  std::ranges::move(hidden, std::back_inserter(views));
+  const sched::Round whole{now, interval_, cluster_, views};
+  keep_tiers(whole, decisions);
   std::map<int32_t, int32_t> gpus = gpus_after(views, decisions);
-  keep_what_nobody_takes(round, decisions,
+  keep_what_nobody_takes(whole, decisions,
                          [&](JobId id, int32_t node) { return takes_gpus(id, node, gpus); });
-  sched::check_decisions(round, decisions);
+  sched::check_decisions(whole, decisions);
   for (sched::Decision& change : decisions.changes) {
     const Job& job = jobs_.at(change.job);
     if (change.allocation == job.granted.value_or(job.view.allocation))
@@ -542,37 +553,6 @@ bool Scheduler::nothing_runs() const {
     const Job& job = one.second;
     return job.view.allocation.empty() && (!job.granted || job.granted->empty());
   });
-}
-
-// Too few devices are left where nodes are drained or lost; empty: that is not so.
-std::string Scheduler::lacks_nodes(const Job& job) const {
-  int64_t all = 0, usable = 0;
-  for (int32_t n = 0; n < cluster_.nodes(); ++n) {
-    const int64_t here = cluster_.node_devices[static_cast<size_t>(n)];
-    all = job.one_node ? std::max(all, here) : all + here;
-    if (cluster_.usable(n) == 0) continue;
-    usable = job.one_node ? std::max(usable, here) : usable + here;
-  }
-  const int32_t asked = job.view.min_devices;
-  if (!job.view.allocation.empty() || asked > all || asked <= usable) return "";
-  std::string which;
-  for (const auto& [node, why] : drained_)
-    if (!why.empty()) which += (which.empty() ? ": " : "; ") + why;
-  return fmt::format(
-      "waits: it asks for {} device{}{}, and nodes that have so many are drained or lost{}. It "
-      "starts when such a node is back",
-      asked, asked == 1 ? "" : "s", job.one_node ? " on one node" : "", which);
-}
-
-std::string Scheduler::why(JobId id) const {
-  if (const auto found = jobs_.find(id); found != jobs_.end())
-    if (std::string text = lacks_nodes(found->second); !text.empty()) return text;
-  if (without_gpus_.contains(id)) {
-    const int32_t gpus = jobs_.at(id).gpus;
-    return fmt::format("waits for {} GPU{} on one node", gpus, gpus == 1 ? "" : "s");
-  }
-  if (scattered_.contains(id)) return lacks_on_a_node(jobs_.at(id), jobs_.at(id).view.min_devices);
-  return over_quota_.contains(id) ? "its team holds its quota" : policy_->explain(id);
 }
 
 std::vector<double> Scheduler::modelled_speeds(JobId id) const {

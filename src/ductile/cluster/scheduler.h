@@ -116,6 +116,10 @@ class Scheduler {
   // one, which are saved and go on when and where there is room. Never from services, and never
   // from its own tier.
   static constexpr double kTakes = 5;
+  // A job of a higher tier never waits while jobs of lower ones hold what it could start on, or are
+  // about to: these shrink or are saved, under each policy. Nothing is taken from services, from
+  // those whose grant is on its way, and on nodes that go within so many seconds.
+  static constexpr double kSoonGone = 600;
   // Until a pause of any job was measured, and the longest that is believed: more is something
   // else, as a debugger.
   static constexpr double kFirstPause = 3, kLongestPause = 600;
@@ -194,7 +198,8 @@ class Scheduler {
   void restore_job(const nlohmann::json& item, double now);
   sched::JobView view_of(const Job& job, double now) const;
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
-  std::vector<sched::JobView> that_fit_a_node(std::vector<sched::JobView> views);
+  std::vector<sched::JobView> that_fit_a_node(std::vector<sched::JobView> views,
+                                              std::vector<sched::JobView>& hidden);
   std::vector<sched::JobView> that_find_gpus(std::vector<sched::JobView> views, bool at_once);
   void keep_on_one_node(const sched::Round& round, sched::Decisions& decisions);
   int32_t best_node(const sched::Round& round, const Job& job, int32_t devices, int32_t region,
@@ -220,6 +225,8 @@ class Scheduler {
                                       int32_t held_gpus) const;
   void give_way(const sched::Round& round, int32_t missing, sched::Decision& change,
                 NodeCounts& used, NodeCounts& gpus) const;
+  class TierRound;
+  void keep_tiers(const sched::Round& round, sched::Decisions& decisions);
   void note_lacks(double now);
   // GPUs of each node that are held once the decisions are carried out.
   NodeCounts gpus_after(std::span<const sched::JobView> views,
@@ -242,7 +249,8 @@ class Scheduler {
   std::map<int32_t, int64_t> gpu_quotas_;
   std::map<int32_t, std::string> drained_;  // what is the matter with these nodes
   std::optional<Claim> claim_;
-  std::set<JobId> without_gpus_{};  // no node had so many free in the last decision
+  std::set<JobId> without_gpus_{};          // no node had so many free in the last decision
+  std::map<JobId, std::string> displaced_;  // by whom, of a higher tier, in the last decision
 };
 
 }  // namespace ductile::cluster

@@ -104,12 +104,13 @@ void Service::Impl::take_up(JobRecord record) {
                                ? fmt::format("{}-{}", id, run::file_name_of(record.submission.name))
                                : fs::path(record.run).filename().string();
   live.run = runs_ / name;
+  live.arrival = arrived_ = std::max(arrived_, std::min(record.submitted, schedule_time()));
   live.record = std::move(record);
   if (const std::string never = await_earlier(live); !never.empty()) {
     live_[id] = std::move(live);  // what begins after it is told its name
     return end(id, Phase::cancelled, never);
   }
-  view_.enter(id, live.record.submission.owner);
+  view_.enter(id, live.record.submission.owner, live.record.submission.tier);
   view_.set_gpus(id, gpus_of(live.work));
   Live& kept = live_[id] = std::move(live);
   if (kept.record.phase != Phase::paused) admit(kept);
@@ -123,7 +124,7 @@ void Service::Impl::admit(Live& live) {
       !lack.empty())
     return say(live, lack);
   scheduler_.add(
-      demand_of(live.record, live.work, options_.quotas, nodes_.devices(), schedule_time()));
+      demand_of(live.record, live.work, options_.quotas, nodes_.devices(), live.arrival));
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job

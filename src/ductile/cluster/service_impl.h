@@ -50,6 +50,7 @@ class Service::Impl {
   struct Live {
     JobRecord record;
     Work work;
+    double arrival = 0;  // as schedule_time(); no later job's is earlier, however clocks are set
     fs::path run;
     std::set<JobId> after;     // that are to finish before it begins
     spec::Allocation granted;  // what the policy wants it to hold
@@ -154,6 +155,7 @@ class Service::Impl {
   Revision seen_ = 0;
   int64_t hardware_seen_ = 0;                           // of the changes of nodes_
   std::map<std::string, std::string> drain_reasons_{};  // by node that is drained
+  double arrived_ = 0;                                  // of the last job
   const double began_ = wall_seconds();
   const net::Deadline began_steady_ = loop_.now();
   net::Deadline decided_ = began_steady_;  // when the last round ended

@@ -80,13 +80,13 @@ int64_t batch_of(const Work& work) {
 }
 
 JobDemand demand_of(const JobRecord& record, const Work& work,
-                    const std::map<std::string, int64_t>& quotas, int64_t devices, double now) {
+                    const std::map<std::string, int64_t>& quotas, int64_t devices, double arrival) {
   const Submission& s = record.submission;
   JobDemand demand;
   demand.id = record.id;
   demand.name = s.name;
   demand.application = s.name;
-  demand.arrival = std::min(record.submitted, now);
+  demand.arrival = arrival;
   demand.tier = tier_of(s.tier);
   if (const auto team = quotas.find(s.team); team != quotas.end())
     demand.team = static_cast<int32_t>(std::distance(quotas.begin(), team)) + 1;
@@ -225,7 +225,10 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
   tier_of(submission.tier);
   const Work work = work_of(submission.kind, spec);
   if (submission.min_devices > devices)
-    fail(ErrorCode::invalid_argument, "min_devices = {}: this service has {}",
+    fail(ErrorCode::invalid_argument,
+         "min_devices = {}: this service has {} in all, so the job could never begin; ask for "
+         "fewer, "
+         "or start the service with more",
          submission.min_devices, devices);
   if (const auto* serve = std::get_if<ServeSpec>(&work)) served_job(*serve);
   const auto* job = std::get_if<spec::JobOptions>(&work);
@@ -239,7 +242,7 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
          submission.min_devices, submission.max_devices);
   if (std::holds_alternative<CommandSpec>(work) && submission.min_devices > of_a_node)
     fail(ErrorCode::invalid_argument,
-         "min_devices = {}: a command runs on one node, and the largest has {}",
+         "min_devices = {}: a command runs on one node, and the largest has {}; ask for fewer",
          submission.min_devices, of_a_node);
 }
 

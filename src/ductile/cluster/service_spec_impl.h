@@ -38,9 +38,10 @@ void check_gpus(const Submission& submission, const nlohmann::json& spec, const 
 // Samples of one step; 1 where there is no such thing.
 int64_t batch_of(const Work& work);
 
-// What a job asks of a service with so many devices. `now`: of the clock of Scheduler::decide().
+// What a job asks of a service with so many devices. `arrival`: by the clock of
+// Scheduler::decide().
 JobDemand demand_of(const JobRecord& record, const Work& work,
-                    const std::map<std::string, int64_t>& quotas, int64_t devices, double now);
+                    const std::map<std::string, int64_t>& quotas, int64_t devices, double arrival);
 
 // The processes of the job. `front`: of a job of kind "serve". Throws as the runners of the kinds
 // do.

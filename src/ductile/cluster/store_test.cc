@@ -181,6 +181,11 @@ TEST_F(StoreFile, NodesAreDrainedAndTakenBack) {
   EXPECT_EQ(code_of([&] { change.undrain("n1", 8); }), ErrorCode::not_found);
   change.drain("n1", "a new disk", 10, 5, 20);
   EXPECT_EQ(Reader(file).drains(), (std::vector<Drain>{{"n1", 10, "a new disk", 15, 35}}));
+  EXPECT_FALSE(Reader(file).drains().front().holds(14));
+  EXPECT_TRUE(Reader(file).drains().front().holds(15));
+  change.drain("n2", "at once", 20);
+  EXPECT_TRUE(Reader(file).drains().back().holds(20 - 3600)) << "the clock was set back";
+  change.undrain("n2", 20);
   change.end_drains(34);
   EXPECT_EQ(Reader(file).drains().size(), 1u);
   change.end_drains(35);

@@ -274,6 +274,17 @@ std::string claim_text(const WhyFacts& facts) {
       claim.node, claim.job, claim.name, since);
 }
 
+// Tiers are strict: who comes first, however late; with a space before it.
+std::string above_text(const WhyFacts& facts) {
+  if (facts.above == 0) return "";
+  return fmt::format(
+      " Jobs of higher tiers come first: {} of these {} not ended, {} submitted after it; it runs "
+      "on "
+      "what they leave. A quota for their teams (`--quota`) would leave it more.",
+      facts.above, facts.above == 1 ? "has" : "have",
+      facts.above_since == 0 ? "none" : std::to_string(facts.above_since));
+}
+
 std::string why_it_competes(const WhyFacts& facts, int64_t asked);
 
 std::string why_it_waits_among(const WhyFacts& facts) {
@@ -281,13 +292,14 @@ std::string why_it_waits_among(const WhyFacts& facts) {
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
   if (std::string text = gpu_quota_reason(facts); !text.empty()) return text;
-  return why_it_competes(facts, asked) + claim_text(facts);
+  return why_it_competes(facts, asked) + above_text(facts) + claim_text(facts);
 }
 
 // What the policy says besides: who is before it, where it says who holds what as this does.
 std::string said_by_policy(const WhyFacts& facts) {
   const std::string text = facts.live ? without_stop(facts.live->text) : "";
   if (text.empty()) return "";
+  if (text.starts_with("waits: job ")) return ", and " + text.substr(7);  // as tiers say
   if (text.find("it can start on ") == std::string::npos)
     return fmt::format(" (the policy says: {})", text);
   const size_t end = text.find(" before it"), begin = text.rfind("; ", end);
@@ -407,15 +419,29 @@ void LiveView::set(JobId job, LiveState state) {
   states_[job] = std::move(state);
 }
 
-void LiveView::enter(JobId job, const std::string& owner) {
+void LiveView::enter(JobId job, const std::string& owner, const std::string& tier) {
   const std::lock_guard lock(mutex_);
-  if (owners_.emplace(job, owner).second) ++live_of_[owner];
+  if (!known_.emplace(job, Known{owner, tier}).second) return;
+  ++live_of_[owner];
+  ++of_tier_[tier];
+}
+
+std::pair<int64_t, int64_t> LiveView::above(JobId job, const std::string& tier) const {
+  std::pair<int64_t, int64_t> out;
+  const int rank = rank_of(tier);
+  const std::lock_guard lock(mutex_);
+  for (const auto& [name, count] : of_tier_)
+    if (rank_of(name) < rank) out.first += count;
+  if (out.first == 0) return out;  // as mostly
+  for (auto later = known_.upper_bound(job); later != known_.end(); ++later)
+    if (rank_of(later->second.tier) < rank) ++out.second;
+  return out;
 }
 
 std::pair<int64_t, int64_t> LiveView::live(const std::string& owner) const {
   const std::lock_guard lock(mutex_);
   const auto found = live_of_.find(owner);
-  return {static_cast<int64_t>(owners_.size()), found == live_of_.end() ? 0 : found->second};
+  return {static_cast<int64_t>(known_.size()), found == live_of_.end() ? 0 : found->second};
 }
 
 void LiveView::set_hardware(std::map<std::string, server::NodeHardware> hardware) {
@@ -510,8 +536,11 @@ void LiveView::forget(JobId job) {
   states_.erase(job);
   serving_.erase(job);
   gpus_.erase(job);
-  if (const auto owner = owners_.extract(job))
-    if (--live_of_[owner.mapped()] == 0) live_of_.erase(owner.mapped());
+  if (const auto known = known_.extract(job)) {
+    const auto& [owner, tier] = known.mapped();
+    if (--live_of_[owner] == 0) live_of_.erase(owner);
+    --of_tier_[tier];
+  }
 }
 
 std::optional<LiveState> LiveView::of(JobId job) const {

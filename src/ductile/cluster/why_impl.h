@@ -78,10 +78,13 @@ class LiveView {
       : quotas_(std::move(quotas)), gpu_quotas_(std::move(gpu_quotas)) {}
 
   void set(JobId job, LiveState state);
-  void enter(JobId job, const std::string& owner);  // it has not ended
+  // It has not ended.
+  void enter(JobId job, const std::string& owner, const std::string& tier = "standard");
   void forget(JobId job);
   // Jobs that have not ended: of all, and of one owner.
   std::pair<int64_t, int64_t> live(const std::string& owner) const;
+  // Of higher tiers than this: of all, and of those that were submitted after the job.
+  std::pair<int64_t, int64_t> above(JobId job, const std::string& tier) const;
 
   // What each node has, as far as it has said so, and how many GPUs a job asks for.
   void set_hardware(std::map<std::string, server::NodeHardware> hardware);
@@ -110,8 +113,11 @@ class LiveView {
   const std::map<std::string, int64_t> quotas_, gpu_quotas_;
   mutable std::mutex mutex_;
   std::map<JobId, LiveState> states_;
-  std::map<JobId, std::string> owners_;
-  std::map<std::string, int64_t> live_of_;  // by owner
+  struct Known {
+    std::string owner, tier;
+  };
+  std::map<JobId, Known> known_;                      // that have not ended
+  std::map<std::string, int64_t> live_of_, of_tier_;  // by owner; by tier
   RoundFigures rounds_;
   std::map<JobId, ServingFigures> serving_;
   std::map<std::string, server::NodeHardware> hardware_;
@@ -136,6 +142,8 @@ struct WhyFacts {
   std::map<JobId, int64_t> gpus;                         // that jobs ask for
   std::optional<NodeClaim> claim;
   std::vector<EarlierJob> after;  // that are to finish before it begins
+  // Jobs of higher tiers that have not ended: all, and those that came after it.
+  int64_t above = 0, above_since = 0;
 };
 
 // In a sentence: why the job waits, or is as it is, with what it asks for, what is free, who holds

@@ -1,6 +1,7 @@
 // What the service says of a job, in each situation that a job can be in.
 #include <gtest/gtest.h>
 
+#include "ductile/cluster/database.h"
 #include "ductile/cluster/testing/live_service.h"
 #include "ductile/cluster/why_impl.h"
 
@@ -43,9 +44,36 @@ TEST(Why, SaysThatAHigherTierComesFirst) {
   const Json body = {{"name", "low"}, {"tier", "basic"}, {"spec", {{"job", ""}}}};
   const Json answer = cluster.send("POST", "/v1/jobs", dump_json(body));
   const JobId low = answer.at("body").at("id");
-  expect_why(cluster, low,
-             {"none of 1 are free: job 1 (high) holds 1 and comes first, since its "
-              "tier is standard"});
+  expect_why(
+      cluster, low,
+      {"none of 1 are free: job 1 (high) holds 1 and comes first, since its "
+       "tier is standard",
+       "Jobs of higher tiers come first: 1 of these has not ended, none submitted after it"});
+  cluster.submit_command("later", "sleep 1000");
+  expect_why(cluster, low, {"2 of these have not ended, 1 submitted after it", "`--quota`"});
+}
+
+// Under each policy: it is saved for one of a higher tier, and goes on when that has ended.
+TEST(Why, SaysForWhomAJobOfALowerTierMadeRoom) {
+  for (const char* policy : {"ductile", "fifo", "tiresias"}) {
+    LiveService cluster(1, policy);
+    const auto submit = [&](const char* name, const char* tier, const char* script) {
+      const Json body = {
+          {"name", name},
+          {"tier", tier},
+          {"kind", "command"},
+          {"spec", {{"command", {"/bin/sh", "-c", script}}, {"directory", "/"}, {"grace", 5}}}};
+      return cluster.send("POST", "/v1/jobs", dump_json(body)).at("body").value("id", JobId{0});
+    };
+    const JobId low = submit("low", "basic", "exec sleep 1000");
+    cluster.wait_for(low, "running");
+    const JobId high = submit("high", "premium", "exec sleep 1000");
+    cluster.wait_for(high, "running");
+    cluster.wait_for(low, "queued");
+    expect_why(cluster, low, {"job 2 (high) holds 1 and comes first, since its tier is premium"});
+    cluster.act(high, "cancel");
+    cluster.wait_for(low, "running");
+  }
 }
 
 TEST(Why, SaysThatANodeIsDrained) {
@@ -137,6 +165,32 @@ TEST(Why, NamesTheQuota) {
   cluster.wait_for(second, "running");
   const JobId large = submit("large", "vision", 3);
   expect_why(cluster, large, {"It asks for 3 devices, and the quota of team vision is 2"});
+}
+
+// Whoever came later does not come first, though the clock was set back in between.
+TEST(Turn, IsThatOfTheSubmissionsWhateverTheClockSaid) {
+  LiveService cluster([](ServiceOptions& options) {
+    options.devices = 2;
+    options.policy = "fifo";
+    options.quotas = {{"vision", 1}};
+  });
+  const auto submit = [&](const char* name) {
+    const Json body = {{"name", name},
+                       {"team", "vision"},
+                       {"kind", "command"},
+                       {"spec", {{"command", {"/bin/sleep", "1000"}}, {"directory", "/"}}}};
+    return cluster.send("POST", "/v1/jobs", dump_json(body)).at("body").value("id", JobId{0});
+  };
+  const JobId holds = submit("holds"), first = submit("first"), second = submit("second");
+  cluster.wait_for(holds, "running");
+  EXPECT_EQ(cluster.stop(), 0);
+  Database(cluster.folder() / "store.db", Database::Access::write)
+      .execute("UPDATE jobs SET submitted = submitted - 3600 WHERE name = 'second'");
+  cluster.start();
+  cluster.wait_for(holds, "running");
+  cluster.act(holds, "cancel");
+  cluster.wait_for(first, "running");
+  EXPECT_EQ(cluster.get("/v1/jobs/" + std::to_string(second)).value("phase", ""), "queued");
 }
 
 // The user's wish for more or fewer devices: recorded, obeyed, and no fight with the policy.

@@ -1,6 +1,7 @@
 // The options of commands that follow what trains.
 #include "ductile/cli/other_commands.h"
 #include "ductile/fleet/command_line_impl.h"
+#include "ductile/fleet/service_request_impl.h"
 
 namespace ductile::cli {
 namespace {
@@ -20,7 +21,9 @@ CLI::App* add_live_command(CLI::App& app, Parsed& parsed, const char* name, cons
   job->option_text(" ")->required();
   add_service_at(*sub, c.at);
   sub->callback([&parsed, run] {
-    parsed.chosen = [&parsed, run](Context& context) { return run(parsed.live, context); };
+    parsed.chosen = [&parsed, run](Context& context) {
+      return unless_unreachable(context, [&] { return run(parsed.live, context); });
+    };
   });
   return sub;
 }
@@ -43,7 +46,9 @@ void add_report(CLI::App& app, Parsed& parsed) {
   add_service_at(*sub, parsed.report.at);
   add_json(*sub, parsed.report.json);
   sub->callback([&parsed] {
-    parsed.chosen = [&parsed](Context& context) { return report(parsed.report, context); };
+    parsed.chosen = [&parsed](Context& context) {
+      return unless_unreachable(context, [&] { return report(parsed.report, context); });
+    };
   });
 }
 
@@ -90,6 +95,7 @@ void add_live(CLI::App& app, Parsed& parsed) {
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
   sub->add_flag("-f,--follow", c.follow,
                 "follow the log until the job ends; of a service's job also while it waits");
+  add_patience(*sub, c.patience);
 }
 
 }  // namespace ductile::cli

@@ -5,6 +5,7 @@
 
 #include "ductile/cli/other_commands.h"
 #include "ductile/fleet/command_line_impl.h"
+#include "ductile/fleet/service_request_impl.h"
 #include "ductile/sched/policy.h"
 
 namespace ductile::cli {
@@ -21,7 +22,9 @@ CLI::App* asks_service(CLI::App* sub, Parsed& parsed,
   const bool is_service = run == up || run == server;
   is_service ? add_service_folder(*sub, c.at) : add_service_at(*sub, c.at);
   sub->callback([&parsed, run] {
-    parsed.chosen = [&parsed, run](Context& context) { return run(parsed.service, context); };
+    parsed.chosen = [&parsed, run](Context& context) {
+      return unless_unreachable(context, [&] { return run(parsed.service, context); });
+    };
   });
   return sub;
 }
@@ -31,15 +34,6 @@ CLI::App* add_service_command(CLI::App& app, Parsed& parsed, const char* name, c
   CLI::App* sub = app.add_subcommand(name, other_help(name));
   parsed.example[sub] = fmt::format("Example:\n  ductile {}{}\n", name, example);
   return asks_service(sub, parsed, run);
-}
-
-// Seconds, or with a unit: 90, 30m, 12h, 2d.
-CLI::Option* add_seconds(CLI::App& sub, const char* name, double& seconds, const char* help) {
-  return sub.add_option(name, seconds, help)
-      ->option_text("TIME")
-      ->transform(CLI::AsNumberWithUnit(
-          std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}}))
-      ->check(CLI::NonNegativeNumber);
 }
 
 void add_job_names(CLI::App& sub, ServiceCommand& c) {
@@ -99,6 +93,20 @@ void add_retention(CLI::App& sub, ServiceCommand& c) {
 }
 
 }  // namespace
+
+CLI::Option* add_seconds(CLI::App& sub, const char* name, double& seconds, const char* help) {
+  return sub.add_option(name, seconds, help)
+      ->option_text("TIME")
+      ->transform(CLI::AsNumberWithUnit(
+          std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}}))
+      ->check(CLI::NonNegativeNumber);
+}
+
+void add_patience(CLI::App& sub, double& seconds) {
+  add_seconds(sub, "--patience", seconds,
+              "with --follow: how long a service that has answered may be away: 90, 30m (default "
+              "1h); then the exit code is 5");
+}
 
 void add_service_at(CLI::App& app, ServiceAt& at) {
   add_service_folder(app, at);
@@ -229,7 +237,9 @@ void add_cluster(CLI::App& app, Parsed& parsed) {
   sub->add_option("-n,--lines", c.lines, "print the last N events (default 50)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1000}));
-  sub->add_flag("-f,--follow", c.follow, "go on as things happen, until Ctrl-C");
+  sub->add_flag("-f,--follow", c.follow,
+                "go on as things happen, until Ctrl-C, also over a restart of the service");
+  add_patience(*sub, c.patience);
   add_json(*sub, c.json);
   sub = add_service_command(app, parsed, "nodes", "", nodes);
   add_json(*sub, c.json);
@@ -259,6 +269,7 @@ void add_token(CLI::App& app, Parsed& parsed) {
   ServiceCommand& c = parsed.service;
   CLI::App* token = app.add_subcommand("token", other_help("token"));
   token->require_subcommand(1);
+  add_service_at(*token, c.at);  // before the verb, as well as behind it
   parsed.example[token] =
       "Example:\n  ductile token add ann --role submit --team vision -o ann.json\n"
       "  ductile jobs --server ann.json          # on another machine\n"
@@ -299,8 +310,9 @@ void add_service(CLI::App& app, Parsed& parsed) {
   const CLI::Range count(int64_t{1}, int64_t{1} << 20);
   CLI::App* sub = add_service_command(
       app, parsed, "up",
-      "\n\nThe command runs until Ctrl-C, which saves all jobs; the next `ductile up` goes on with "
-      "them.",
+      "\n  ductile submit --name trial     # in another terminal: a small example, or job.toml\n"
+      "  ductile jobs\n\nThe command runs until Ctrl-C, which saves all jobs; the next one goes on "
+      "with them.",
       up);
   sub->add_option("--devices", c.devices,
                   "workers that run at once (default: the hardware threads)")

@@ -35,7 +35,8 @@ std::optional<JobReference> job_with_run(const fs::path& run, const fs::path& fo
     const Json job =
         client.get("/v1/jobs/" + cluster::percent_encoded(name.substr(0, name.find('-'))));
     if (fs::path(job.at("run").get<std::string>()).filename() != name) return std::nullopt;
-    return JobReference{JobReference::OfService{client, job.at("id")}, run};
+    const auto id = job.at("id").get<int64_t>();
+    return JobReference{JobReference::OfService{client, id, std::to_string(id)}, run};
   } catch (const Error& not_one_of_its_jobs) {
     if (not_one_of_its_jobs.code() != ErrorCode::not_found) throw;
     return std::nullopt;
@@ -57,6 +58,10 @@ bool has_usual_folder(const Context& context) {
 
 std::string JobReference::OfService::path(const char* rest) const {
   return "/v1/jobs/" + std::to_string(id) + rest;
+}
+
+std::string JobReference::OfService::acts(const char* what) const {
+  return "/v1/jobs/" + cluster::percent_encoded(named) + what;
 }
 
 Json JobReference::OfService::record() const { return client.get(path()); }
@@ -91,10 +96,12 @@ JobReference find_job(const std::string& text, const ServiceAt& at, const Contex
   }
   const cluster::Client client = client_of(at, context);
   const char* here = is_given(at) ? "" : "no run directory of that name is here, and ";
-  if (!client.reachable()) fail(ErrorCode::not_found, "{}: {}{}", text, here, client.where());
+  if (!client.reachable())
+    throw cluster::Unreachable(ErrorCode::unavailable,
+                               fmt::format("{}: {}{}", text, here, client.where()));
   try {
     const Json job = client.get("/v1/jobs/" + cluster::percent_encoded(text));
-    return {JobReference::OfService{client, job.at("id")}, job.at("run").get<std::string>()};
+    return {JobReference::OfService{client, job.at("id"), text}, job.at("run").get<std::string>()};
   } catch (const Error& error) {
     if (error.code() != ErrorCode::not_found) throw;
     fail(ErrorCode::not_found, "{}: {}{} says: {}", text, here, client.name(), error.what());

@@ -17,8 +17,11 @@ struct JobReference {
   struct OfService {
     cluster::Client client;
     int64_t id = 0;
+    std::string named;                              // how the user named it
     std::string path(const char* rest = "") const;  // of the interface
-    nlohmann::ordered_json record() const;          // as it is now
+    // To act on it: the service refuses a name that several jobs have which have not ended.
+    std::string acts(const char* what) const;
+    nlohmann::ordered_json record() const;  // as it is now
   };
   std::optional<OfService> service;
   fs::path run;  // empty: the job has not run yet
@@ -27,7 +30,7 @@ struct JobReference {
 // A text that is a path (it has a slash), or the name of a folder that is here, means that run
 // directory; where a service that is up has it, its job. Any other text is the number or the name
 // of a job of the service that `at` names. With one named, only a path with a slash is a path.
-// Throws not_found, which says what was looked for where.
+// Throws not_found, which says what was looked for where, and cluster::Unreachable.
 JobReference find_job(const std::string& text, const ServiceAt& at, const Context& context);
 
 // The service that is meant: --server or --folder, else $DUCTILE_SERVER, else the user's own.

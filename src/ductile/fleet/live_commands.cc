@@ -166,7 +166,7 @@ ExitCode resize(const LiveCommand& command, Context& context) {
     body["min_devices"] = *least;
   if (const auto most = command.workers ? command.workers : command.max)
     body["max_devices"] = *most;
-  const json answer = job.service->client.post(job.service->path("/resize"), body);
+  const json answer = job.service->client.post(job.service->acts("/resize"), body);
   print_answer(command, context.console, answer,
                fmt::format("job {} is to have {} to {} devices", job.service->id,
                            answer.at("min_devices").get<int64_t>(),
@@ -189,7 +189,7 @@ Asked ask_to_preempt(const std::string& text, const LiveCommand& command, const 
     out.job.emplace(find_job(text, command.at, context));
     out.answer =
         out.job->service
-            ? json(out.job->service->client.post(out.job->service->path("/pause"), json::object()))
+            ? json(out.job->service->client.post(out.job->service->acts("/pause"), json::object()))
             : server::ask(out.job->run, {{"request", "preempt"}});
   } catch (const Error&) {
     out.error = std::current_exception();
@@ -248,7 +248,7 @@ json resume_of_service(const JobReference& job, const LiveCommand& command, Cons
          "--workers and --hosts are of a run of its own; of a service's job `ductile resize {} N` "
          "says how many devices it is to have",
          id);
-  json answer = job.service->client.post(job.service->path("/resume"), json::object());
+  json answer = job.service->client.post(job.service->acts("/resume"), json::object());
   if (!command.json) console.say("job {} goes on when it is its turn", id);
   return answer;
 }
@@ -387,44 +387,39 @@ class RemoteLog {
   std::string unprinted_;
 };
 
-// A service that is away, or busy.
-bool may_come_back(const Error& error) {
-  return error.code() == ErrorCode::unavailable || error.code() == ErrorCode::deadline;
-}
-
 // Until the job has ended, also while the service is away.
-ExitCode follow_remote(const JobReference::OfService& job, int64_t lines, Console& console) {
+ExitCode follow_remote(const JobReference::OfService& job, int64_t lines, Console& console,
+                       Absence absence) {
   RemoteLog log(job, console);
-  bool begun = false, said = false;
+  bool begun = false;
   for (;; std::this_thread::sleep_for(kLookThere)) {
     try {
       const nlohmann::ordered_json record = job.record();
       if (record.at("run") != "") begun ? log.print_rest() : log.print_last(lines);
       begun = begun || record.at("run") != "";
-      said = false;
+      absence.end();
       if (record.at("ended").is_null()) continue;
       console.say("job {} is {}: {}", job.id, record.at("phase").get<std::string>(),
                   record.at("reason").get<std::string>());
       return record.at("phase") == "finished" ? kDone : kJobFailed;
     } catch (const Error& error) {
-      if (!may_come_back(error)) throw;
-      if (!std::exchange(said, true)) console.say("{}; waiting for it", error.what());
+      absence.begin(error);
     }
   }
 }
 
 // Across preemptions, waiting and restarts of the service, until the job has ended.
-ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& console) {
+ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& console,
+                Absence absence) {
   LogReader log(console);
-  bool begun = false, said = false;
+  bool begun = false;
   for (;; std::this_thread::sleep_for(kLook)) {
     nlohmann::ordered_json record;
     try {
       record = job.record();  // before reading: nothing is missed at the end
-      said = false;
+      absence.end();
     } catch (const Error& error) {
-      if (!may_come_back(error)) throw;
-      if (!std::exchange(said, true)) console.say("{}; waiting for it", error.what());
+      absence.begin(error);
     }
     const std::string run = record.is_null() ? "" : record.at("run").get<std::string>();
     if (begun || (!run.empty() && log.open(run))) {
@@ -442,12 +437,14 @@ ExitCode follow(const JobReference::OfService& job, int64_t lines, Console& cons
 
 ExitCode logs(const LiveCommand& command, Context& context) {
   const JobReference job = named(command, context);
+  const Absence absence(context.console, command.patience);
   if (job.service && !job.service->client.is_local()) {
-    if (command.follow) return follow_remote(*job.service, command.lines, context.console);
+    if (command.follow) return follow_remote(*job.service, command.lines, context.console, absence);
     RemoteLog(*job.service, context.console).print_last(command.lines);
     return kDone;
   }
-  if (job.service && command.follow) return follow(*job.service, command.lines, context.console);
+  if (job.service && command.follow)
+    return follow(*job.service, command.lines, context.console, absence);
   const fs::path run = run_of(job);
   LogReader log(context.console);
   if (!log.open(run))

@@ -134,7 +134,7 @@ nlohmann::json serving_body(const ServiceCommand& command, const Context& contex
     run = folder.path();
   }
   nlohmann::json spec = {{"run", run.string()},
-                         {"model", name},
+                         {"model", command.name ? run::file_name_of(*command.name) : name},
                          {"follow", command.follow},
                          {"max_batch", command.max_batch},
                          {"target", command.target}};
@@ -197,9 +197,8 @@ std::string path_of(const std::string& job, const char* rest) {
 ExitCode ask_service(const ServiceCommand& command, Context& context,
                      const std::function<ExitCode(const cluster::Client&)>& ask) {
   const cluster::Client client = client_of(command.at, context);
-  if (client.reachable()) return ask(client);
-  context.console.error(client.where());
-  return kServerUnreachable;
+  if (!client.reachable()) throw cluster::Unreachable(ErrorCode::unavailable, client.where());
+  return ask(client);
 }
 
 ExitCode with_service(const ServiceCommand& command, Context& context,
@@ -208,6 +207,15 @@ ExitCode with_service(const ServiceCommand& command, Context& context,
     ask(client);
     return kDone;
   });
+}
+
+ExitCode unless_unreachable(Context& context, const std::function<ExitCode()>& run) {
+  try {
+    return run();
+  } catch (const cluster::Unreachable& nobody) {
+    context.console.error(nobody.what());
+    return kServerUnreachable;
+  }
 }
 
 std::string held_text(const Json& job) {
@@ -312,8 +320,16 @@ class LastResort {
   std::jthread thread_;
 };
 
+// What is behind the verbs so that they find the same service.
+std::string same_service(const ServiceAt& at) {
+  return at.server   ? " --server " + at.server->string()
+         : at.folder ? " --folder " + at.folder->string()
+                     : "";
+}
+
 // Until a signal ends it; `what` are the devices, in words.
-ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context& context) {
+ExitCode serve(cluster::ServiceOptions options, const std::string& what, const ServiceAt& at,
+               Context& context) {
   Console& console = context.console;
   process::raise_file_limit();  // each live job has about ten descriptors
   net::Loop loop;
@@ -328,8 +344,12 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, Context
   };
   LastResort last_resort;
   cluster::Service service(loop, options);
-  console.say("{} in {}, policy {}; submit a job with: ductile submit job.toml", what,
-              options.folder.string(), options.policy);
+  console.say("{} in {}, policy {}; Ctrl-C saves all jobs", what, options.folder.string(),
+              options.policy);
+  console.say(
+      "from another terminal: ductile submit{0} [job.toml], or for any program: ductile submit{0} "
+      "-- COMMAND; then: ductile jobs{0}",
+      at.folder ? same_service({options.folder, {}}) : "");
   if (options.port) say_page(service, context);
   if (options.tls)
     console.say(
@@ -363,7 +383,8 @@ ExitCode up(const ServiceCommand& command, Context& context) {
   cluster::ServiceOptions options = options_of(command, context);
   options.devices = command.devices.value_or(cpu_share().usable());
   options.node = host_name();
-  return serve(options, fmt::format("{} devices of {}", options.devices, options.node), context);
+  return serve(options, fmt::format("{} devices of {}", options.devices, options.node), command.at,
+               context);
 }
 
 namespace {
@@ -402,7 +423,7 @@ ExitCode server(const ServiceCommand& command, Context& context) {
   return serve(
       options,
       fmt::format("{} devices of {} nodes", options.cluster->devices(), options.cluster->nodes()),
-      context);
+      command.at, context);
 }
 
 namespace {
@@ -471,11 +492,12 @@ nlohmann::json array_body(const ServiceCommand& command, const Context& context)
   return out;
 }
 
-void say_submitted(const std::vector<int64_t>& ids, Console& console) {
+void say_submitted(const std::vector<int64_t>& ids, const ServiceAt& at, Console& console) {
+  const std::string same = same_service(at);
   if (ids.size() == 1)
-    return console.say("job {} is submitted; what becomes of it: ductile why {}", ids.front(),
-                       ids.front());
-  console.say("{} jobs are submitted; what becomes of them: ductile jobs", ids.size());
+    return console.say("job {0} is submitted; what becomes of it: ductile why {0}{1}", ids.front(),
+                       same);
+  console.say("{} jobs are submitted; what becomes of them: ductile jobs{}", ids.size(), same);
 }
 
 // As the interface takes what `ductile jobs` is narrowed to.
@@ -522,7 +544,7 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
       context.console.print("{}\n", dump_json(answer, 2));
     } else if (!command.json) {
       for (const int64_t id : ids) context.console.print("{}\n", id);
-      say_submitted(ids, context.console);
+      say_submitted(ids, command.at, context.console);
     }
     return command.wait ? await_jobs(client, ids, command.json, context.console) : kDone;
   });
@@ -567,43 +589,6 @@ ExitCode jobs(const ServiceCommand& command, Context& context) {
     }
     context.console.print("{}", page::table(rows, {Align::right, Align::left, Align::left,
                                                    Align::left, Align::right, Align::left}));
-  });
-}
-
-ExitCode why(const ServiceCommand& command, Context& context) {
-  return ask_service(command, context, [&](const cluster::Client& client) {
-    bool first = true;
-    const auto names = with_own_matches(command.jobs, client);
-    return for_each_job(names, command.json, context.console, [&](const std::string& name) {
-      Json job = client.get(path_of(name));
-      if (!command.json)
-        context.console.print("{}{}", std::exchange(first, false) ? "" : "\n", job_table(job));
-      return job;
-    });
-  });
-}
-
-ExitCode page_link(const ServiceCommand& command, Context& context) {
-  return with_service(command, context, [&](const cluster::Client& client) {
-    const Json answer = client.post("/v1/page/links", nlohmann::json::object());
-    if (command.json) {
-      context.console.print("{}\n", dump_json(answer, 2));
-    } else {
-      context.console.print("{}\n", answer.at("link").get<std::string>());
-      context.console.say("it lets in the first browser that opens it, for ten minutes from now");
-    }
-  });
-}
-
-ExitCode cancel(const ServiceCommand& command, Context& context) {
-  return ask_service(command, context, [&](const cluster::Client& client) {
-    const auto names = with_own_matches(command.jobs, client);
-    return for_each_job(names, command.json, context.console, [&](const std::string& name) {
-      Json answer = client.post(path_of(name, "/cancel"), nlohmann::json::object());
-      if (!command.json)
-        context.console.say("job {} is being cancelled", answer.at("id").get<int64_t>());
-      return answer;
-    });
   });
 }
 

@@ -1,10 +1,13 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cluster/client.h"
@@ -15,7 +18,11 @@ namespace ductile::cli {
 // The job's path in the service's interface.
 std::string path_of(const std::string& job, const char* rest = "");
 
-// Runs `ask` if a service answers, for its exit code; else says how to start one.
+// Runs a command; where no service answers, now or later, it says how to start one.
+ExitCode unless_unreachable(Context& context, const std::function<ExitCode()>& run);
+
+// Runs `ask` with the service that is meant, for its exit code. Throws cluster::Unreachable where
+// none answers.
 ExitCode ask_service(const ServiceCommand& command, Context& context,
                      const std::function<ExitCode(const cluster::Client&)>& ask);
 // The same of what either throws or is done.
@@ -43,6 +50,23 @@ ExitCode await_jobs(const cluster::Client& client, const std::vector<int64_t>& i
 
 // The numbers that --array names, in order: "0-9", "1,3,10-20:2". Throws invalid_argument.
 std::vector<int64_t> indices_of(const std::string& array);
+
+// A service that somebody follows may be away for a while: it is restarted, or busy.
+class Absence {
+ public:
+  // `patience`: seconds without an answer after which nobody waits any more.
+  Absence(Console& console, double patience) : console_(console), patience_(patience) {}
+
+  // An answer did not come; for a handler of that error. Says so once; throws it again if it is
+  // none that goes by, or has gone on for too long.
+  void begin(const Error& error);
+  void end();  // an answer came
+
+ private:
+  Console& console_;
+  const double patience_;
+  std::optional<std::chrono::steady_clock::time_point> since_;
+};
 
 // How many devices it holds; empty for none.
 std::string held_text(const nlohmann::ordered_json& job);

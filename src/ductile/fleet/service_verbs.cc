@@ -3,12 +3,14 @@
 #include <chrono>
 #include <ctime>
 #include <thread>
+#include <utility>
 
 #include <fmt/ranges.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cluster/store.h"
 #include "ductile/fleet/service_request_impl.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
@@ -108,18 +110,45 @@ ExitCode tell_node(const ServiceCommand& command, Context& context, const char* 
 
 }  // namespace
 
+// A store that takes no requests now, a service that is away, and one that is busy.
+void Absence::begin(const Error& error) {
+  if (error.code() != ErrorCode::unavailable && error.code() != ErrorCode::deadline) throw;
+  const auto now = std::chrono::steady_clock::now();
+  if (!since_) console_.say("{}; waiting for it", error.what());
+  if (!since_) since_ = now;
+  if (std::chrono::duration<double>(now - *since_).count() >= patience_) throw;
+}
+
+void Absence::end() {
+  if (std::exchange(since_, std::nullopt)) console_.say("the service answers again");
+}
+
 ExitCode events(const ServiceCommand& command, Context& context) {
   return with_service(command, context, [&](const cluster::Client& client) {
-    const std::string job =
-        command.job.empty() ? "" : "&job=" + cluster::percent_encoded(command.job);
+    std::string job = command.job;
+    // Its number, since a later job may have the same name.
+    if (command.follow && !job.empty())
+      job = std::to_string(client.get(path_of(job)).at("id").get<int64_t>());
+    if (!job.empty()) job = "&job=" + cluster::percent_encoded(job);
     Json list = client.get(fmt::format("/v1/events?newest={}{}", command.lines, job));
-    while (true) {
+    for (Absence absence(context.console, command.patience);;) {
       for (const Json& event : list.at("events")) print_event(event, command.json, context.console);
       context.console.out() << std::flush;
       if (!command.follow) return;
-      if (list.at("events").empty()) std::this_thread::sleep_for(kLookAgain);
+      // Numbers of events are used once, also over restarts: nothing is lost, and nothing repeated.
       const auto after = list.at("after").get<int64_t>();
-      list = client.get(fmt::format("/v1/events?limit=1000&after={}{}", after, job));
+      if (list.at("events").empty()) std::this_thread::sleep_for(kLookAgain);
+      list["events"].clear();
+      try {
+        list = client.get(fmt::format("/v1/events?limit=1000&after={}{}", after, job));
+        absence.end();
+      } catch (const cluster::Gone& gone) {  // what happened meanwhile is kept in part
+        if (gone.begin <= after) throw;
+        context.console.say("{}; going on after event {}", gone.what(), gone.begin);
+        list["after"] = gone.begin;
+      } catch (const Error& error) {
+        absence.begin(error);
+      }
     }
   });
 }
@@ -180,6 +209,43 @@ ExitCode drain(const ServiceCommand& command, Context& context) {
 
 ExitCode undrain(const ServiceCommand& command, Context& context) {
   return tell_node(command, context, "undrain", nlohmann::json::object(), "is taken back");
+}
+
+ExitCode why(const ServiceCommand& command, Context& context) {
+  return ask_service(command, context, [&](const cluster::Client& client) {
+    bool first = true;
+    const auto names = with_own_matches(command.jobs, client);
+    return for_each_job(names, command.json, context.console, [&](const std::string& name) {
+      Json job = client.get(path_of(name));
+      if (!command.json)
+        context.console.print("{}{}", std::exchange(first, false) ? "" : "\n", job_table(job));
+      return job;
+    });
+  });
+}
+
+ExitCode page_link(const ServiceCommand& command, Context& context) {
+  return with_service(command, context, [&](const cluster::Client& client) {
+    const Json answer = client.post("/v1/page/links", nlohmann::json::object());
+    if (command.json) {
+      context.console.print("{}\n", dump_json(answer, 2));
+    } else {
+      context.console.print("{}\n", answer.at("link").get<std::string>());
+      context.console.say("it lets in the first browser that opens it, for ten minutes from now");
+    }
+  });
+}
+
+ExitCode cancel(const ServiceCommand& command, Context& context) {
+  return ask_service(command, context, [&](const cluster::Client& client) {
+    const auto names = with_own_matches(command.jobs, client);
+    return for_each_job(names, command.json, context.console, [&](const std::string& name) {
+      Json answer = client.post(path_of(name, "/cancel"), nlohmann::json::object());
+      if (!command.json)
+        context.console.say("job {} is being cancelled", answer.at("id").get<int64_t>());
+      return answer;
+    });
+  });
 }
 
 }  // namespace ductile::cli
