@@ -89,6 +89,7 @@ struct ServiceCommand {
   std::optional<int64_t> devices;  // default: the hardware threads that this process may use
   std::string policy = "ductile";
   std::vector<std::string> quotas;  // TEAM=DEVICES
+  std::vector<std::string> shares;  // TEAM=PART
   std::vector<std::string> data;    // folders in which the jobs of others may name files
   double keep_days = 90;            // jobs that have ended; 0: for ever
   int64_t keep_jobs = 100'000;      // the same

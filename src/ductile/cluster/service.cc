@@ -64,7 +64,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       engine_(engine_of(loop_, options_)),
       nodes_(loop_, cluster_, *engine_, writer_, options_.grace),
       scheduler_(cluster_, options_.policy, options_.interval),
-      view_(options_.quotas, options_.gpu_quotas) {
+      view_(options_.quotas, options_.gpu_quotas, options_.shares) {
   scheduler_.set_gpu_quotas(gpu_quotas_of(options_));
   seen_ = reader_.last_event();
   look_at_hardware();
@@ -119,7 +119,7 @@ void Service::Impl::admit(Live& live) {
       !lack.empty())
     return say(live, lack);
   scheduler_.add(
-      demand_of(live.record, live.work, options_.quotas, nodes_.devices(), schedule_time()));
+      demand_of(live.record, live.work, teams_of(options_), nodes_.devices(), schedule_time()));
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
