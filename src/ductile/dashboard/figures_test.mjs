@@ -138,3 +138,33 @@ test("every event has a sentence, also one that nobody knows", () => {
   assert.equal(f.sentence({ kind: "nodes", body: { nodes: ["a", "b"] } }), "The nodes are a, b.");
   assert.equal(f.sentence({ kind: "new", body: { x: 1 } }), "{\"x\":1}");
 });
+
+test("what a team is entitled to is said in few words, where there is anything", () => {
+  assert.deepEqual(f.entitlement(undefined), ["", ""]);
+  assert.deepEqual(f.entitlement({ team: "a", devices: 1 }), ["", ""]);
+  assert.deepEqual(f.entitlement({ team: "a", quota: 4 }), ["4", ""]);
+  assert.deepEqual(f.entitlement({ team: "a", quota: 4, gpu_quota: 1, share: 0.5 }), ["4 and 1 GPU", "50 %"]);
+  assert.deepEqual(f.entitlement({ team: "a", quota: 4, gpu_quota: 2, share: 1 / 3 }), ["4 and 2 GPUs", "33.3 %"]);
+});
+
+test("a drain that is to come, or that ends, is said; times that nobody gave are not sent", () => {
+  const clock = time => `<${time}>`;
+  assert.equal(f.drainText({}, clock), "");
+  assert.equal(f.drainText({ drain_starts: 5 }, clock), "drains at <5>");
+  assert.equal(f.drainText({ drain_starts: 5, drain_ends: 9 }, clock), "drains at <5>, until <9>");
+  assert.equal(f.drainText({ drained: true, drain_ends: 9 }, clock), "until <9>");
+  assert.deepEqual(f.drainBody("why", "", " "), { reason: "why" });
+  assert.deepEqual(f.drainBody("", "0", "1.5"), { reason: "", in: 0, for: 90 });
+});
+
+test("the operations of a description are listed with all that they take", () => {
+  const field = (name, place, description) => ({ name, in: place, description });
+  const api = { paths: { "/a/{b}": { get: { summary: "Looks.", description: "Role: read.", parameters: [field("b", "path", "which")] },
+    post: { summary: "Makes.", description: "Role: submit.", parameters: [],
+      requestBody: { content: { "application/json": { schema: { $ref: "#/components/schemas/B" } } } } } } },
+  components: { schemas: { B: { required: ["x"], properties: { x: { description: "one" }, y: { description: "two" } } } } } };
+  assert.deepEqual(f.operations(api), [
+    { path: "/a/{b}", method: "GET", summary: "Looks.", role: "read", takes: [["b", "path", "which"]] },
+    { path: "/a/{b}", method: "POST", summary: "Makes.", role: "submit",
+      takes: [["x", "body, needed", "one"], ["y", "body", "two"]] }]);
+});
