@@ -163,6 +163,7 @@ void Scheduler::add(const JobDemand& demand) {
   }
   job.accounted = demand.arrival;
   jobs_.emplace(demand.id, std::move(job));
+  take_back(demand.id);
 }
 
 int32_t Scheduler::region_named(std::string_view name) const {
@@ -201,7 +202,12 @@ bool Scheduler::served(JobId id, const ServiceLoad& load) {
 }
 
 void Scheduler::remove(JobId id, bool ended) {
-  if (!ended) policy_->forget(id);
+  if (ended) {
+    aside_.erase(id);
+  } else {
+    policy_->forget(id);
+    set_aside(id);
+  }
   scattered_.erase(id);
   without_gpus_.erase(id);
   if (claim_ && claim_->job == id) claim_.reset();
@@ -469,6 +475,7 @@ sched::JobView Scheduler::view_of(const Job& job, double now) const {
 }
 
 std::vector<Allotment> Scheduler::decide(double now) {
+  now_ = now;
   std::vector<sched::JobView> views;
   for (auto& [id, job] : jobs_) {
     job.view.attained_service +=

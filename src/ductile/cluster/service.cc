@@ -109,7 +109,10 @@ void Service::Impl::take_up(JobRecord record) {
   view_.enter(id, live.record.submission.owner);
   view_.set_gpus(id, gpus_of(live.work));
   Live& kept = live_[id] = std::move(live);
-  if (kept.record.phase != Phase::paused) admit(kept);
+  if (kept.record.phase == Phase::paused)
+    scheduler_.set_aside(id);
+  else
+    admit(kept);
   if (kept.record.phase != Phase::running) follow_wish(kept);
 }
 
