@@ -40,7 +40,7 @@ def submit(up, args, number, epochs, free):
                f"train.epochs={epochs}", f"train.batch_size={BATCH}", "train.virtual_ranks=4", "train.threads=1",
                "train.log_every=20", "checkpoint.every_seconds=5"]
     if free:
-        options += ['train.rate_control="goodput"', "train.noise.patience=50", "train.noise.max_batch=2048"]
+        options += ["train.rate_control=goodput", "train.noise.patience=50", "train.noise.max_batch=2048"]
     words = [args.build / "bin" / "ductile", "-q", "submit", "--folder", up.folder, "--name",
              f"{'free' if free else 'own'}-{number}", "--min", "1", "--max", str(args.slots)]
     words += [word for option in options for word in ("--set", option)]
