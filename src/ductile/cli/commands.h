@@ -263,8 +263,9 @@ ExitCode token_list(const ServiceCommand& command, Context& context);
 ExitCode token_revoke(const ServiceCommand& command, Context& context);
 
 struct PlanCommand {
-  std::string graph;          // a file, or a built-in one; empty: list those
-  std::string devices = "8";  // a file, or how many
+  std::string graph;              // a file, or a built-in one; empty: list those
+  std::string devices = "8";      // a file, or how many
+  std::optional<fs::path> links;  // as they were measured between the devices of that file
   int64_t batch = 128;
   std::string objective = "time";  // time, throughput
   std::string baseline;            // a list, or all
