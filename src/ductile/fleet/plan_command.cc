@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <vector>
@@ -50,6 +51,9 @@ plan::Devices devices_for(const PlanCommand& command) {
   comm::Fabric measured;
   OptionSet options(measured);
   options.read_toml(*command.links);
+  if (!measured.host.empty() && std::ssize(measured.host) != measured.ranks)
+    fail(ErrorCode::invalid_argument, "--links {}: host names the hosts of {} ranks, of {}",
+         command.links->string(), measured.host.size(), measured.ranks);
   const comm::Topology shape = measured.topology();
   std::vector<int> hosts;
   for (int rank = 0; rank < shape.num_ranks; ++rank) hosts.push_back(shape.host_of(rank));
