@@ -582,6 +582,13 @@ std::string Scheduler::why(JobId id) const {
   return over_quota_.contains(id) ? "its team holds its quota" : policy_->explain(id);
 }
 
+std::optional<double> Scheduler::efficiency(JobId id) const {
+  const Job& job = jobs_.at(id);
+  if (job.agent->scaling() != sched::Scaling::adaptive || !job.agent->noise()) return std::nullopt;
+  const double scale = static_cast<double>(job.batch) / job.agent->facts().requested_batch;
+  return noise::efficiency(*job.agent->noise(), scale);
+}
+
 std::vector<double> Scheduler::modelled_speeds(JobId id) const {
   const Job& job = jobs_.at(id);
   sched::JobView view = job.view;

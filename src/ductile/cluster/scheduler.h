@@ -133,6 +133,9 @@ class Scheduler {
   // Samples per second that the job's model expects on 1, 2, ... devices of the first node that it
   // holds, up to what it may have; empty: nothing was measured yet.
   std::vector<double> modelled_speeds(JobId job) const;
+  // The part of its samples that are progress with the batch that it trains with now, where one is
+  // those of its own batch; none: its batch is fixed, or the noise of its gradients is not known.
+  std::optional<double> efficiency(JobId job) const;
   // Why the job waits, or holds what it holds.
   std::string why(JobId job) const;
   // The node whose room is kept, for whom, and since when. It ends with that job, when the job has

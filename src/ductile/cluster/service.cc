@@ -224,12 +224,13 @@ void Service::Impl::note_speed(Live& live, double speed, const JobProgress& prog
     return;
   live.noted_devices = devices;
   live.noted_speed = speed;
-  const nlohmann::json body = {{"devices", devices},
-                               {"samples_per_second", speed},
-                               {"model", scheduler_.modelled_speeds(live.record.id)},
-                               {"step", progress.step},
-                               {"total_steps", progress.total_steps}};
   const JobId id = live.record.id;
+  nlohmann::json body = {{"devices", devices},
+                         {"samples_per_second", speed},
+                         {"model", scheduler_.modelled_speeds(id)},
+                         {"step", progress.step},
+                         {"total_steps", progress.total_steps}};
+  if (const auto efficiency = scheduler_.efficiency(id)) body["efficiency"] = *efficiency;
   writer_.write_newest(fmt::format("speed {}", id), [id, body = dump_json(body)](Change& change) {
     change.record(id, "speed", body, wall_seconds());
   });

@@ -87,6 +87,15 @@ export function speeds(events) {
     model: model && { x: model.map((_, i) => i + 1), y: model } };
 }
 
+/** Goodput as it was noted last, of a job whose batch follows it: [value, note]; null of any other. */
+export function goodput(events) {
+  const noted = events.filter(event => event.kind === "speed" && event.body.efficiency !== undefined);
+  if (!noted.length) return null;
+  const { samples_per_second: samples, efficiency, devices } = noted[noted.length - 1].body;
+  const part = `${(100 * efficiency).toFixed(0)} % of ${Math.round(samples)} samples per second on ${devices}`;
+  return [`${Math.round(samples * efficiency)} per second`, part];
+}
+
 /** The options that differ: [name, value of a, value of b]. */
 export function differences(a, b) {
   return [...new Set([...Object.keys(a), ...Object.keys(b)])].sort()
@@ -175,7 +184,8 @@ export function sentence(event) {
     case "allocation": return `Holds ${held() || "nothing"}. ${b.reason || ""}`;
     case "wish": return `${b.by} wants it to ${b.wish}.`;
     case "run": return `Its run directory is ${b.run}.`;
-    case "speed": return `Takes ${Math.round(b.samples_per_second)} samples per second on ${b.devices}.`;
+    case "speed": return `Takes ${Math.round(b.samples_per_second)} samples per second on ${b.devices}${
+      b.efficiency === undefined ? "" : `, of which ${Math.round(100 * b.efficiency)} % are progress with its batch`}.`;
     case "load": return `${Number(b.requests_per_second).toPrecision(3)} requests per second on ${b.devices}.`;
     case "serving": return `${b.text}.`;
     case "batch": return `Trains with a batch of ${b.batch} on ${b.devices}; before it was ${b.before}.`;

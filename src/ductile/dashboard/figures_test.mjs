@@ -168,3 +168,14 @@ test("the operations of a description are listed with all that they take", () =>
     { path: "/a/{b}", method: "POST", summary: "Makes.", role: "submit",
       takes: [["x", "body, needed", "one"], ["y", "body", "two"]] }]);
 });
+
+test("the goodput of a job is what was noted last, and nothing of a job whose batch is fixed", () => {
+  const speed = (samples_per_second, efficiency, devices = 2) => ({ kind: "speed",
+    body: { samples_per_second, devices, ...(efficiency === undefined ? {} : { efficiency }) } });
+  assert.equal(f.goodput([]), null);
+  assert.equal(f.goodput([speed(100)]), null);
+  assert.deepEqual(f.goodput([speed(100, 1), speed(200, 0.75), { kind: "wish", body: {} }]),
+    ["150 per second", "75 % of 200 samples per second on 2"]);
+  assert.equal(f.sentence(speed(200, 0.75)), "Takes 200 samples per second on 2, of which 75 % are progress with its batch.");
+  assert.equal(f.sentence(speed(200)), "Takes 200 samples per second on 2.");
+});
