@@ -242,8 +242,8 @@ class Scheduler {
   sched::FitCache fits_;
   sched::SharedMeasurements shared_;
   std::map<JobId, Job> jobs_;
-  // That are not to run now: what state() has of them, as text; empty: nothing was learnt.
-  std::map<JobId, std::string> aside_;
+  // That are not to run now: what state() has of them; null: nothing was learnt.
+  std::map<JobId, std::shared_ptr<const nlohmann::json>> aside_;
   double now_ = 0;  // of the last decide() or restore()
   double pause_;    // seconds that a start or a change costs a job: late ones count more
   std::set<JobId> over_quota_;  // were kept from the policy in the last decision

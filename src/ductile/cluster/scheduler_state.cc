@@ -1,10 +1,9 @@
 // What a Scheduler has learnt, as JSON.
 #include <algorithm>
-#include <string>
+#include <memory>
 #include <utility>
 
 #include "ductile/base/error.h"
-#include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/cluster/scheduler.h"
 
@@ -45,22 +44,22 @@ json Scheduler::state_of(JobId id, const Job& job) const {
 }
 
 void Scheduler::set_aside(JobId id) {
-  std::string& kept = aside_[id];
+  std::shared_ptr<const json>& kept = aside_[id];
   const auto found = jobs_.find(id);
   if (found == jobs_.end()) return;
   json state = state_of(id, found->second);
-  kept.clear();
+  kept.reset();
   if (state.is_null()) return;
   state["held"] = json::array();  // whatever it held, it has given up when it goes on
-  kept = dump_json(state);
+  kept = std::make_shared<const json>(std::move(state));
 }
 
 // Of a job that goes on. What a damaged state said of it is learnt anew.
 void Scheduler::take_back(JobId id) {
   const auto kept = aside_.extract(id);
-  if (!kept || kept.mapped().empty()) return;
+  if (!kept || !kept.mapped()) return;
   try {
-    restore_job(parse_json(kept.mapped(), kWhere, ErrorCode::data_loss), now_);
+    restore_job(*kept.mapped(), now_);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::invalid_argument && error.code() != ErrorCode::data_loss) throw;
   }
@@ -70,8 +69,8 @@ json Scheduler::state() const {
   json jobs = json::array();
   for (const auto& [id, job] : jobs_)
     if (json known = state_of(id, job); !known.is_null()) jobs.push_back(std::move(known));
-  for (const auto& [id, text] : aside_)
-    if (!text.empty()) jobs.push_back(parse_json(text, kWhere, ErrorCode::data_loss));
+  for (const auto& [id, known] : aside_)
+    if (known) jobs.push_back(*known);
   return {{"policy", policy_name_},      {"types", cluster_.types}, {"memory", policy_->state()},
           {"measured", shared_.state()}, {"pause", pause_},         {"jobs", std::move(jobs)}};
 }
@@ -82,7 +81,7 @@ void Scheduler::restore_job(const json& item, double now) {
           "accounted", "held", "rate_of_one", "pause", "region"});
   const JobId id = f.integer("job", 0, INT64_MAX);
   if (const auto rests = aside_.find(id); rests != aside_.end()) {
-    rests->second = dump_json(item);
+    rests->second = std::make_shared<const json>(item);
     return;
   }
   const auto found = jobs_.find(id);
@@ -131,7 +130,7 @@ void Scheduler::restore(const json& state, double now) {
   } catch (const Error& error) {
     shared_.restore(json::array(), kWhere);
     pause_ = kFirstPause;
-    for (auto& [id, text] : aside_) text.clear();
+    for (auto& [id, known] : aside_) known.reset();
     for (auto& [id, job] : jobs_) {
       job.agent =
           std::make_unique<sched::JobAgent>(job.agent->facts(), policy_->traits(), fits_, &shared_);
