@@ -26,7 +26,7 @@ const hindrances = readFileSync(new URL("accessible.js", import.meta.url), "utf8
 let service, browser, page, port = 0;
 
 function start() {
-  service = spawn(ductile, ["up", "--folder", folder, "--devices", "4", "--policy", "fifo",
+  service = spawn(ductile, ["up", "--folder", folder, "--devices", "4", "--policy", "fifo", "--quota", "robots=2",
     ...(port ? ["--port", String(port)] : [])], { stdio: ["ignore", "ignore", "pipe"] });
   let said = "";
   service.stderr.setEncoding("utf8").on("data", text => { said += text; });
@@ -161,6 +161,28 @@ test("a thousand jobs are listed, and only those that are seen are drawn", async
   await page.eval("document.querySelector('.list').scrollTop = 1e9");
   await page.wait(`document.querySelector('.jobs a[href="#/job/${first}"]')`);
   assert.ok(await page.eval(rows) < 80);
+  // How long a frame takes while the list is scrolled through and searched: a figure, not a bound.
+  const frames = await page.eval(`new Promise(done => {
+    const list = document.querySelector(".list"), search = document.querySelector("#search"), took = [];
+    let last = performance.now(), n = 0;
+    const frame = now => {
+      took.push(now - last);
+      last = now;
+      if (++n > 120) {
+        search.value = "";
+        search.dispatchEvent(new Event("input"));
+        return done(took.slice(1).sort((a, b) => a - b));
+      }
+      list.scrollTop = (n % 60) * list.scrollHeight / 60;
+      if (n % 20 === 0) {
+        search.value = n % 40 ? "trial" : "";
+        search.dispatchEvent(new Event("input"));
+      }
+      requestAnimationFrame(frame);
+    };
+    requestAnimationFrame(frame);
+  })`);
+  console.log(`frames of ${kMany} jobs that are scrolled and searched: median ${frames[60].toFixed(1)} ms, longest ${frames.at(-1).toFixed(1)} ms`);
   // Each row is where it was promised to be.
   assert.equal(await page.eval(`(() => { const list = document.querySelector(".list"), out = [];
     for (const at of [0, 5000, 17000, 31000]) {
@@ -305,17 +327,48 @@ test("a node is drained with a reason, and taken back", async () => {
   assert.equal((await ask("GET", "/v1/nodes")).nodes[0].drained, false);
 });
 
+test("a drain that is to come is asked for, shown, and taken back", async () => {
+  await go("#/");
+  await page.click("#nodes button", "Drain");
+  await page.eval(`document.querySelector('dialog input[aria-label="begins in minutes"]').value = "600";
+    document.querySelector('dialog input[aria-label="lasts minutes"]').value = "30"`);
+  const asked = Date.now() / 1000;
+  await answer("Drain");
+  await page.sees("drains at ", "#nodes");
+  const node = (await ask("GET", "/v1/nodes")).nodes[0];
+  assert.equal(node.drained, false);
+  assert.ok(Math.abs(node.drain_starts - asked - 36000) < 60, `${node.drain_starts - asked}`);
+  assert.ok(Math.abs(node.drain_ends - node.drain_starts - 1800) < 1, `${node.drain_ends - node.drain_starts}`);
+  await page.click("#nodes button", "Take back");
+  await answer("Take back");
+  await page.wait("!document.querySelector('#nodes').innerText.includes('drains at')");
+  assert.equal((await ask("GET", "/v1/nodes")).nodes[0].drain_starts, undefined);
+});
+
+test("every route of the service stands on the page of its interface", async () => {
+  await go("#/api");
+  await page.sees("Submits a job.", "#routes");
+  const api = await ask("GET", "/v1/openapi.json");
+  const named = await page.eval("[...document.querySelectorAll('#routes h2')].map(h => h.innerText)");
+  assert.deepEqual(named, Object.entries(api.paths).flatMap(([path, methods]) =>
+    Object.keys(methods).map(method => `${method.toUpperCase()} ${path}`)));
+  assert.ok(named.length > 20);
+});
+
 test("accounts add up to what the store says", async () => {
   await go("#/accounts");
   await page.sees("Tiers");
   const accounts = (await ask("GET", "/v1/accounts")).accounts;
   const waits = accounts.filter(a => a.tier === "premium").reduce((sum, a) => sum + (a.jobs.queued || 0) + (a.jobs.paused || 0), 0);
   await page.wait(`[...document.querySelectorAll("[aria-label=tier] tr")].some(tr => tr.cells[0].innerText === "premium" && Math.abs(tr.cells[2].innerText - ${waits}) < 5)`);
+  // A team with a quota is there before its first job.
+  assert.deepEqual(await page.eval(`[...document.querySelectorAll("[aria-label=team] tr")].map(tr => [...tr.cells].map(c => c.innerText))
+    .find(cells => cells[0] === "robots")?.slice(0, 7)`), ["robots", "0", "0", "0", "0", "2", ""]);
 });
 
 test("everything can be done by keys", async () => {
   await go("#/");
-  for (const [key, title] of [["2", "Jobs"], ["3", "Accounts"], ["4", "Events"], ["1", "Cluster"]]) {
+  for (const [key, title] of [["2", "Jobs"], ["3", "Accounts"], ["4", "Events"], ["5", "API"], ["1", "Cluster"]]) {
     await page.press(key);
     await page.sees(title, "h1");
   }
@@ -342,7 +395,7 @@ test("everything can be done by keys", async () => {
     order.push(await page.eval("document.activeElement.innerText.split('\\n')[0]"));
     await page.press("Tab");
   }
-  assert.deepEqual(order.slice(0, 7), ["Skip to the content", "Cluster", "Jobs", "Accounts", "Events", "?", "Log out"]);
+  assert.deepEqual(order.slice(0, 8), ["Skip to the content", "Cluster", "Jobs", "Accounts", "Events", "API", "?", "Log out"]);
   // Letters can be switched off.
   await page.press("?");
   await page.click("dialog input[type=checkbox]");
@@ -355,7 +408,7 @@ test("everything can be done by keys", async () => {
 test("nothing hinders people: contrast, names, headings, width, in light and dark, wide and narrow", async () => {
   const shots = process.env.DUCTILE_SHOTS || "";
   if (shots) mkdirSync(shots, { recursive: true });
-  const pages = { cluster: "#/", jobs: "#/jobs", job: `#/job/${done}`, job_running: "#/job/3", accounts: "#/accounts", events: "#/events",
+  const pages = { cluster: "#/", jobs: "#/jobs", job: `#/job/${done}`, job_running: "#/job/3", accounts: "#/accounts", events: "#/events", api: "#/api",
     compared: `#/job/${done}?with=${first}` };
   const faults = [];
   for (const [name, hash] of Object.entries(pages)) {
@@ -365,7 +418,7 @@ test("nothing hinders people: contrast, names, headings, width, in light and dar
       await go(hash);
       await page.wait("document.querySelectorAll('main h1').length === 1");
       await page.wait(name.startsWith("job_") || name === "job" ? "document.querySelector('#life path')" : name === "compared"
-        ? "document.querySelector('#comparison table')" : "true");
+        ? "document.querySelector('#comparison table')" : name === "api" ? "document.querySelector('#routes table')" : "true");
       for (const fault of await page.eval(`${hindrances}; hindrances()`)) faults.push(`${name}, ${look}: ${fault}`);
       for (const { role, name: called, focusable } of await page.accessible()) {
         if (focusable && !called && !["RootWebArea", "main"].includes(role)) faults.push(`${name}, ${look}: a ${role} without a name`);

@@ -91,6 +91,7 @@ struct ServiceCommand {
   std::optional<int64_t> devices;  // default: the hardware threads that this process may use
   std::string policy = "ductile";
   std::vector<std::string> quotas;  // TEAM=DEVICES
+  std::vector<std::string> shares;  // TEAM=PART
   std::vector<std::string> data;    // folders in which the jobs of others may name files
   double keep_days = 90;            // jobs that have ended; 0: for ever
   int64_t keep_jobs = 100'000;      // the same
@@ -271,8 +272,9 @@ ExitCode token_list(const ServiceCommand& command, Context& context);
 ExitCode token_revoke(const ServiceCommand& command, Context& context);
 
 struct PlanCommand {
-  std::string graph;          // a file, or a built-in one; empty: list those
-  std::string devices = "8";  // a file, or how many
+  std::string graph;              // a file, or a built-in one; empty: list those
+  std::string devices = "8";      // a file, or how many
+  std::optional<fs::path> links;  // as they were measured between the devices of that file
   int64_t batch = 128;
   std::string objective = "time";  // time, throughput
   std::string baseline;            // a list, or all

@@ -74,6 +74,8 @@ std::string why(Request& request, const JobRecord& job) {
   if (quota != view->quotas().end()) facts.quota = quota->second;
   const auto gpu_quota = view->gpu_quotas().find(job.submission.team);
   if (gpu_quota != view->gpu_quotas().end()) facts.gpu_quota = gpu_quota->second;
+  const auto share = view->shares().find(job.submission.team);
+  if (share != view->shares().end()) facts.share = share->second;
   return why(facts);
 }
 

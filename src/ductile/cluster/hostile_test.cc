@@ -48,7 +48,8 @@ int64_t resident_bytes() {
 
 class Hostile : public ::testing::Test {
  protected:
-  Hostile() {
+  // `known`: those who attack have tokens, and may ask as fast as they can.
+  explicit Hostile(bool known = false) {
     queue.commit([&](Change& change) {
       change.set_nodes({NodeRecord{"a", "cpu"}}, 1);
       change.add_token({0, "ada", Role::admin, "", digest_of_token(token), 1, {}, {}}, "test");
@@ -68,6 +69,7 @@ class Hostile : public ::testing::Test {
     options.strangers_patience = options.idle = 3s;
     options.patience = 10s;
     options.limits.connections_of_one = 1000;  // attackers and we are one user of this machine
+    if (known) options.limits.rate = options.limits.burst = 1e9;
     server = std::make_unique<HttpServer>(api, std::move(options));
   }
 
@@ -250,6 +252,175 @@ void Hostile::attack(uint64_t seed) {
       [[maybe_unused]] const ssize_t n = ::send(one.get(), "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
   }
+}
+
+class KnownHostile : public Hostile {
+ protected:
+  KnownHostile() : Hostile(true) {}
+
+  std::string token_for(const std::string& name, Role role) {
+    const std::string made = make_token();
+    queue.commit([&](Change& change) {
+      change.add_token({0, name, role, "", digest_of_token(made), 1, {}, {}}, "test");
+    });
+    api.load_tokens();
+    return made;
+  }
+  void attack_as(const std::string& who, uint64_t seed);
+  void ask(const Descriptor& to, const std::string& who, Rng& rng);
+  void read_errors(const Descriptor& from);
+
+  std::set<std::string> faults;  // answers that nobody may get, whatever was asked
+};
+
+// What is nearly right becomes a little wrong.
+std::string spoilt(Rng& rng, std::string text) {
+  for (uint32_t n = rng.below(5); n > 0 && !text.empty(); --n) {
+    const size_t at = rng.below(static_cast<uint32_t>(text.size()));
+    const size_t count = std::min<size_t>(text.size() - at, 1 + rng.below(12));
+    switch (rng.below(5)) {
+      case 0:
+        text[at] = static_cast<char>(rng.below(256));
+        break;
+      case 1:
+        text.erase(at, count);
+        break;
+      case 2:
+        text.insert(at, text.substr(at, count));
+        break;
+      case 3:
+        text.insert(at, pick(rng, {"-", "9999999999999999999", "1e308", "0.5", "null", "true",
+                                   "{\"a\":", "[", "\\u0000", "\\ud800", "\"", "NaN"}));
+        break;
+      default:
+        text.insert(at, noise(rng, 8));
+    }
+  }
+  return text;
+}
+
+std::string known_request(Rng& rng, const std::string& token, uint16_t port) {
+  const bool posts = rng.below(2) == 0;
+  std::string path =
+      posts
+          ? pick(rng, {"/v1/jobs", "/v1/jobs", "/v1/jobs", "/v1/jobs/1/cancel", "/v1/jobs/1/pause",
+                       "/v1/jobs/1/resize", "/v1/jobs/mine/resume", "/v1/jobs/mine/cancel",
+                       "/v1/jobs/mine/resize", "/v1/nodes/a/drain", "/v1/nodes/a/undrain",
+                       "/v1/tokens", "/v1/tokens/ada/revoke", "/v1/page/links"})
+          : pick(rng, {"/v1/jobs", "/v1/jobs?live=1&limit=3", "/v1/jobs?part=%25&before=7",
+                       "/v1/jobs?phase=queued&name=mine", "/v1/jobs/1", "/v1/jobs/mine",
+                       "/v1/jobs/1/curves?known=0-0", "/v1/jobs/1/log?from=99999999999",
+                       "/v1/jobs/1/options", "/v1/events?limit=5&after=9223372036854775807",
+                       "/v1/events?newest=3&job=1", "/v1/nodes", "/v1/overview",
+                       "/v1/allocations?since=1", "/v1/accounts", "/v1/tokens", "/metrics",
+                       "/v1/openapi.json"});
+  if (rng.below(6) == 0) {
+    path = spoilt(rng, path);
+    std::erase_if(path, [](char c) { return c == ' ' || c == '\r' || c == '\n'; });
+    if (!path.starts_with('/')) path.insert(0, 1, '/');
+  }
+  std::string body;
+  if (posts) {
+    body = pick(rng,
+                {R"({"name":"mine","spec":{}})",
+                 R"({"name":"mine","team":"vision","tier":"premium","spec":{}})",
+                 R"({"name":"mine","kind":"command","spec":{"command":["/bin/true"]}})",
+                 R"({"name":"m","min_devices":3,"max_devices":9,"region":"r","transfer":1e3,)"
+                 R"("movable":false,"spec":{"job":"[train]"}})",
+                 R"({"min_devices":2,"max_devices":4})", R"({"reason":"r","in":5,"for":60})",
+                 R"({"name":"eve","role":"admin","seconds":60})", "{}", "[]", "null", "1e999", ""});
+    if (rng.below(2) == 0) body = spoilt(rng, std::move(body));
+  }
+  std::string head = (posts ? "POST " : "GET ") + path +
+                     " HTTP/1.1\r\nHost: 127.0.0.1:" + std::to_string(port) +
+                     "\r\nAuthorization: Bearer " + token + "\r\n";
+  if (posts) head += "Content-Length: " + std::to_string(body.size()) + "\r\n";
+  if (posts && rng.below(3) == 0)
+    head += "Idempotency-Key: key" + std::to_string(rng.below(50)) + "\r\n";
+  return head + "\r\n" + body;
+}
+
+// Every answer is whole and says what was wrong: no request makes the service fail.
+void KnownHostile::read_errors(const Descriptor& from) {
+  std::string text;
+  char block[16384];
+  pollfd polled{from.get(), POLLIN, 0};
+  while (::poll(&polled, 1, 5000) > 0) {
+    const ssize_t n = ::recv(from.get(), block, sizeof block, 0);
+    if (n <= 0) break;
+    text.append(block, static_cast<size_t>(n));
+  }
+  for (size_t at = text.find("HTTP/1.1 "); at != std::string::npos;
+       at = text.find("HTTP/1.1 ", at + 1)) {
+    ++answered;
+    const std::string status = text.substr(at + 9, 3);
+    if (status.size() < 3 || status[0] == '2' || status[0] == '4' || status == "503") continue;
+    const std::lock_guard lock(mutex);
+    faults.insert(text.substr(at, 400));
+  }
+}
+
+// A few requests, one behind the other, on one connection.
+void KnownHostile::ask(const Descriptor& to, const std::string& who, Rng& rng) {
+  std::string text;
+  for (uint32_t n = 1 + rng.below(8); n > 0; --n) {
+    text += known_request(rng, who, server->port());
+    ++sent;
+  }
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = ::send(to.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
+    if (n <= 0) break;  // what is ambiguous ends the connection
+    done += static_cast<size_t>(n);
+  }
+}
+
+void KnownHostile::attack_as(const std::string& who, uint64_t seed) {
+  std::vector<std::thread> attackers;
+  sent = answered = 0;
+  for (int i = 0; i < kAttackers; ++i)
+    attackers.emplace_back([&, i] {
+      Rng rng(seed, static_cast<uint64_t>(i));
+      while (sent < wanted / 2) {
+        const Descriptor connection = connect(server->port());
+        if (!connection) continue;
+        ask(connection, who, rng);
+        if (rng.below(8) == 0) continue;  // gone, with answers on their way
+        ::shutdown(connection.get(), SHUT_WR);
+        read_errors(connection);
+      }
+    });
+  for (std::thread& attacker : attackers) attacker.join();
+}
+
+// Whom the service knows gets further than strangers: to the routes, the bodies and the store.
+TEST_F(KnownHostile, WhoMayOnlyReadChangesNothingAndWhoMaySubmitOnlyWhatIsHis) {
+  const std::string reads = token_for("rita", Role::read), submits = token_for("sue", Role::submit);
+  const Client honest(
+      Access{"https://127.0.0.1:" + std::to_string(server->tls_port()), server->pin(), token});
+  honest.post("/v1/jobs", {{"name", "hers"}, {"spec", Json::object()}});
+  Reader reader(file);
+  const Revision before = reader.last_event();
+  attack_as(reads, 1);
+  EXPECT_EQ(reader.last_event(), before);
+  EXPECT_GT(answered, wanted / 8);
+  attack_as(submits, 2);
+  EXPECT_GT(answered, wanted / 8);
+  EXPECT_TRUE(faults.empty()) << faults.size() << " answers, such as\n" << *faults.begin();
+  const std::vector<JobRecord> jobs = reader.jobs({}, 0, 1'000'000);
+  EXPECT_GT(jobs.size(), 1u);
+  for (const JobRecord& job : jobs) {
+    const Submission& s = job.submission;
+    EXPECT_EQ(s.owner, job.id == 1 ? "ada" : "sue");
+    EXPECT_TRUE(s.tier != "premium" && s.kind != "command") << job.id;
+  }
+  const JobRecord hers = reader.find("1");
+  EXPECT_EQ(hers.wish, Wish::run);
+  EXPECT_EQ(hers.submission.max_devices, 1);
+  EXPECT_TRUE(reader.drains().empty());
+  ASSERT_EQ(reader.tokens().size(), 3u);
+  for (const auto& known : reader.tokens()) EXPECT_FALSE(known.revoked);
+  EXPECT_TRUE(reader.check().empty()) << ::testing::PrintToString(reader.check());
+  EXPECT_EQ(honest.get("/v1/jobs/1").at("name"), "hers");
 }
 
 TEST_F(Hostile, NobodyGetsInNothingStopsAndNothingGrows) {

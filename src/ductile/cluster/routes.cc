@@ -438,7 +438,7 @@ constexpr Route kRoutes[] = {
      "/v1/accounts",
      Role::read,
      show_accounts,
-     "Jobs and device-seconds by team, tier and owner.",
+     "Jobs and device-seconds by team, tier and owner; quotas and shares of teams.",
      {},
      ""},
     {"GET", "/v1/jobs/{job}/curves", Role::read, show_curves,

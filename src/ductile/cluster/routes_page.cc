@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
+#include <set>
 #include <tuple>
 #include <vector>
 
@@ -50,6 +51,28 @@ Answer part_of_file(Request& request, const char* name) {
   text.resize(static_cast<size_t>(std::max<std::streamsize>(0, in.gcount())));
   const int64_t next = from + static_cast<int64_t>(text.size());
   return json_answer({{"from", from}, {"next", next}, {"size", size}, {"text", text}});
+}
+
+// What teams are entitled to, and the devices that they hold, by team.
+Json entitlements(Request& request, const std::map<std::string, int64_t>& held) {
+  Json out = Json::array();
+  const LiveView* view = request.view();
+  if (view == nullptr) return out;
+  std::set<std::string> names;
+  for (const auto& [team, devices] : view->quotas()) names.insert(team);
+  for (const auto& [team, part] : view->shares()) names.insert(team);
+  for (const std::string& name : names) {
+    const auto devices = held.find(name);
+    Json team = {{"team", name}, {"devices", devices == held.end() ? 0 : devices->second}};
+    if (const auto quota = view->quotas().find(name); quota != view->quotas().end())
+      team["quota"] = quota->second;
+    if (const auto gpus = view->gpu_quotas().find(name); gpus != view->gpu_quotas().end())
+      team["gpu_quota"] = gpus->second;
+    if (const auto share = view->shares().find(name); share != view->shares().end())
+      team["share"] = share->second;
+    out.push_back(std::move(team));
+  }
+  return out;
 }
 
 }  // namespace
@@ -108,7 +131,9 @@ Answer show_accounts(Request& request) {
     });
   });
   Json out = {{"accounts", Json::array()}};
+  std::map<std::string, int64_t> held_by;  // teams: devices
   for (const auto& [key, account] : accounts) {
+    held_by[std::get<0>(key)] += account.devices;
     Json jobs = Json::object();
     for (const auto& [phase, count] : account.jobs) jobs[std::string(to_string(phase))] = count;
     out["accounts"].push_back({{"team", std::get<0>(key)},
@@ -118,6 +143,7 @@ Answer show_accounts(Request& request) {
                                {"devices", account.devices},
                                {"device_seconds", account.device_seconds}});
   }
+  out["teams"] = entitlements(request, held_by);
   return json_answer(out);
 }
 

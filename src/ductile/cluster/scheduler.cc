@@ -164,6 +164,7 @@ void Scheduler::add(const JobDemand& demand) {
   }
   job.accounted = demand.arrival;
   jobs_.emplace(demand.id, std::move(job));
+  take_back(demand.id);
 }
 
 int32_t Scheduler::region_named(std::string_view name) const {
@@ -202,7 +203,12 @@ bool Scheduler::served(JobId id, const ServiceLoad& load) {
 }
 
 void Scheduler::remove(JobId id, bool ended) {
-  if (!ended) policy_->forget(id);
+  if (ended) {
+    aside_.erase(id);
+  } else {
+    policy_->forget(id);
+    set_aside(id);
+  }
   scattered_.erase(id);
   without_gpus_.erase(id);
   if (claim_ && claim_->job == id) claim_.reset();
@@ -475,6 +481,7 @@ sched::JobView Scheduler::view_of(const Job& job, double now) const {
 }
 
 std::vector<Allotment> Scheduler::decide(double now) {
+  now_ = now;
   std::vector<sched::JobView> views;
   for (auto& [id, job] : jobs_) {
     job.view.attained_service +=
@@ -553,6 +560,13 @@ bool Scheduler::nothing_runs() const {
     const Job& job = one.second;
     return job.view.allocation.empty() && (!job.granted || job.granted->empty());
   });
+}
+
+std::optional<double> Scheduler::efficiency(JobId id) const {
+  const Job& job = jobs_.at(id);
+  if (job.agent->scaling() != sched::Scaling::adaptive || !job.agent->noise()) return std::nullopt;
+  const double scale = static_cast<double>(job.batch) / job.agent->facts().requested_batch;
+  return noise::efficiency(*job.agent->noise(), scale);
 }
 
 std::vector<double> Scheduler::modelled_speeds(JobId id) const {

@@ -70,7 +70,11 @@ class Scheduler {
   Scheduler(const spec::Cluster& cluster, std::string_view policy, double interval);
 
   void add(const JobDemand& demand);
-  void remove(JobId job, bool ended = true);  // false: it is not to run now
+  // `ended` = false: it is not to run now. What it has learnt waits for the next add() of it.
+  void remove(JobId job, bool ended = true);
+  // A job that is not to run now, and of which restore() may know something. Until add() or
+  // remove().
+  void set_aside(JobId job);
   // Its user wants another number of devices; what it holds beyond that changes with decide().
   void set_bounds(JobId job, int32_t least, int32_t most);
   bool knows(JobId job) const { return jobs_.contains(job); }
@@ -133,6 +137,9 @@ class Scheduler {
   // Samples per second that the job's model expects on 1, 2, ... devices of the first node that it
   // holds, up to what it may have; empty: nothing was measured yet.
   std::vector<double> modelled_speeds(JobId job) const;
+  // The part of its samples that are progress with the batch that it trains with now, where one is
+  // those of its own batch; none: its batch is fixed, or the noise of its gradients is not known.
+  std::optional<double> efficiency(JobId job) const;
   // Why the job waits, or holds what it holds.
   std::string why(JobId job) const;
   // The node whose room is kept, for whom, and since when. It ends with that job, when the job has
@@ -195,7 +202,9 @@ class Scheduler {
   int32_t region_of(int32_t node) const;
   void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
   static int32_t most_batch(const Job& job);
+  nlohmann::json state_of(JobId id, const Job& job) const;
   void restore_job(const nlohmann::json& item, double now);
+  void take_back(JobId id);
   sched::JobView view_of(const Job& job, double now) const;
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
   std::vector<sched::JobView> that_fit_a_node(std::vector<sched::JobView> views,
@@ -240,7 +249,10 @@ class Scheduler {
   sched::FitCache fits_;
   sched::SharedMeasurements shared_;
   std::map<JobId, Job> jobs_;
-  double pause_;  // seconds that a start or a change costs a job: late ones count more
+  // That are not to run now: what state() has of them; null: nothing was learnt.
+  std::map<JobId, std::shared_ptr<const nlohmann::json>> aside_;
+  double now_ = 0;  // of the last decide() or restore()
+  double pause_;    // seconds that a start or a change costs a job: late ones count more
   std::set<JobId> over_quota_;  // were kept from the policy in the last decision
   // No node had room for these, although the cluster had: for so many more decisions others may
   // have that room.

@@ -1,5 +1,7 @@
 // What a Scheduler has learnt, as JSON.
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_fields.h"
@@ -21,26 +23,54 @@ json held_of(const spec::Allocation& allocation) {
 
 }  // namespace
 
+// Null: nothing was learnt, as of one that never ran; a hundred thousand of these may wait.
+json Scheduler::state_of(JobId id, const Job& job) const {
+  const sched::JobView& v = job.view;
+  if (v.started < 0 && v.allocation.empty() && !job.held_before && v.progress <= 0) return nullptr;
+  json out = {{"job", id},
+              {"agent", job.agent->state()},
+              {"service", v.attained_service},
+              {"steps", v.progress},
+              {"total_steps", job.total_steps},
+              {"restarts", v.restarts},
+              {"started", v.started},
+              {"last_change", v.last_change},
+              {"accounted", job.accounted},
+              {"held", held_of(v.allocation)},
+              {"rate_of_one", job.rate_of_one},
+              {"pause", job.pause}};
+  if (v.region >= 0) out["region"] = cluster_.regions[static_cast<size_t>(v.region)];
+  return out;
+}
+
+void Scheduler::set_aside(JobId id) {
+  std::shared_ptr<const json>& kept = aside_[id];
+  const auto found = jobs_.find(id);
+  if (found == jobs_.end()) return;
+  json state = state_of(id, found->second);
+  kept.reset();
+  if (state.is_null()) return;
+  state["held"] = json::array();  // whatever it held, it has given up when it goes on
+  kept = std::make_shared<const json>(std::move(state));
+}
+
+// Of a job that goes on. What a damaged state said of it is learnt anew.
+void Scheduler::take_back(JobId id) {
+  const auto kept = aside_.extract(id);
+  if (!kept || !kept.mapped()) return;
+  try {
+    restore_job(*kept.mapped(), now_);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument && error.code() != ErrorCode::data_loss) throw;
+  }
+}
+
 json Scheduler::state() const {
   json jobs = json::array();
-  for (const auto& [id, job] : jobs_) {
-    const sched::JobView& v = job.view;
-    // Nothing was learnt of one that never ran, and a hundred thousand of them may wait.
-    if (v.started < 0 && v.allocation.empty() && !job.held_before && v.progress <= 0) continue;
-    jobs.push_back({{"job", id},
-                    {"agent", job.agent->state()},
-                    {"service", v.attained_service},
-                    {"steps", v.progress},
-                    {"total_steps", job.total_steps},
-                    {"restarts", v.restarts},
-                    {"started", v.started},
-                    {"last_change", v.last_change},
-                    {"accounted", job.accounted},
-                    {"held", held_of(v.allocation)},
-                    {"rate_of_one", job.rate_of_one},
-                    {"pause", job.pause}});
-    if (v.region >= 0) jobs.back()["region"] = cluster_.regions[static_cast<size_t>(v.region)];
-  }
+  for (const auto& [id, job] : jobs_)
+    if (json known = state_of(id, job); !known.is_null()) jobs.push_back(std::move(known));
+  for (const auto& [id, known] : aside_)
+    if (known) jobs.push_back(*known);
   return {{"policy", policy_name_},      {"types", cluster_.types}, {"memory", policy_->state()},
           {"measured", shared_.state()}, {"pause", pause_},         {"jobs", std::move(jobs)}};
 }
@@ -49,8 +79,13 @@ void Scheduler::restore_job(const json& item, double now) {
   const JsonFields f(item, kWhere);
   f.only({"job", "agent", "service", "steps", "total_steps", "restarts", "started", "last_change",
           "accounted", "held", "rate_of_one", "pause", "region"});
-  const auto found = jobs_.find(f.integer("job", 0, INT64_MAX));
-  if (found == jobs_.end()) return;  // it has ended, or is not to run now
+  const JobId id = f.integer("job", 0, INT64_MAX);
+  if (const auto rests = aside_.find(id); rests != aside_.end()) {
+    rests->second = std::make_shared<const json>(item);
+    return;
+  }
+  const auto found = jobs_.find(id);
+  if (found == jobs_.end()) return;  // it has ended
   Job& job = found->second;
   const double service = f.number("service", 0, kMost), started = f.number("started", -1, kMost),
                steps = f.number("steps", 0, kMost), total = f.number("total_steps", 0, kMost),
@@ -82,6 +117,7 @@ void Scheduler::restore_job(const json& item, double now) {
 }
 
 void Scheduler::restore(const json& state, double now) {
+  now_ = now;
   try {
     const JsonFields f(state, kWhere);
     f.only({"policy", "types", "memory", "measured", "pause", "jobs"});
@@ -94,6 +130,7 @@ void Scheduler::restore(const json& state, double now) {
   } catch (const Error& error) {
     shared_.restore(json::array(), kWhere);
     pause_ = kFirstPause;
+    for (auto& [id, known] : aside_) known.reset();
     for (auto& [id, job] : jobs_) {
       job.agent =
           std::make_unique<sched::JobAgent>(job.agent->facts(), policy_->traits(), fits_, &shared_);

@@ -163,6 +163,52 @@ TEST(SchedulerState, OneThatGoesOnFromWhatItHadLearntDecidesTheSame) {
     }
 }
 
+// Nothing is gained or lost by a pause, also where another service goes on with the job.
+TEST(SchedulerState, WhatAPausedJobHasLearntIsThereWhenItGoesOn) {
+  JobDemand one;
+  one.id = 1;
+  one.name = "one";
+  one.arrival = 100;
+  one.max_devices = 4;
+  one.batch = 64;
+  Scheduler scheduler(two_nodes(), "ductile", 10);
+  scheduler.add(one);
+  for (const Allotment& a : scheduler.decide(100)) scheduler.holds(a.job, a.allocation, 100);
+  scheduler.measured(1, 100);
+  scheduler.paused(1, 7);
+  scheduler.progress(1, 50, 1000);
+  scheduler.decide(200);
+  scheduler.holds(1, {}, 200);
+  const json before = scheduler.state().at("jobs").at(0);
+  EXPECT_GE(before.at("service").get<double>(), 100);
+  scheduler.remove(1, false);
+  EXPECT_FALSE(scheduler.knows(1));
+  EXPECT_EQ(scheduler.state().at("jobs").at(0), before);
+  scheduler.add(one);
+  EXPECT_EQ(scheduler.state().at("jobs").at(0), before);
+  scheduler.remove(1, false);
+
+  Scheduler next(two_nodes(), "ductile", 10);
+  next.set_aside(1);
+  next.restore(scheduler.state(), 300);
+  EXPECT_EQ(next.state().at("jobs").at(0), before);
+  next.add(one);
+  EXPECT_EQ(next.state().at("jobs").at(0), before);
+  next.remove(1);
+  EXPECT_TRUE(next.state().at("jobs").empty());
+
+  // One that is cancelled while it is paused leaves nothing, and a damaged state is learnt anew.
+  scheduler.remove(1);
+  EXPECT_TRUE(scheduler.state().at("jobs").empty());
+  json damaged = next.state();
+  damaged["jobs"] = json::array({before});
+  damaged["jobs"][0]["steps"] = "many";
+  next.set_aside(1);
+  next.restore(damaged, 300);
+  next.add(one);
+  EXPECT_TRUE(next.state().at("jobs").empty());
+}
+
 TEST(SchedulerState, AGrantThatIsOverdueOrWithdrawnIsDecidedAnew) {
   Scheduler s(two_nodes(), "fifo", 10);
   s.add({.id = 1, .name = "a", .min_devices = 2, .max_devices = 2, .batch = 8});

@@ -84,6 +84,29 @@ TEST(Scheduler, TheBatchFollowsGoodputWhereTheJobLetsIt) {
   }
 }
 
+// Of one whose gradients are nothing but noise each sample counts, and of one without noise those
+// beyond its own batch count for nothing.
+TEST(Scheduler, ABatchIsAsEfficientAsTheNoiseOfItsGradientsSays) {
+  JobDemand job = demand(1, 1, 1);
+  job.most_batch = 1024;
+  Scheduler scheduler(one_machine(1), "ductile", kInterval);
+  scheduler.add(job);
+  EXPECT_EQ(scheduler.efficiency(1), std::nullopt);
+  for (const Allotment& a : scheduler.decide(0)) scheduler.holds(a.job, a.allocation, 0);
+  scheduler.trains_with(1, 64, 1e9);
+  EXPECT_NEAR(scheduler.efficiency(1).value(), 1, 1e-6);
+  scheduler.trains_with(1, 256, 1e9);
+  EXPECT_NEAR(scheduler.efficiency(1).value(), 1, 1e-3);
+  Scheduler calm(one_machine(1), "ductile", kInterval);
+  calm.add(job);
+  calm.trains_with(1, 256, 1e-9);
+  EXPECT_NEAR(calm.efficiency(1).value(), 0.25, 1e-3);
+  Scheduler own(one_machine(1), "ductile", kInterval);
+  own.add(demand(1, 1, 1));
+  own.trains_with(1, 64, 1e9);
+  EXPECT_EQ(own.efficiency(1), std::nullopt) << "its batch is its own";
+}
+
 TEST(Scheduler, AbsurdWordsOfBatchAndNoiseChangeNothing) {
   JobDemand job = demand(1, 1, 1);
   job.most_batch = 1024;

@@ -62,7 +62,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       engine_(engine_of(loop_, options_)),
       nodes_(loop_, cluster_, *engine_, writer_, options_.grace),
       scheduler_(cluster_, options_.policy, options_.interval),
-      view_(options_.quotas, options_.gpu_quotas) {
+      view_(options_.quotas, options_.gpu_quotas, options_.shares) {
   scheduler_.set_gpu_quotas(gpu_quotas_of(options_));
   count_beyond_old_runs();
   seen_ = reader_.last_event();
@@ -113,7 +113,10 @@ void Service::Impl::take_up(JobRecord record) {
   view_.enter(id, live.record.submission.owner, live.record.submission.tier);
   view_.set_gpus(id, gpus_of(live.work));
   Live& kept = live_[id] = std::move(live);
-  if (kept.record.phase != Phase::paused) admit(kept);
+  if (kept.record.phase == Phase::paused)
+    scheduler_.set_aside(id);
+  else
+    admit(kept);
   if (kept.record.phase != Phase::running) follow_wish(kept);
 }
 
@@ -124,7 +127,7 @@ void Service::Impl::admit(Live& live) {
       !lack.empty())
     return say(live, lack);
   scheduler_.add(
-      demand_of(live.record, live.work, options_.quotas, nodes_.devices(), live.arrival));
+      demand_of(live.record, live.work, teams_of(options_), nodes_.devices(), live.arrival));
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
@@ -237,12 +240,13 @@ void Service::Impl::note_speed(Live& live, double speed, const JobProgress& prog
     return;
   live.noted_devices = devices;
   live.noted_speed = speed;
-  const nlohmann::json body = {{"devices", devices},
-                               {"samples_per_second", speed},
-                               {"model", scheduler_.modelled_speeds(live.record.id)},
-                               {"step", progress.step},
-                               {"total_steps", progress.total_steps}};
   const JobId id = live.record.id;
+  nlohmann::json body = {{"devices", devices},
+                         {"samples_per_second", speed},
+                         {"model", scheduler_.modelled_speeds(id)},
+                         {"step", progress.step},
+                         {"total_steps", progress.total_steps}};
+  if (const auto efficiency = scheduler_.efficiency(id)) body["efficiency"] = *efficiency;
   writer_.write_newest(fmt::format("speed {}", id), [id, body = dump_json(body)](Change& change) {
     change.record(id, "speed", body, wall_seconds());
   });

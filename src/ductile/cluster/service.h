@@ -35,6 +35,9 @@ struct ServiceOptions {
   std::string policy = "ductile";
   std::map<std::string, int64_t> quotas;      // devices that a team's jobs hold at most
   std::map<std::string, int64_t> gpu_quotas;  // GPUs, likewise; of some of these teams
+  // The part of all devices above which a team's jobs count for less while others wait, under
+  // policies that know shares (PolicyTraits::sees_shares).
+  std::map<std::string, double> shares;
   // The store cannot be written any more, for a reason that does not pass: all jobs were saved and
   // stopped, and the store still has them as they were. May destroy the service.
   std::function<void(const Error&)> on_failure;

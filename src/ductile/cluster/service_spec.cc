@@ -53,14 +53,20 @@ int64_t gpus_of(const Work& work) {
   return command == nullptr ? 0 : command->gpus;
 }
 
-std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options) {
-  std::map<int32_t, int64_t> out;
+std::map<std::string, int32_t> teams_of(const ServiceOptions& options) {
+  std::map<std::string, int32_t> out;
+  for (const auto& [team, devices] : options.quotas) out[team] = 0;
+  for (const auto& [team, part] : options.shares) out[team] = 0;
   int32_t number = 0;
-  for (const auto& [team, devices] : options.quotas) {
-    ++number;
-    const auto gpus = options.gpu_quotas.find(team);
-    if (gpus != options.gpu_quotas.end()) out[number] = gpus->second;
-  }
+  for (auto& [team, own] : out) own = ++number;
+  return out;
+}
+
+std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options) {
+  const std::map<std::string, int32_t> teams = teams_of(options);
+  std::map<int32_t, int64_t> out;
+  for (const auto& [team, gpus] : options.gpu_quotas)
+    if (const auto known = teams.find(team); known != teams.end()) out[known->second] = gpus;
   return out;
 }
 
@@ -80,7 +86,7 @@ int64_t batch_of(const Work& work) {
 }
 
 JobDemand demand_of(const JobRecord& record, const Work& work,
-                    const std::map<std::string, int64_t>& quotas, int64_t devices, double arrival) {
+                    const std::map<std::string, int32_t>& teams, int64_t devices, double arrival) {
   const Submission& s = record.submission;
   JobDemand demand;
   demand.id = record.id;
@@ -88,8 +94,7 @@ JobDemand demand_of(const JobRecord& record, const Work& work,
   demand.application = s.name;
   demand.arrival = arrival;
   demand.tier = tier_of(s.tier);
-  if (const auto team = quotas.find(s.team); team != quotas.end())
-    demand.team = static_cast<int32_t>(std::distance(quotas.begin(), team)) + 1;
+  if (const auto team = teams.find(s.team); team != teams.end()) demand.team = team->second;
   demand.rigid = demand.one_node = std::holds_alternative<CommandSpec>(work);
   demand.gpus = static_cast<int32_t>(gpus_of(work));
   if (const auto* serve = std::get_if<ServeSpec>(&work)) demand.target = serve->target;
@@ -180,8 +185,10 @@ spec::Cluster cluster_of(const ServiceOptions& options) {
     if (!out.teams.empty())
       fail(ErrorCode::invalid_argument,
            "the cluster file has [[teams]], which are for simulations; the teams of a service's "
-           "jobs have names: write --quota NAME={} for each instead, and leave [[teams]] out",
-           std::max<int64_t>(1, out.teams.front().quota));
+           "jobs have names: write --quota NAME={} or --share NAME={:.3g} for each instead, and "
+           "leave [[teams]] out",
+           std::max<int64_t>(1, out.teams.front().quota),
+           out.teams.front().share > 0 ? out.teams.front().share : 0.5);
   } else {
     spec::NodeGroup group;
     group.type = options.device_type;
@@ -189,8 +196,20 @@ spec::Cluster cluster_of(const ServiceOptions& options) {
     group.hosts = {options.node};
     out.groups = {group};
   }
-  for (const auto& [team, quota] : options.quotas)
-    out.teams.push_back({static_cast<int64_t>(out.teams.size()) + 1, 0, quota});
+  if (!options.shares.empty() && !sched::make_policy(options.policy)->traits().sees_shares)
+    fail(ErrorCode::invalid_argument,
+         "policy {} knows nothing of shares, and team {} has one; --policy ductile heeds them, and "
+         "--quota holds under every policy",
+         options.policy, options.shares.begin()->first);
+  for (const auto& [name, number] : teams_of(options)) {
+    spec::Team team;
+    team.id = number;
+    if (const auto part = options.shares.find(name); part != options.shares.end())
+      team.share = part->second;
+    if (const auto quota = options.quotas.find(name); quota != options.quotas.end())
+      team.quota = quota->second;
+    out.teams.push_back(team);
+  }
   return out;
 }
 

@@ -30,7 +30,10 @@ Work work_of(const std::string& kind, const nlohmann::json& spec);
 
 // GPUs of one node that it has for itself.
 int64_t gpus_of(const Work& work);
-// Of teams by their numbers in demand_of().
+// The numbers of the teams that have something of their own, a quota or a share: from 1 in the
+// order of their names. All others have 0 together.
+std::map<std::string, int32_t> teams_of(const ServiceOptions& options);
+// Of teams by their numbers.
 std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options);
 // Throws invalid_argument for a job that asks for more GPUs than any node will ever have.
 void check_gpus(const Submission& submission, const nlohmann::json& spec, const Engine& engine);
@@ -38,10 +41,10 @@ void check_gpus(const Submission& submission, const nlohmann::json& spec, const 
 // Samples of one step; 1 where there is no such thing.
 int64_t batch_of(const Work& work);
 
-// What a job asks of a service with so many devices. `arrival`: by the clock of
+// What a job asks of a service with so many devices. `teams`: teams_of(). `arrival`: by the clock of
 // Scheduler::decide().
 JobDemand demand_of(const JobRecord& record, const Work& work,
-                    const std::map<std::string, int64_t>& quotas, int64_t devices, double arrival);
+                    const std::map<std::string, int32_t>& teams, int64_t devices, double arrival);
 
 // The processes of the job. `front`: of a job of kind "serve". Throws as the runners of the kinds
 // do.
@@ -52,8 +55,8 @@ std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
 // The job whose run is served. Throws not_found if there is no such run.
 spec::JobOptions served_job(const ServeSpec& serve);
 
-// The cluster that the options name, or one of this machine alone. Its teams are those with a
-// quota, numbered from 1 in the order of their names.
+// The cluster that the options name, or one of this machine alone, with the teams of teams_of().
+// Throws invalid_argument for shares that the policy does not know, and for teams of the file.
 spec::Cluster cluster_of(const ServiceOptions& options);
 std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options);
 

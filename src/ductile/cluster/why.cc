@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ductile/cluster/why_impl.h"
+#include "ductile/sched/valuation.h"
 
 namespace ductile::cluster {
 namespace {
@@ -285,6 +286,24 @@ std::string above_text(const WhyFacts& facts) {
       facts.above_since == 0 ? "none" : std::to_string(facts.above_since));
 }
 
+// That its team holds more than its share, so that its jobs count for less; with a space before it.
+std::string share_text(const WhyFacts& facts) {
+  if (!facts.share) return "";
+  const std::string& team = facts.job.submission.team;
+  int64_t usable = 0;
+  for (const NodeRecord& node : facts.nodes)
+    if (is_usable(facts, node)) usable += node.devices;
+  const auto of_team =
+      shares(facts, [&](const Holder& h) { return h.team == team && is_usable(facts, h.node); });
+  const int64_t held = sum_of(of_team);
+  const double entitled = *facts.share * static_cast<double>(usable);
+  if (sched::team_factor(static_cast<double>(held), entitled) >= 1) return "";
+  return fmt::format(
+      " Team {} holds {} of {}, and its share is {:.3g} %: until it holds less, its jobs count for "
+      "less than others.",
+      team, held, counted(usable), 100 * *facts.share);
+}
+
 std::string why_it_competes(const WhyFacts& facts, int64_t asked);
 
 std::string why_it_waits_among(const WhyFacts& facts) {
@@ -292,7 +311,7 @@ std::string why_it_waits_among(const WhyFacts& facts) {
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
   if (std::string text = gpu_quota_reason(facts); !text.empty()) return text;
-  return why_it_competes(facts, asked) + above_text(facts) + claim_text(facts);
+  return why_it_competes(facts, asked) + above_text(facts) + share_text(facts) + claim_text(facts);
 }
 
 // What the policy says besides: who is before it, where it says who holds what as this does.
@@ -385,9 +404,10 @@ std::string why_it_runs(const WhyFacts& facts) {
   if (reason.starts_with(fmt::format(": runs on {} ", held)))
     if (const size_t rest = reason.find_first_of(",;"); rest != std::string::npos)
       reason.erase(0, rest);
-  return fmt::format("It runs on {}{}{}{}{}{}.", counted(held), range,
+  return fmt::format("It runs on {}{}{}{}{}{}.{}", counted(held), range,
                      gpus == 0 ? "" : fmt::format(" with {} GPU{}", gpus, gpus == 1 ? "" : "s"),
-                     region_of_job(facts), reason, more.empty() ? "" : "; " + more);
+                     region_of_job(facts), reason, more.empty() ? "" : "; " + more,
+                     held < s.max_devices ? share_text(facts) : "");
 }
 
 // Other jobs are to finish first.

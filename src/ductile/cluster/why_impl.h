@@ -74,8 +74,11 @@ struct NodeClaim {
 class LiveView {
  public:
   explicit LiveView(std::map<std::string, int64_t> quotas,
-                    std::map<std::string, int64_t> gpu_quotas = {})
-      : quotas_(std::move(quotas)), gpu_quotas_(std::move(gpu_quotas)) {}
+                    std::map<std::string, int64_t> gpu_quotas = {},
+                    std::map<std::string, double> shares = {})
+      : quotas_(std::move(quotas)),
+        gpu_quotas_(std::move(gpu_quotas)),
+        shares_(std::move(shares)) {}
 
   void set(JobId job, LiveState state);
   // It has not ended.
@@ -108,9 +111,11 @@ class LiveView {
   RoundFigures rounds() const;
   const std::map<std::string, int64_t>& quotas() const { return quotas_; }  // devices, by team
   const std::map<std::string, int64_t>& gpu_quotas() const { return gpu_quotas_; }
+  const std::map<std::string, double>& shares() const { return shares_; }  // of all devices
 
  private:
   const std::map<std::string, int64_t> quotas_, gpu_quotas_;
+  const std::map<std::string, double> shares_;
   mutable std::mutex mutex_;
   std::map<JobId, LiveState> states_;
   struct Known {
@@ -138,6 +143,7 @@ struct WhyFacts {
   std::vector<Drain> drains;                             // that hold now
   std::vector<Holder> holders;                           // all that is held, by any job
   std::optional<int64_t> quota, gpu_quota;               // of its team
+  std::optional<double> share;                           // likewise
   std::map<std::string, server::NodeHardware> hardware;  // by node
   std::map<JobId, int64_t> gpus;                         // that jobs ask for
   std::optional<NodeClaim> claim;

@@ -1,7 +1,7 @@
 // Who uses how much: by team, tier and owner.
 "use strict";
 
-import { tally } from "./figures.js";
+import { entitlement, tally } from "./figures.js";
 import { deviceTime, element, redraw, section, table } from "./parts.js";
 import { get } from "./service.js";
 
@@ -14,19 +14,26 @@ export function accountsPage(root) {
     "Device time is the number of devices times how long they were held, of all jobs in the store."), body);
   async function read() {
     try {
-      const { accounts } = await get("/v1/accounts");
+      const { accounts, teams = [] } = await get("/v1/accounts");
       if (!alive) return;
-      redraw(body, JSON.stringify(accounts), () => kGroups.map(([by, heading, none]) => section(heading, groupTable(accounts, by, none))));
+      redraw(body, JSON.stringify([accounts, teams]), () => kGroups.map(([by, heading, none]) =>
+        section(heading, groupTable(accounts, by, none, by === "team" ? teams : []))));
     } catch { /* the line at the top says that the service is away */ }
   }
-  function groupTable(accounts, by, none) {
-    const rows = tally(accounts, by);
+  // Teams with a quota or a share are there before their first job.
+  function groupTable(accounts, by, none, teams) {
+    const without = teams.filter(team => !accounts.some(account => account.team === team.team))
+      .map(team => ({ team: team.team, jobs: {}, devices: 0, device_seconds: 0 }));
+    const rows = tally([...accounts, ...without], by);
+    const owed = new Map(teams.map(team => [team.team, team]));
     if (!rows.length) return element("p", { class: "empty" }, "No job was submitted yet.");
     const total = rows.reduce((sum, row) => sum + row.seconds, 0);
     return table(by, [[by[0].toUpperCase() + by.slice(1)], ["Running", true], ["Waiting", true], ["Ended", true],
-      ["Devices now", true], ["Device time", true], ["Share"]],
+      ["Devices now", true], ...(teams.length ? [["Quota", true], ["Entitled to", true]] : []), ["Device time", true],
+      ["Part of it"]],
     rows.map(row => [row.name || element("span", { class: "muted" }, none), String(row.running), String(row.queued),
-      String(row.ended), String(row.devices), deviceTime(row.seconds), share(total ? row.seconds / total : 0)]));
+      String(row.ended), String(row.devices), ...(teams.length ? entitlement(owed.get(row.name)) : []),
+      deviceTime(row.seconds), share(total ? row.seconds / total : 0)]));
   }
   function share(value) {
     return element("span", { class: "row nowrap" }, element("span", { class: "meter" },

@@ -1,6 +1,7 @@
 // What a person can do to jobs and nodes; each asks before it acts.
 "use strict";
 
+import { drainBody } from "./figures.js";
 import { element, dialog, say } from "./parts.js";
 import { post, state } from "./service.js";
 
@@ -79,16 +80,24 @@ function resize(job) {
 
 export function actOnNode(node) {
   const path = `/v1/nodes/${encodeURIComponent(node.node)}`;
-  if (node.drained) {
+  if (node.drained || node.drain_starts) {
     return confirm({ heading: `Take back ${node.node}?`, verb: "Take back",
-      text: "Jobs may use it again.", path: `${path}/undrain`, done: `Node ${node.node} is taken back.` });
+      text: node.drained ? "Jobs may use it again." : "It is not drained when the time comes.",
+      path: `${path}/undrain`, done: `Node ${node.node} is taken back.` });
   }
   const reason = element("input", { type: "text", maxlength: 200, "aria-label": "reason",
     placeholder: "for those who wonder" });
+  const minutes = (label, least) => element("input", { type: "number", min: least, max: 500000, step: "any",
+    "aria-label": label });
+  const begins = minutes("begins in minutes", 0), lasts = minutes("lasts minutes", 0.1);
   return confirm({ heading: `Drain ${node.node}?`, verb: "Drain", danger: true,
-    text: "Nothing new starts there, and its jobs save their state and move away.",
-    fields: [element("p", { class: "fields" }, element("label", {}, "Reason", reason))],
-    body: () => ({ reason: reason.value }), path: `${path}/drain`, done: `Node ${node.node} is drained.` });
+    text: "Nothing new starts there, and its jobs save their state and move away: now, or before the time that you say; "
+      + "and until somebody takes it back, or for so long.",
+    fields: [element("p", { class: "fields" }, element("label", {}, "Reason", reason)),
+      element("p", { class: "fields" }, element("label", {}, "Begins in (minutes)", begins),
+        element("label", {}, "Lasts (minutes)", lasts))],
+    body: () => drainBody(reason.value, begins.value, lasts.value), path: `${path}/drain`,
+    done: `Node ${node.node}: the drain is noted.` });
 }
 
 export const mayDrain = () => Boolean(state.overview) && state.overview.role === "admin";

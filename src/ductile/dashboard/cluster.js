@@ -2,7 +2,7 @@
 "use strict";
 
 import { actOnNode, mayDrain } from "./actions.js";
-import { hardwareText, lanes } from "./figures.js";
+import { drainText, hardwareText, lanes } from "./figures.js";
 import { clock, element, jobLink, now, redraw, section, since, table, tile } from "./parts.js";
 import { get, state } from "./service.js";
 
@@ -92,6 +92,8 @@ export function clusterPage(root) {
     const look = node.state === "up" ? "good" : node.state.startsWith("drain") ? "notice" : "bad";
     const out = element("span", { class: "row" }, element("span", { class: `kind ${look}` }, node.state));
     if (node.state !== "up" && node.reason) out.append(node.reason);
+    const drain = drainText(node, clock);
+    if (drain) out.append(element("span", { class: "muted" }, drain));
     return out;
   }
 
@@ -108,8 +110,9 @@ export function clusterPage(root) {
   }
 
   function nodeAction(node) {
+    const what = node.drained || node.drain_starts ? "Take back" : "Drain";
     return mayDrain() ? element("button", { type: "button", onclick: () => actOnNode(node),
-      "aria-label": `${node.drained ? "Take back" : "Drain"} ${node.node}` }, node.drained ? "Take back" : "Drain") : "";
+      "aria-label": `${what} ${node.node}` }, what) : "";
   }
 
   show();

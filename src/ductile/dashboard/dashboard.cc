@@ -8,7 +8,7 @@ namespace ductile::dashboard {
 
 // As CMake embeds them.
 extern const std::string_view kIndexHtml, kIconSvg, kDashboardCss, kMainJs, kServiceJs, kPartsJs,
-    kFiguresJs, kJobsJs, kJobJs, kClusterJs, kAccountsJs, kActionsJs, kEventsJs;
+    kFiguresJs, kJobsJs, kJobJs, kClusterJs, kAccountsJs, kActionsJs, kEventsJs, kApiJs;
 
 namespace {
 
@@ -39,6 +39,7 @@ const Row kFiles[] = {
     {"/assets/accounts.js", kScript, kAccountsJs},
     {"/assets/actions.js", kScript, kActionsJs},
     {"/assets/events.js", kScript, kEventsJs},
+    {"/assets/api.js", kScript, kApiJs},
 };
 
 }  // namespace

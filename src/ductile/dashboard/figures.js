@@ -87,6 +87,15 @@ export function speeds(events) {
     model: model && { x: model.map((_, i) => i + 1), y: model } };
 }
 
+/** Goodput as it was noted last, of a job whose batch follows it: [value, note]; null of any other. */
+export function goodput(events) {
+  const noted = events.filter(event => event.kind === "speed" && event.body.efficiency !== undefined);
+  if (!noted.length) return null;
+  const { samples_per_second: samples, efficiency, devices } = noted[noted.length - 1].body;
+  const part = `${(100 * efficiency).toFixed(0)} % of ${Math.round(samples)} samples per second on ${devices}`;
+  return [`${Math.round(samples * efficiency)} per second`, part];
+}
+
 /** The options that differ: [name, value of a, value of b]. */
 export function differences(a, b) {
   return [...new Set([...Object.keys(a), ...Object.keys(b)])].sort()
@@ -110,6 +119,45 @@ export function tally(accounts, by) {
     sum.seconds += account.device_seconds;
   }
   return [...out.values()].sort((a, b) => b.seconds - a.seconds || (a.name < b.name ? -1 : 1));
+}
+
+/** What a team is entitled to, as texts: its quota, and its share. */
+export function entitlement(team) {
+  if (!team) return ["", ""];
+  const gpus = team.gpu_quota === undefined ? "" : ` and ${team.gpu_quota} GPU${team.gpu_quota === 1 ? "" : "s"}`;
+  return [team.quota === undefined ? "" : `${team.quota}${gpus}`,
+    team.share === undefined ? "" : `${Number((100 * team.share).toPrecision(3))} %`];
+}
+
+/** A drain that is to come, or when one ends, in few words; `clock` says a time. */
+export function drainText(node, clock) {
+  if (node.drain_starts) {
+    return `drains at ${clock(node.drain_starts)}${node.drain_ends ? `, until ${clock(node.drain_ends)}` : ""}`;
+  }
+  return node.drain_ends ? `until ${clock(node.drain_ends)}` : "";
+}
+
+/** The body that drains a node; times come as texts in minutes, and may be empty. */
+export function drainBody(reason, begins, lasts) {
+  const seconds = text => 60 * Number(text);
+  return { reason, ...(begins.trim() ? { in: seconds(begins) } : {}), ...(lasts.trim() ? { for: seconds(lasts) } : {}) };
+}
+
+/**
+ * The operations of an OpenAPI description, in its order: what each needs, and what it takes as
+ * [name, where it stands, help].
+ */
+export function operations(api) {
+  return Object.entries(api.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, what]) => {
+    const takes = what.parameters.map(p => [p.name, p.in, p.description]);
+    const named = what.requestBody?.content["application/json"].schema.$ref.split("/").pop();
+    const body = named ? api.components.schemas[named] : { properties: {} };
+    for (const [name, field] of Object.entries(body.properties)) {
+      takes.push([name, (body.required || []).includes(name) ? "body, needed" : "body", field.description]);
+    }
+    return { path, method: method.toUpperCase(), summary: what.summary,
+      role: what.description.replace(/^Role: (\w+)\.$/, "$1"), takes };
+  }));
 }
 
 /** What a node has, in few words; the GPUs that jobs may have come first. */
@@ -137,7 +185,8 @@ export function sentence(event) {
     case "allocation": return `Holds ${held() || "nothing"}. ${b.reason || ""}`;
     case "wish": return `${b.by} wants it to ${b.wish}.`;
     case "run": return `Its run directory is ${b.run}.`;
-    case "speed": return `Takes ${Math.round(b.samples_per_second)} samples per second on ${b.devices}.`;
+    case "speed": return `Takes ${Math.round(b.samples_per_second)} samples per second on ${b.devices}${
+      b.efficiency === undefined ? "" : `, of which ${Math.round(100 * b.efficiency)} % are progress with its batch`}.`;
     case "load": return `${Number(b.requests_per_second).toPrecision(3)} requests per second on ${b.devices}.`;
     case "serving": return `${b.text}.`;
     case "batch": return `Trains with a batch of ${b.batch} on ${b.devices}; before it was ${b.before}.`;

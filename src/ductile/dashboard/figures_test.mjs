@@ -140,3 +140,44 @@ test("every event has a sentence, also one that nobody knows", () => {
   assert.equal(f.sentence({ kind: "after", body: { finished: 3 } }), "#3, after which it begins, has finished.");
   assert.equal(f.sentence({ kind: "new", body: { x: 1 } }), "{\"x\":1}");
 });
+
+test("what a team is entitled to is said in few words, where there is anything", () => {
+  assert.deepEqual(f.entitlement(undefined), ["", ""]);
+  assert.deepEqual(f.entitlement({ team: "a", devices: 1 }), ["", ""]);
+  assert.deepEqual(f.entitlement({ team: "a", quota: 4 }), ["4", ""]);
+  assert.deepEqual(f.entitlement({ team: "a", quota: 4, gpu_quota: 1, share: 0.5 }), ["4 and 1 GPU", "50 %"]);
+  assert.deepEqual(f.entitlement({ team: "a", quota: 4, gpu_quota: 2, share: 1 / 3 }), ["4 and 2 GPUs", "33.3 %"]);
+});
+
+test("a drain that is to come, or that ends, is said; times that nobody gave are not sent", () => {
+  const clock = time => `<${time}>`;
+  assert.equal(f.drainText({}, clock), "");
+  assert.equal(f.drainText({ drain_starts: 5 }, clock), "drains at <5>");
+  assert.equal(f.drainText({ drain_starts: 5, drain_ends: 9 }, clock), "drains at <5>, until <9>");
+  assert.equal(f.drainText({ drained: true, drain_ends: 9 }, clock), "until <9>");
+  assert.deepEqual(f.drainBody("why", "", " "), { reason: "why" });
+  assert.deepEqual(f.drainBody("", "0", "1.5"), { reason: "", in: 0, for: 90 });
+});
+
+test("the operations of a description are listed with all that they take", () => {
+  const field = (name, place, description) => ({ name, in: place, description });
+  const api = { paths: { "/a/{b}": { get: { summary: "Looks.", description: "Role: read.", parameters: [field("b", "path", "which")] },
+    post: { summary: "Makes.", description: "Role: submit.", parameters: [],
+      requestBody: { content: { "application/json": { schema: { $ref: "#/components/schemas/B" } } } } } } },
+  components: { schemas: { B: { required: ["x"], properties: { x: { description: "one" }, y: { description: "two" } } } } } };
+  assert.deepEqual(f.operations(api), [
+    { path: "/a/{b}", method: "GET", summary: "Looks.", role: "read", takes: [["b", "path", "which"]] },
+    { path: "/a/{b}", method: "POST", summary: "Makes.", role: "submit",
+      takes: [["x", "body, needed", "one"], ["y", "body", "two"]] }]);
+});
+
+test("the goodput of a job is what was noted last, and nothing of a job whose batch is fixed", () => {
+  const speed = (samples_per_second, efficiency, devices = 2) => ({ kind: "speed",
+    body: { samples_per_second, devices, ...(efficiency === undefined ? {} : { efficiency }) } });
+  assert.equal(f.goodput([]), null);
+  assert.equal(f.goodput([speed(100)]), null);
+  assert.deepEqual(f.goodput([speed(100, 1), speed(200, 0.75), { kind: "wish", body: {} }]),
+    ["150 per second", "75 % of 200 samples per second on 2"]);
+  assert.equal(f.sentence(speed(200, 0.75)), "Takes 200 samples per second on 2, of which 75 % are progress with its batch.");
+  assert.equal(f.sentence(speed(200)), "Takes 200 samples per second on 2.");
+});

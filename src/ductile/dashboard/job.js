@@ -4,7 +4,7 @@
 
 import { actionsOf, actOnJob } from "./actions.js";
 import { eventRows } from "./events.js";
-import { devicesOverTime, differences, isLive, speeds } from "./figures.js";
+import { devicesOverTime, differences, goodput, isLive, speeds } from "./figures.js";
 import { clock, deviceTime, dialog, element, jobLink, now, phaseChip, redraw, section, since, table, tile } from "./parts.js";
 import { get, state } from "./service.js";
 
@@ -58,7 +58,13 @@ export function jobPage(root, name, query) {
       tile("Device time", deviceTime(job.device_seconds), "what it cost so far"),
       tile("Waited", since(job.submitted, job.started || until)),
       tile("Since it started", job.started ? since(job.started, until) : "not started"),
-      ...(job.kind === "serve" ? servingTiles(serving) : [stepsTile(), bestTile()]));
+      ...(job.kind === "serve" ? servingTiles(serving) : [stepsTile(), ...goodputTile(), bestTile()]));
+  }
+
+  // Of a job whose batch follows its goodput.
+  function goodputTile() {
+    const known = goodput(events);
+    return known ? [tile("Goodput", ...known)] : [];
   }
 
   // What comes to a service, while it runs.

@@ -2,6 +2,7 @@
 "use strict";
 
 import { accountsPage } from "./accounts.js";
+import { apiPage } from "./api.js";
 import { clusterPage } from "./cluster.js";
 import { eventsPage } from "./events.js";
 import { jobPage } from "./job.js";
@@ -11,8 +12,8 @@ import { follow, listen, login, logout, state } from "./service.js";
 
 const kLetters = "ductile-letters";
 const kPages = [["Cluster", "#/", "1"], ["Jobs", "#/jobs", "2"], ["Accounts", "#/accounts", "3"],
-  ["Events", "#/events", "4"]];
-const kKeys = [["1 to 4", "the pages: cluster, jobs, accounts, events"], ["/", "search jobs"],
+  ["Events", "#/events", "4"], ["API", "#/api", "5"]];
+const kKeys = [["1 to 5", "the pages: cluster, jobs, accounts, events, API"], ["/", "search jobs"],
   ["j, k", "the next job of the list, the one before"], ["Enter", "open the job"],
   ["p", "on a job: pause, or resume"], ["r", "on a job: resize"], ["x", "on a job: cancel"],
   ["Left, Right", "on a chart: its values"], ["Escape", "close what is open; on a chart: show all"],
@@ -39,6 +40,7 @@ function open(root) {
   if (words[0] === "job" && words[1]) return [`Job ${words[1]}`, jobPage(root, words[1], query)];
   if (words[0] === "accounts") return ["Accounts", accountsPage(root)];
   if (words[0] === "events") return ["Events", eventsPage(root)];
+  if (words[0] === "api") return ["API", apiPage(root)];
   return ["Cluster", clusterPage(root)];
 }
 

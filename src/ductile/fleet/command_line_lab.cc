@@ -222,6 +222,10 @@ void add_plan(CLI::App& app, Parsed& parsed) {
   sub->add_option("--devices", c.devices,
                   "cluster file, or a number of V100s, four per node (default 8)")
       ->option_text("FILE|N");
+  sub->add_option("--links", c.links,
+                  "with a cluster file: the links as `ductile bench all-reduce` measured them "
+                  "between its devices, in the file that it names")
+      ->option_text("FILE");
   sub->add_option("--batch", c.batch, "samples per iteration (default 128)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));

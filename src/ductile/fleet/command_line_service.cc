@@ -74,6 +74,11 @@ void add_quota(CLI::App& sub, ServiceCommand& c) {
                  "vision=4+2 (repeatable)")
       ->option_text("TEAM=N[+N]")
       ->allow_extra_args(false);
+  sub.add_option("--share", c.shares,
+                 "part of all devices that a team is entitled to: --share vision=0.5; above it its "
+                 "jobs count for less while others wait (repeatable)")
+      ->option_text("TEAM=PART")
+      ->allow_extra_args(false);
   sub.add_option("--data", c.data,
                  "a folder in which jobs of users who are no admins may name their data: your user "
                  "reads it for them (repeatable)")

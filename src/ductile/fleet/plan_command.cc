@@ -1,12 +1,16 @@
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <optional>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
+#include "ductile/comm/cluster_fabric.h"
 #include "ductile/emulate/emulator.h"
 #include "ductile/graph/builders.h"
 #include "ductile/graph/formats.h"
@@ -14,6 +18,7 @@
 #include "ductile/page/terminal.h"
 #include "ductile/plan/baselines/megatron.h"
 #include "ductile/plan/report.h"
+#include "ductile/spec/cluster.h"
 
 namespace ductile::cli {
 namespace {
@@ -32,6 +37,35 @@ std::vector<std::string> find_baselines(const std::string& text) {
     chosen.push_back(name);
   }
   return chosen;
+}
+
+// The devices, with what was measured between them in place of what the cluster file declares.
+plan::Devices devices_for(const PlanCommand& command) {
+  if (!command.links) return plan::find_devices(command.devices);
+  if (kind_of(command.devices) == FileKind::none)
+    fail(ErrorCode::invalid_argument,
+         "--links is of the machines of a cluster file, and --devices {} is no file",
+         command.devices);
+  const spec::Cluster cluster = spec::read_cluster(command.devices);
+  const spec::Allocation all = spec::whole(cluster);
+  comm::Fabric measured;
+  OptionSet options(measured);
+  options.read_toml(*command.links);
+  if (!measured.host.empty() && std::ssize(measured.host) != measured.ranks)
+    fail(ErrorCode::invalid_argument, "--links {}: host names the hosts of {} ranks, of {}",
+         command.links->string(), measured.host.size(), measured.ranks);
+  const comm::Topology shape = measured.topology();
+  std::vector<int> hosts;
+  for (int rank = 0; rank < shape.num_ranks; ++rank) hosts.push_back(shape.host_of(rank));
+  std::ranges::sort(hosts);
+  hosts.erase(std::ranges::unique(hosts).begin(), hosts.end());
+  if (measured.ranks != spec::device_count(all) || hosts.size() != all.size())
+    fail(ErrorCode::invalid_argument,
+         "--links {}: measured between {} workers on {} hosts, and {} has {} devices on {} nodes; "
+         "`ductile bench all-reduce --hosts` with a worker for each device measures them",
+         command.links->string(), measured.ranks, hosts.size(), command.devices,
+         spec::device_count(all), all.size());
+  return plan::devices_of(comm::refined(cluster, all, measured));
 }
 
 void print_builders(Console& console) {
@@ -239,7 +273,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     print_builders(console);
     return kDone;
   }
-  plan::Devices devices = plan::find_devices(command.devices);
+  plan::Devices devices = devices_for(command);
   graph::Graph graph = graph::find_graph(command.graph, devices.groups().front().model);
   if (command.optimizer_state) graph.optimizer_factor = *command.optimizer_state;
   graph::check(graph);

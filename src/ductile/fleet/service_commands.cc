@@ -180,6 +180,29 @@ void read_quotas(const ServiceCommand& command, cluster::ServiceOptions& options
   }
 }
 
+// "vision=0.5".
+void read_shares(const ServiceCommand& command, cluster::ServiceOptions& options) {
+  double sum = 0;
+  for (const std::string& entry : command.shares) {
+    const size_t equals = entry.rfind('=');
+    double part = 0;
+    const char* const end = entry.data() + entry.size();
+    const auto number = std::from_chars(entry.data() + (equals + 1), end, part);
+    const bool named = equals != std::string::npos && equals > 0;
+    if (!named || number.ec != std::errc() || number.ptr != end || !(part > 0 && part <= 1))
+      fail(ErrorCode::invalid_argument,
+           "--share {}: a team and a part of all devices, above 0 and at most 1, are wanted, such "
+           "as vision=0.5",
+           entry);
+    const std::string team = entry.substr(0, equals);
+    if (!options.shares.emplace(team, part).second)
+      fail(ErrorCode::invalid_argument, "--share {}: the team {} has a share already", entry, team);
+    sum += part;
+  }
+  if (sum > 1 + 1e-9)
+    fail(ErrorCode::invalid_argument, "--share: the shares add up to {:.3g}, above 1", sum);
+}
+
 fs::path find_keeper() {
   const fs::path keeper = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-keeper";
   if (access(keeper.c_str(), X_OK) != 0)
@@ -287,6 +310,7 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
   options.worker = process::find_worker();
   options.keeper = find_keeper();
   read_quotas(command, options);
+  read_shares(command, options);
   for (const std::string& folder : command.data) {
     if (!fs::is_directory(folder))
       fail(ErrorCode::not_found, "--data {}: there is no such folder", folder);

@@ -51,7 +51,8 @@ class DuctilePolicy final : public Policy {
             .serves = true,
             .keeps_fixed = true,
             .scales_pipelines = true,
-            .sees_plans = true};
+            .sees_plans = true,
+            .sees_shares = true};
   }
   Decisions decide(const Round& round) override;
   std::string explain(JobId job) const override;

@@ -82,7 +82,8 @@ class FleetPolicy final : public Policy {
             .serves = true,
             .keeps_fixed = true,
             .sees_regions = true,
-            .sees_plans = true};
+            .sees_plans = true,
+            .sees_shares = true};
   }
   Decisions decide(const Round& round) override;
   std::string explain(JobId job) const override;

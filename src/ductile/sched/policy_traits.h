@@ -33,6 +33,8 @@ struct PolicyTraits {
   // Whether it knows that a job may run by several plans (JobView::plans). For other policies such
   // a job is a rigid one that runs by the best plan for the devices that it asks for.
   bool sees_plans = false;
+  // Whether it knows the shares of teams (Team::share).
+  bool sees_shares = false;
   // The gain at which the published code of this policy ends its fits of step times (fit_perf());
   // 0: at the optimum.
   double fit_least_gain = 0;
