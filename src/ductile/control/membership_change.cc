@@ -58,7 +58,7 @@ std::string Membership::State::broken() {
   bool apart = true;
   for (const Member& member : plan->members) {
     const WorkerRecord& worker = *find(member.worker);
-    apart &= worker.report.phase == WorkerPhase::done && !holds_all(worker);
+    apart &= worker.report.phase == WorkerPhase::done && !can_save(worker);
   }
   return apart ? "nobody has all parts of the result" : "";
 }
@@ -258,11 +258,16 @@ bool Membership::State::holds_all(const WorkerRecord& worker) {
   return covers({&worker.report.held}, worker.report.num_parts);
 }
 
+// While all stand still.
+bool Membership::State::can_save(const WorkerRecord& worker) {
+  return holds_all(worker) || (worker.report.phase == WorkerPhase::done && worker.report.can_save);
+}
+
 bool Membership::State::parts_are_apart() {
   bool some = false;
   for (const WorkerRecord* worker : participants()) {
     if (!worker->reachable || worker->report.step < 0) continue;
-    if (holds_all(*worker)) return false;
+    if (can_save(*worker)) return false;
     some = true;
   }
   return some;

@@ -27,7 +27,8 @@ struct Restored {  // after Restore or Apply: the state before `step` is complet
   bool done = false;      // whether this is the state after the last step
   int64_t num_parts = 1;  // of the whole state
   Parts held{{0, 1}};     // the parts that this worker has
-  bool can_save = false;  // what this worker does not have of the state is saved by the others
+  // What this worker does not have of the state is saved by the others; with `done` it is on disk.
+  bool can_save = false;
 };
 struct RestoreFailed {  // the checkpoint that Restore names is damaged or missing
   Generation generation = 0;
@@ -65,6 +66,7 @@ struct Saved {
 struct SaveFailed {
   uint64_t attempt = 0;
   std::string text;
+  bool parts_lost = false;  // what others had saved is not there, so it would fail again
 };
 struct JobError {  // a fault of the job itself (bad data ...): ends the job
   std::string text;

@@ -132,7 +132,8 @@ struct Process {
   std::set<WorkerId> waits_for;
   size_t writer = 0;
   bool gathering = false;
-  Restored applied;  // what is said once the parts are gathered
+  uint32_t on_disk = 0;  // at the end of a job that ends in parts
+  Restored applied;      // what is said once the parts are gathered
 };
 
 struct Cut {
@@ -143,7 +144,11 @@ struct Cut {
 class ModelJob {
  public:
   ModelJob(uint64_t seed, Mutation mutation, bool trace)
-      : rng_(seed, 0x636f6e74), hosts_rng_(seed, 0x686f7374), mutation_(mutation), trace_(trace) {}
+      : rng_(seed, 0x636f6e74),
+        hosts_rng_(seed, 0x686f7374),
+        ends_in_parts_(Rng(seed, 0x656e6473).below(2) == 0),
+        mutation_(mutation),
+        trace_(trace) {}
 
   ModelJobResult run();
 
@@ -201,6 +206,7 @@ class ModelJob {
   void parts_arrived(WorkerId id, Process& process, const DataMessage& message);
   void after_apply(WorkerId id, Process& process, const Apply& command);
   void end_gathering(WorkerId id, Process& process);
+  void end_in_parts(WorkerId id, Process& process);
   uint32_t parts_of(const GenerationPlan& plan, WorkerId id) const;
   void send_data(WorkerId from, WorkerId to, DataMessage message);
   void take_data(WorkerId id, Process& process, const DataMessage& message);
@@ -225,6 +231,8 @@ class ModelJob {
 
   Rng rng_;
   Rng hosts_rng_;  // of hosts, naps and the last save
+  // No worker gets all parts at the end: each writes its own, and the leader may join them.
+  bool ends_in_parts_;
   Mutation mutation_;
   bool trace_;
   ModelJobResult result_;
