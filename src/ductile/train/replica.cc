@@ -450,17 +450,20 @@ JobState::Deployed Replica::deployed() {
   return out;
 }
 
-void Replica::write_model(const fs::path& file, const JobState::Deployed& model) const {
-  std::map<std::string, std::string> about = {
-      {"format", "pt"},
-      {"job", job_.name},
-      {"step", std::to_string(step())},
-      {kWeightsDigestKey, ckpt::tensors_digest(model.views)}};
+std::map<std::string, std::string> Replica::about_model(const std::string& weights_digest) const {
+  std::map<std::string, std::string> about = {{"format", "pt"},
+                                              {"job", job_.name},
+                                              {"step", std::to_string(step())},
+                                              {kWeightsDigestKey, weights_digest}};
   if (!ingredients_.task) {  // a task alone knows what its samples are
     const DataForm form = DataForm::of(job_, train_info(), ingredients_.augment);
     about[kDataFormKey] = dump_json(form.to_json());
   }
-  ckpt::write_safetensors(file, model.views, about);
+  return about;
+}
+
+void Replica::write_model(const fs::path& file, const JobState::Deployed& model) const {
+  ckpt::write_safetensors(file, model.views, about_model(ckpt::tensors_digest(model.views)));
 }
 
 void Replica::check_same_job(const Json& saved) const {

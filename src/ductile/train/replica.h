@@ -166,6 +166,11 @@ class Replica {
   // safetensors: this is the file to deploy.
   JobState::Deployed deployed();
   void write_model(const fs::path& file, const JobState::Deployed& model) const;
+  // What such a file says of itself.
+  std::map<std::string, std::string> about_model(const std::string& weights_digest) const;
+  // Whether a worker that holds a part of the state has that part of these weights: they are no
+  // result of a pass over samples, and of no task.
+  bool deploys_in_parts();
   // Throws conflict if the job of a saved state differs from this one (same_job.h).
   void check_same_job(const nlohmann::json& saved) const;
   // Restores the state of a checkpoint. Throws conflict if it belongs to another job.
@@ -207,6 +212,7 @@ class Replica {
   double steps_in_tail() const;
   void count_tail(double decay);
   JobState::EvaluationWeights take_gathered();
+  bool needs_statistics(const JobState::EvaluationWeights& evaluated) const;
   void add_statistics(JobState::EvaluationWeights& evaluated);
   void give_back_blocks(parallel::BlockRange blocks);
   std::optional<std::vector<parallel::FloatRange>> evaluated_ranges() const;

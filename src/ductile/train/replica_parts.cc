@@ -41,16 +41,23 @@ void Replica::gather_weights(parallel::Exchange& exchange) {
   if (shards_.gather(exchange, state_.flat.weights())) state_.flat.refresh_half_weights();
 }
 
+// Statistics for the rule's weights are a pass in training, which is not run by stages.
+bool Replica::needs_statistics(const JobState::EvaluationWeights& evaluated) const {
+  return evaluated.of_the_rule && job_.train.statistics_batches > 0 &&
+         !state_.flat.buffers().empty();
+}
+
+bool Replica::deploys_in_parts() {
+  return !ingredients_.task && !needs_statistics(state_.evaluation_weights());
+}
+
 void Replica::gather(parallel::Exchange& exchange) {
   constexpr int kLeader = 0;
   tidy_for_.reset();
   by_stages_ = nullptr;  // of an evaluation that was given up
   gathered_.reset();
   JobState::EvaluationWeights evaluated = state_.evaluation_weights();
-  // Statistics for the rule's weights are a pass in training, which is not run by stages.
-  const bool needs_statistics =
-      evaluated.of_the_rule && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty();
-  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics &&
+  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics(evaluated) &&
       nn::operators_evaluate(*ingredients_.model) && columns_are_alike(job_, exchange)) {
     std::vector<int> hosts;  // of the first pipeline
     const std::vector<int64_t>& cut = exchange.layout().cut;

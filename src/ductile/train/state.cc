@@ -271,6 +271,15 @@ std::vector<ckpt::TensorView> JobState::tensors_of(const std::vector<bool>& para
   return out;
 }
 
+std::vector<std::string> JobState::tensor_names(const FlatModel::Entry& parameter) const {
+  std::vector<std::string> out = {"model/" + parameter.name};
+  for (const std::string& state : optimizer->state_names()) {
+    out.push_back(fmt::format("optimizer/{}/{}", state, parameter.name));
+  }
+  if (!average.span().empty()) out.push_back("average/" + parameter.name);
+  return out;
+}
+
 void JobState::add_pieces(const std::vector<Piece>& pieces, std::vector<ckpt::TensorView>& tensors,
                           std::vector<ckpt::TensorPiece>& of) {
   for (const Piece& piece : pieces) {

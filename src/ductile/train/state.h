@@ -141,6 +141,8 @@ class JobState {
     size_t parameter = 0;
     int64_t begin = 0, size = 0;
   };
+  // The names of the tensors of a parameter, whether they are held or not.
+  std::vector<std::string> tensor_names(const FlatModel::Entry& parameter) const;
   // Adds these elements of the tensors of parameters, as tensors of their own, and what they are.
   void add_pieces(const std::vector<Piece>& pieces, std::vector<ckpt::TensorView>& tensors,
                   std::vector<ckpt::TensorPiece>& of);

@@ -20,7 +20,6 @@
 #include "ductile/base/log.h"
 #include "ductile/base/pages.h"
 #include "ductile/ckpt/checkpoint.h"
-#include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/control/worker_protocol.h"
 #include "ductile/link/addresses.h"
@@ -35,8 +34,10 @@
 #include "ductile/train/initial_weights.h"
 #include "ductile/train/meeting.h"
 #include "ductile/train/part_saver.h"
+#include "ductile/train/plan_parts.h"
 #include "ductile/train/recorder.h"
 #include "ductile/train/replica.h"
+#include "ductile/train/result.h"
 #include "ductile/train/stage_memory.h"
 #include "ductile/train/stage_trace.h"
 #include "ductile/train/torch_error.h"
@@ -98,6 +99,7 @@ class WorkerLoop::Impl {
   void record_trace(int64_t step);
   void record_memory();
   Restored restored(Generation generation, int64_t step, bool done, bool can_save = false);
+  bool end_in_parts();
   void lead();
   void evaluate();
   void note_finished_saves();
@@ -134,8 +136,7 @@ class WorkerLoop::Impl {
   int saver_ = -1;                    // the rank that is to be able to save after this step
   bool saves_alone_ = false;          // so all parts are to be there
   std::unique_ptr<Meeting> meeting_;  // of the step loop alone
-  // Of the last state of the job, and of the weights to deploy, by its leader.
-  std::optional<std::string> digest_, weights_digest_;
+  std::optional<Digests> digests_;    // of the last state of the job, by its leader
 
   std::mutex mutex_;  // of what give_up() looks at
   std::shared_ptr<parallel::Exchange> exchange_;
@@ -250,27 +251,6 @@ void WorkerLoop::Impl::leave() {
   meeting_ = nullptr;
 }
 
-namespace {
-
-Parts parts_of(const std::vector<parallel::BlockRange>& blocks) {
-  Parts parts;
-  for (const parallel::BlockRange& b : blocks) parts.push_back({b.begin, b.end});
-  return parts;
-}
-
-// All of the state, and not from another worker.
-bool from_outside(const Member& m) {
-  return m.source == StateSource::checkpoint || m.source == StateSource::initial;
-}
-
-std::vector<parallel::BlockRange> blocks_of(const Parts& parts) {
-  std::vector<parallel::BlockRange> blocks;
-  for (const PartRange& p : parts) blocks.push_back({p.begin, p.end});
-  return blocks;
-}
-
-}  // namespace
-
 void WorkerLoop::Impl::on(const Restore& command) {
   enter(command.plan);
   if (from_outside(command.self)) recorder_.reset();  // its lines go back, too
@@ -337,7 +317,7 @@ bool WorkerLoop::Impl::make_savable(int rank) {
   const auto writers = parts_ && !saves_alone_ && !replica_->shards().layout().whole
                            ? PartSaver::writers(*replica_)
                            : std::nullopt;
-  if (!writers || replica_->done()) {
+  if (!writers) {
     gather_all_at(rank);
     return false;
   }
@@ -363,29 +343,50 @@ void WorkerLoop::Impl::take_up() {
 
 // The state before `step` is complete. If it is the last one, all members are here, and nobody says
 // that it is done before the weights and the figures are on disk, since the leader may be lost
-// meanwhile. If there is no room for the weights, the save of the result comes to that.
+// meanwhile.
 void WorkerLoop::Impl::settled(Generation generation, int64_t step, bool can_save) {
   const bool done = replica_->done();
-  if (done) {
+  if (done && end_in_parts()) {
+    can_save = leads();
+  } else if (done) {
     gather_all_at(0);
     if (leads()) {
-      const JobState::Deployed model = replica_->deployed();
-      weights_digest_ = ckpt::tensors_digest(model.views);
-      try {
-        replica_->write_model(input_.folder.model_file(), model);
-      } catch (const Error& e) {
-        // The save of the result, which is tried for a minute, writes it, too, where there will be
-        // one: where the last step was done just now.
-        const bool saved_next = input_.job.checkpoint.at_end && step > plan_->start;
-        if (e.code() != ErrorCode::unavailable || !saved_next) throw;
-        log_line(e.what());
-      }
-      digest_ = replica_->state().digest();
+      // If there is no room for the weights, the save of the result comes to that, which is tried
+      // for a minute, where there will be one: where the last step was done just now.
+      const bool saved_next = input_.job.checkpoint.at_end && step > plan_->start;
+      digests_ = write_result(*replica_, input_.folder.model_file(), saved_next);
       sum_up();
     }
     exchange_->largest(0);
   }
   source_.tell(restored(generation, step, done, can_save));
+}
+
+// All members together, none of whom needs all of the state for it: their parts of the last
+// checkpoint are durable then, which the leader may join, and the rest is as above. False where
+// that does not suit the job, or a disk refuses something: the leader alone, with all of the state,
+// tries that again for a while.
+bool WorkerLoop::Impl::end_in_parts() {
+  if (!parts_ || replica_->shards().layout().whole || !replica_->deploys_in_parts()) return false;
+  const auto writers = PartSaver::writers(*replica_);
+  if (!writers) return false;
+  parts_->wait();
+  exchange_->largest(0);
+  parts_->look_now();  // a save of an earlier step, whose parts are all there now
+  note_finished_saves();
+  const bool is_saved = replica_->step() == plan_->start && begins_from_checkpoint(*plan_);
+  if (!is_saved) parts_->write(*replica_, *writers, *plan_);
+  if (exchange_->largest(is_saved || parts_->finish() ? 0 : 1) > 0) return false;
+  bool refused = false;
+  try {
+    digests_ = write_result_in_parts(*replica_, *exchange_, *writers, input_.folder.model_file());
+    if (leads()) sum_up();
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unavailable) throw;
+    log_line(e.what());
+    refused = true;
+  }
+  return exchange_->largest(refused ? 1 : 0) == 0;
 }
 
 // Whoever leads keeps the run's books; a new leader goes on with those of the one before.
@@ -475,7 +476,7 @@ void WorkerLoop::Impl::finish_step(const Apply& command) {
   // What needs whole weights or the whole state, while all members are there.
   if (replica_->evaluation_due()) evaluate();
   const int saver = std::exchange(saver_, -1);
-  const bool can_save = saver >= 0 && make_savable(saver);
+  const bool can_save = saver >= 0 && !replica_->done() && make_savable(saver);
   settled(command.generation, command.step + 1, can_save);
 }
 
@@ -529,12 +530,14 @@ void WorkerLoop::Impl::on(const Abandon& command) {
 void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
   try {
     if (recorder_) recorder_->flush();
+    const bool holds_all = replica_->state().optimizer->holds_all();
     // The leader may have found no room for it.
-    if (replica_->done()) replica_->write_model(input_.folder.model_file(), replica_->deployed());
+    if (replica_->done() && holds_all)
+      replica_->write_model(input_.folder.model_file(), replica_->deployed());
     Json state = replica_->values();
     state["cost"] = run::to_json(source_.job_cost().value_or(cost_.read()));
     if (parts_) parts_->give_up();  // of an attempt before
-    if (parts_ && parts_->step() == replica_->step() && !replica_->state().optimizer->holds_all()) {
+    if (parts_ && parts_->step() == replica_->step() && !holds_all) {
       parts_->join(std::move(state));
     } else {
       writer_->save(replica_->step(), state, replica_->state().tensors());
@@ -557,7 +560,7 @@ void WorkerLoop::Impl::note_finished_saves() {
     if (report->error.empty()) {
       source_.tell(Saved{attempt, report->step});
     } else {
-      source_.tell(SaveFailed{attempt, report->error});
+      source_.tell(SaveFailed{attempt, report->error, parts_ && parts_->parts_lost()});
     }
   }
 }
@@ -569,9 +572,9 @@ void WorkerLoop::Impl::sum_up() {
                                   : replica_->target_reached() ? "target_reached"
                                                                : "done";
   Json figures = recorder_->summary(status);
-  if (replica_->done() && digest_) {
-    figures["digest"] = *digest_;
-    figures["weights_digest"] = *weights_digest_;
+  if (replica_->done() && digests_) {
+    figures["digest"] = digests_->state;
+    figures["weights_digest"] = digests_->weights;
   }
   recorder_->event("summary", figures);
   recorder_->flush();
