@@ -13,7 +13,9 @@
 #include "ductile/base/files.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
+#include "ductile/control/ranges.h"
 #include "ductile/nn/operators.h"
+#include "ductile/parallel/exchange.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/replica.h"
 #include "ductile/train/testing/stage_jobs.h"
@@ -108,6 +110,41 @@ TEST(ExactStages, HaveTheBitsOfThePlainMethodWhereTheStateLiesByStage) {
       EXPECT_EQ(bits_of(replica), plain) << copies << " copies, seed " << seed;
     }
   }
+}
+
+// The last of two workers has three of five ranks, which are two nodes of the canonical tree: it
+// sums each node in the blocks of its ranks alone. In one block two layers of different nodes meet,
+// the larger of which begins before it; and a rank has -0 of what is not its own.
+TEST(ExactStages, HaveTheBitsOfThePlainMethodWhereAWorkerSumsSeveralNodesInTheirOwnBlocks) {
+  const TempFolder folder;
+  int several = 0;
+  for (const int64_t replicas : {1, 2}) {
+    spec::JobOptions job = exact_job("mlp", 5, replicas, 4, folder.path());
+    job.model.hidden = {40, 48, 256, 160};
+    job.train.pipelined.stages = {"fc1", "fc2", "fc3", "fc4", "fc5"};
+    const auto plain = bits_of(*run_serial(plain_job(job)));
+    job.train.shard_optimizer = true;
+    for (const int64_t copies : {1, 2}) {
+      job.train.shard_copies = copies;
+      for (const int64_t workers : {2, 3, 4}) {
+        parallel::ExchangeLayout layout{{0}, 1};
+        for (const control::RankRange& r : control::spread_ranks(5 * replicas, workers))
+          layout.cut.push_back(r.end);
+        const bool whole = Replica(job).shards().spread(layout.cut).whole;
+        for (int w = 0; w < layout.num_workers(); ++w)
+          several += !whole && layout.nodes(w).size() > 1;
+        const OneRun run(job);
+        run.go_on(job, workers, 8, /*to_its_end=*/true);
+        const auto newest = ckpt::open_latest(run.folder.checkpoints());
+        ASSERT_TRUE(newest.checkpoint);
+        Replica replica(job);
+        replica.restore(*newest.checkpoint);
+        EXPECT_EQ(bits_of(replica), plain)
+            << replicas << " pipelines, " << copies << " copies, " << workers << " workers";
+      }
+    }
+  }
+  EXPECT_GT(several, 2) << "the state is not in parts, or no worker has several nodes";
 }
 
 // What the test above would not see if the order of sums were the same anyway.
