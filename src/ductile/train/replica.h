@@ -38,7 +38,11 @@ class Replica {
  public:
   // Opens the data and makes the model in its first state.
   explicit Replica(const spec::JobOptions& job) : Replica(job, recipe_of(job)) {}
-  Replica(const spec::JobOptions& job, const Recipe& recipe);
+  // `may_be_blank`: it may leave the first weights out where a worker need not have all of them,
+  // for make_blanks() or another worker's, since it does not know yet which it is to hold.
+  Replica(const spec::JobOptions& job, const Recipe& recipe, bool may_be_blank = false);
+  // Gives the blocks that are held their first weights, and averages, where these were left out.
+  void make_blanks();
 
   const spec::JobOptions& job() const { return job_; }
   const data::DatasetInfo& train_info() const { return ingredients_.train_info(); }

@@ -1,7 +1,12 @@
 #include <algorithm>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
 
 #include "ductile/base/pages.h"
 #include "ductile/nn/evaluates_whole.h"
+#include "ductile/nn/first_values.h"
 #include "ductile/nn/kernels/product.h"
 #include "ductile/nn/operators.h"
 #include "ductile/train/evaluate.h"
@@ -28,7 +33,27 @@ void Replica::transfer(parallel::Exchange& exchange, std::span<const Blocks> hav
                        std::span<const Blocks> want) {
   tidy_for_.reset();
   shards_.transfer(exchange, have, want);
-  state_.flat.refresh_half_weights();
+  for (const parallel::BlockRange& held : shards_.held())
+    state_.flat.refresh_half_weights(shards_.floats(held));
+}
+
+// Made by another model, of which nothing stays.
+void Replica::make_blanks() {
+  const std::vector<FlatModel::Entry>& parameters = state_.flat.parameters();
+  std::set<std::string, std::less<>> names;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const FlatModel::Entry& p = parameters[i];
+    const bool is_held = std::ranges::any_of(shards_.held(), [&](const parallel::BlockRange& b) {
+      const parallel::FloatRange held = shards_.floats(b);
+      return held.begin < p.offset + p.size && p.offset < held.end;
+    });
+    if (is_held && state_.flat.is_blank(i)) names.insert(p.name);
+  }
+  if (names.empty()) return;
+  const nn::FirstValues wanted(
+      [&](std::string_view name) { return names.contains(name); },
+      [&](const std::string& name, const at::Tensor& value) { state_.set_blank(name, value); });
+  ingredients_.make_model();
 }
 
 std::vector<std::vector<parallel::FloatRange>> Replica::contributions() const {

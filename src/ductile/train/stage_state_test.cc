@@ -1,6 +1,7 @@
 // train.shard_optimizer in a job by stages: the state lies where it is read, with the same bits.
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -91,6 +92,39 @@ std::vector<spec::JobOptions> sharded_jobs() {
   jobs[4].train.shard_copies = 1;
   jobs.push_back(normed_job());
   return jobs;
+}
+
+// Before it knows its part it has none, and then that alone; the bits are those of a whole model.
+TEST(StageState, AWorkerBeginsWithTheFirstWeightsOfItsPart) {
+  for (const spec::JobOptions& job : sharded_jobs()) {
+    const std::string what = job.model.name + ", " + job.optimizer.name;
+    Replica whole(job), blank(job, recipe_of(job), /*may_be_blank=*/true);
+    const auto is_zero = [](float x) { return x == 0; };
+    EXPECT_TRUE(std::ranges::all_of(blank.state().flat.weights(), is_zero)) << what;
+    parallel::ExchangeLayout layout{{0, 1, 2, 3, 4}, blank.vector_size()};
+    layout.in_parts = !blank.shards().spread(layout.cut).whole;
+    for (const int rank : {1, 2}) {
+      parallel::ShardedUpdate& shards = blank.shards();
+      shards.enter(layout, rank);
+      shards.hold(shards.layout().held[static_cast<size_t>(rank)]);
+      blank.make_blanks();
+      for (const parallel::BlockRange& held : shards.held()) {
+        const parallel::FloatRange range = shards.floats(held);
+        const auto is_same = [&](auto have, auto want) {
+          return have.empty() || std::equal(have.begin() + range.begin, have.begin() + range.end,
+                                            want.begin() + range.begin);
+        };
+        JobState &have = blank.state(), &want = whole.state();
+        EXPECT_TRUE(is_same(have.flat.weights(), want.flat.weights())) << what;
+        EXPECT_TRUE(is_same(have.flat.half_weights(), want.flat.half_weights())) << what;
+        EXPECT_TRUE(is_same(have.average.span(), want.average.span())) << what;
+      }
+    }
+  }
+  spec::JobOptions job = sharded_job();
+  job.train.pipeline_exact = true;  // it looks at gradients of the whole model
+  EXPECT_EQ(weights_of(*std::make_unique<Replica>(job, recipe_of(job), /*may_be_blank=*/true)),
+            weights_of(*std::make_unique<Replica>(job)));
 }
 
 TEST(StageState, WhereItLiesChangesNoBitThroughKillsAndResizes) {

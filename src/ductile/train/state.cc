@@ -89,11 +89,27 @@ JobState::JobState(nn::Model& model, const spec::JobOptions& job,
       optimizer(make_optimizer(flat.layout())),
       scaler(job.train.precision == "fp16" ? job.train.loss_scale : 1.0) {
   if (job.train.ema_decay > 0 || job.train.tail_average > 0) {
-    average = AlignedArray<float>(flat.layout().total_size());
+    average = untouched_zeros<float>(flat.layout().total_size());
+    for (size_t i = 0; i < flat.parameters().size(); ++i) {
+      if (!flat.is_blank(i)) begin_average(i);
+    }
     buffer_average = AlignedArray<float>(static_cast<int64_t>(flat.buffer_values().size()));
-    std::ranges::copy(flat.weights(), average.span().begin());
     std::ranges::copy(flat.buffer_values(), buffer_average.span().begin());
   }
+}
+
+void JobState::begin_average(size_t parameter) {
+  if (average.span().empty()) return;
+  const FlatModel::Entry& p = flat.parameters()[parameter];
+  std::copy_n(flat.weights().data() + p.offset, p.size, average.data() + p.offset);
+}
+
+void JobState::set_blank(const std::string& parameter, const at::Tensor& value) {
+  const auto found = std::ranges::find(flat.parameters(), parameter, &FlatModel::Entry::name);
+  DUCTILE_CHECK(found != flat.parameters().end(), "the model has no parameter {}", parameter);
+  const auto i = static_cast<size_t>(found - flat.parameters().begin());
+  flat.set_blank(i, value);
+  begin_average(i);
 }
 
 std::span<float> JobState::extra_array(const std::string& part, const std::string& name,

@@ -97,6 +97,9 @@ class JobState {
   // Takes over the model's tensors (flat_model.h). The model outlives this object.
   JobState(nn::Model& model, const spec::JobOptions& job, const MakeOptimizer& make_optimizer);
 
+  // Gives a parameter of the model that is blank its first value.
+  void set_blank(const std::string& parameter, const at::Tensor& value);
+
   FlatModel flat;
   std::unique_ptr<optim::Optimizer> optimizer;
   AlignedArray<float> average, buffer_average;  // empty where averaging is off
@@ -216,6 +219,7 @@ class JobState {
   void add_parameter(const FlatModel::Entry& parameter, bool with_state,
                      std::vector<NamedTensor>& out);
   void add_others(std::vector<NamedTensor>& out);
+  void begin_average(size_t parameter);
   std::vector<std::span<std::byte>> fed();
 
   std::map<std::string, ExtraPart> extras_;

@@ -150,7 +150,7 @@ void WorkerLoop::Impl::give_up(Generation generation) {
 
 void WorkerLoop::Impl::load() try {
   before_ = resident_now();
-  replica_ = std::make_unique<Replica>(input_.job, recipe_);
+  replica_ = std::make_unique<Replica>(input_.job, recipe_, /*may_be_blank=*/true);
   writer_ = std::make_unique<ckpt::CheckpointWriter>(
       input_.folder.checkpoints(),
       ckpt::WriterOptions{.pending_tag = link::checkpoint_tag(source_.worker()),
@@ -271,7 +271,7 @@ void WorkerLoop::Impl::on(const Restore& command) {
       break;
     case StateSource::initial:
       if (replica_->step() > 0 || !replica_->state().optimizer->holds_all()) {
-        replica_ = std::make_unique<Replica>(input_.job, recipe_);
+        replica_ = std::make_unique<Replica>(input_.job, recipe_, /*may_be_blank=*/true);
       }
       begin_with_initial_weights(*replica_, input_.folder);
       break;
@@ -300,6 +300,7 @@ void WorkerLoop::Impl::bring_parts(const Restore& command) {
   if (from_outside(command.self)) {
     shards.hold(shards.layout().held[static_cast<size_t>(exchange_->rank())]);
   }
+  if (command.self.source == StateSource::initial) replica_->make_blanks();
 }
 
 // All members together, whose state is that of the layout.
