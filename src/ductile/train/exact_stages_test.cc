@@ -2,7 +2,6 @@
 #include <cstdint>
 #include <cstring>
 #include <string>
-#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -11,8 +10,6 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
-#include "ductile/base/rng.h"
-#include "ductile/ckpt/checkpoint.h"
 #include "ductile/control/ranges.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/exchange.h"
@@ -25,6 +22,7 @@ namespace {
 
 using testing::disturb;
 using testing::OneRun;
+using testing::read_tokens;
 using testing::run_serial;
 using testing::small_job;
 using testing::weights_of;
@@ -45,19 +43,9 @@ spec::JobOptions exact_job(const std::string& model, int64_t stages, int64_t rep
   job.train.pipelined.micro_batches = micro_batches;
   job.train.pipeline_exact = true;
   if (model != "gpt") return job;
-  std::vector<uint16_t> tokens(4000);
-  Rng rng(1, 2);
-  for (uint16_t& t : tokens) t = static_cast<uint16_t>(rng.below(20));
-  const std::string_view bytes(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size());
-  job.data.format = "tokens";
-  for (std::string* path : {&job.data.path, &job.data.test_path}) {
-    *path = (folder / (path == &job.data.path ? "train.bin" : "test.bin")).string();
-    write_file_atomic(*path, bytes);
-  }
-  job.data.tokens.sequence_length = 8;
+  read_tokens(job, 20, folder);
   job.model.layers = job.model.heads = 2;
   job.model.dim = 16;
-  job.model.vocab_size = 20;
   return job;
 }
 
@@ -103,11 +91,7 @@ TEST(ExactStages, HaveTheBitsOfThePlainMethodWhereTheStateLiesByStage) {
     for (const uint64_t seed : {2, 3}) {
       const OneRun run(job);
       disturb(run, job, 8, seed);
-      const auto newest = ckpt::open_latest(run.folder.checkpoints());
-      ASSERT_TRUE(newest.checkpoint);
-      Replica replica(job);
-      replica.restore(*newest.checkpoint);
-      EXPECT_EQ(bits_of(replica), plain) << copies << " copies, seed " << seed;
+      EXPECT_EQ(bits_of(*run.newest(job)), plain) << copies << " copies, seed " << seed;
     }
   }
 }
@@ -135,11 +119,7 @@ TEST(ExactStages, HaveTheBitsOfThePlainMethodWhereAWorkerSumsSeveralNodesInTheir
           several += !whole && layout.nodes(w).size() > 1;
         const OneRun run(job);
         run.go_on(job, workers, 8, /*to_its_end=*/true);
-        const auto newest = ckpt::open_latest(run.folder.checkpoints());
-        ASSERT_TRUE(newest.checkpoint);
-        Replica replica(job);
-        replica.restore(*newest.checkpoint);
-        EXPECT_EQ(bits_of(replica), plain)
+        EXPECT_EQ(bits_of(*run.newest(job)), plain)
             << replicas << " pipelines, " << copies << " copies, " << workers << " workers";
       }
     }
@@ -185,11 +165,7 @@ TEST(ExactStages, HaveTheBitsOfThePlainMethodThroughKillsAndResizes) {
     for (uint64_t seed = 0; seed < 3; ++seed) {
       const OneRun run(job);
       disturb(run, job, 8, seed);
-      const auto newest = ckpt::open_latest(run.folder.checkpoints());
-      ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
-      Replica replica(job);
-      replica.restore(*newest.checkpoint);
-      EXPECT_EQ(bits_of(replica), plain) << c.model << ", seed " << seed;
+      EXPECT_EQ(bits_of(*run.newest(job)), plain) << c.model << ", seed " << seed;
     }
   }
 }

@@ -3,16 +3,13 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/files.h"
-#include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
-#include "ductile/ckpt/digest.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/shards.h"
 #include "ductile/run/diary.h"
@@ -23,6 +20,7 @@ namespace ductile::train {
 namespace {
 
 using testing::disturb_and_compare;
+using testing::gpt_job;
 using testing::OneRun;
 using testing::run_serial;
 using testing::save_together_and_compare;
@@ -135,23 +133,8 @@ TEST(StageState, WhereItLiesChangesNoBitThroughKillsAndResizes) {
 // them.
 TEST(StageState, AWeightOfTwoStagesIsKeptByBoth) {
   const TempFolder folder;
-  std::vector<uint16_t> tokens(4000);
-  Rng rng(1, 2);
-  for (uint16_t& t : tokens) t = static_cast<uint16_t>(rng.below(400));
-  const fs::path file = folder.path() / "tokens.bin";
-  write_file_atomic(
-      file, std::string_view(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()));
-  spec::JobOptions job = small_job("gpt", 3);
-  job.data.format = "tokens";
-  job.data.path = job.data.test_path = file.string();
-  job.data.tokens.sequence_length = 8;
-  job.model.layers = 2;
+  spec::JobOptions job = gpt_job(3, 400, folder.path());
   job.model.dim = 64;
-  job.model.heads = 2;
-  job.model.dropout = 0;
-  job.model.vocab_size = 400;
-  job.optimizer.name = "adamw";
-  job.optimizer.lr = 0.002;
   job.train.shard_optimizer = true;
   job.train.shard_copies = 1;
   const std::vector<int64_t> cut = {0, 1, 2, 3};
@@ -230,11 +213,7 @@ TEST(StageState, ACheckpointOfShardedStagesIsRestoredUnderOtherPlans) {
     run.go_on(job, at == 4 ? 3 : 4, at, &stages == &plans.back());
     at += 2;
   }
-  const auto newest = ckpt::open_latest(run.folder.checkpoints());
-  ASSERT_TRUE(newest.checkpoint);
-  Replica replica(job);
-  replica.restore(*newest.checkpoint);
-  EXPECT_EQ(weights_of(replica), whole);
+  EXPECT_EQ(weights_of(*run.newest(job)), whole);
 }
 
 }  // namespace
