@@ -260,7 +260,7 @@ bool Membership::State::holds_all(const WorkerRecord& worker) {
 
 // While all stand still.
 bool Membership::State::can_save(const WorkerRecord& worker) {
-  return holds_all(worker) || (worker.report.phase == WorkerPhase::done && worker.report.can_save);
+  return holds_all(worker) || worker.report.can_save;
 }
 
 bool Membership::State::parts_are_apart() {

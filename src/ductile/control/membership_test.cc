@@ -725,6 +725,17 @@ TEST_F(ShardedTest, APreemptionAfterTheLastStepIsSavedFromThePartsThatAreOnDisk)
   EXPECT_EQ(saves[0].first, 1u);
 }
 
+TEST_F(ShardedTest, APreemptedJobIsSavedByWhomTheOthersWroteTheirPartsFor) {
+  run_four();
+  happen(PreemptJob{});
+  for (const WorkerId w : {2, 3, 4}) halt(w, 6);
+  reports_[1].can_save = true;
+  halt(1, 6);
+  const auto saves = told<Save>();
+  ASSERT_EQ(saves.size(), 1u);
+  EXPECT_EQ(saves[0].first, 1u);
+}
+
 TEST_F(ShardedTest, APreemptionThatALossCameBetweenBringsThePartsTogetherFirst) {
   run_four();
   happen(PreemptJob{});

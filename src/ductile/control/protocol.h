@@ -100,7 +100,7 @@ struct WorkerStatus {
   int64_t num_parts = 0;      // of the whole state; 0: not known yet
   Parts held;                 // its parts of the state before `step`
   Parts next;                 // if voted: its parts of the state after `step`
-  // Done: all that it lacks of the state is on disk, so it can save all of it.
+  // Halted or done: all that it lacks of the state is on disk, so it can save all of it.
   bool can_save = false;
   std::vector<WorkerId> suspects;  // if halted: the peers that it could not reach
   SaveStatus save;

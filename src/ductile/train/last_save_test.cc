@@ -11,6 +11,7 @@
 #include "ductile/base/files.h"
 #include "ductile/run/diary.h"
 #include "ductile/train/ingredients.h"
+#include "ductile/train/replica.h"
 #include "ductile/train/testing/local_cluster.h"
 #include "ductile/train/testing/sample_optimizer.h"
 #include "ductile/train/testing/stage_jobs.h"
@@ -23,6 +24,7 @@ using testing::make_halving_optimizer;
 using testing::OneRun;
 using testing::sharded_job;
 using testing::small_job;
+using testing::weights_of;
 using Json = nlohmann::json;
 
 // What a run leaves behind.
@@ -136,6 +138,34 @@ TEST(LastSave, AWorkerThatIsKilledMeanwhileChangesNoBit) {
       EXPECT_GE(call.load(), fatal) << "nobody was lost";
       expect_same(got, want, "killed at call " + std::to_string(fatal));
     }
+  }
+}
+
+// That of a preemption goes the same way.
+TEST(LastSave, BeforeAPreemptionIsMadeOfPartsToo) {
+  for (const int64_t copies : {1, 2}) {
+    spec::JobOptions job = sharded_job();
+    job.train.shard_copies = copies;
+    job.train.epochs = 1'000'000;
+    job.checkpoint.every_steps = 0;
+    const OneRun run(job);
+    int64_t parts = 0;
+    for (const int64_t workers : {4, 3}) {
+      run.go_on(job, workers, workers == 4 ? 3 : 12, /*to_its_end=*/false);
+      run::for_each_diary_line(run.folder.events_file(), [&](const Json& line) {
+        if (line.value("kind", "") == "checkpoint") parts = line.value("parts", 1);
+      });
+      EXPECT_EQ(parts, workers) << copies << " copies";
+    }
+    const auto saved = run.newest(job);
+    Replica undisturbed(job);
+    undisturbed.host_all();
+    std::vector<float> sum(static_cast<size_t>(undisturbed.vector_size()));
+    while (undisturbed.step() < saved->step()) {
+      undisturbed.compute(undisturbed.num_ranks(), sum);
+      undisturbed.apply(sum);
+    }
+    EXPECT_EQ(weights_of(*saved), weights_of(undisturbed)) << copies << " copies";
   }
 }
 

@@ -29,6 +29,7 @@
 #include "ductile/run/progress.h"
 #include "ductile/spec/methods.h"
 #include "ductile/train/batch_orders.h"
+#include "ductile/train/current_event.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/exchange_layout.h"
 #include "ductile/train/initial_weights.h"
@@ -48,21 +49,6 @@ namespace {
 using namespace control;
 using namespace std::chrono_literals;
 using Json = nlohmann::json;
-
-// What the exception under way means (control/worker_protocol.h); libtorch's, too.
-WorkerEvent event_of_current(Generation generation) try { throw; } catch (const c10::Error& e) {
-  return event_of(error_of(e), generation);
-} catch (const std::exception& e) {
-  return event_of(e, generation);
-}
-
-WorkerEvent restore_event_of_current(Generation generation) try {
-  throw;
-} catch (const c10::Error& e) {
-  return restore_event_of(error_of(e), generation);
-} catch (const std::exception& e) {
-  return restore_event_of(e, generation);
-}
 
 }  // namespace
 
@@ -94,16 +80,18 @@ class WorkerLoop::Impl {
   void take_up();
   void bring_parts(const Restore& command);
   void gather_all_at(int rank);
-  bool make_savable(int rank);
+  enum class CanSave { no, once, on_disk };  // as Restored has it
+  CanSave make_savable(int rank);
+  bool write_parts(const PartSaver::Shares& writers);
   void finish_step(const Apply& command);
   void record_trace(int64_t step);
   void record_memory();
-  Restored restored(Generation generation, int64_t step, bool done, bool can_save = false);
+  Restored restored(Generation generation, int64_t step, bool done, CanSave can_save = CanSave::no);
   bool end_in_parts();
   void lead();
   void evaluate();
   void note_finished_saves();
-  void settled(Generation generation, int64_t step, bool can_save = false);
+  void settled(Generation generation, int64_t step, CanSave can_save = CanSave::no);
   void sum_up();
   void tell_error();
   int64_t ordered_batch();
@@ -313,23 +301,39 @@ void WorkerLoop::Impl::gather_all_at(int rank) {
 }
 
 // All members together, whose state is that of the layout. Returns whether this worker can save
-// now, though it does not have all of it.
-bool WorkerLoop::Impl::make_savable(int rank) {
-  const auto writers = parts_ && !saves_alone_ && !replica_->shards().layout().whole
-                           ? PartSaver::writers(*replica_)
-                           : std::nullopt;
-  if (!writers) {
+// now, though it does not have all of it. Where one saves alone all stand still behind this step,
+// and may wait for the disk.
+WorkerLoop::Impl::CanSave WorkerLoop::Impl::make_savable(int rank) {
+  const auto writers =
+      parts_ && !replica_->shards().layout().whole ? PartSaver::writers(*replica_) : std::nullopt;
+  if (!writers || (saves_alone_ && !write_parts(*writers))) {
     gather_all_at(rank);
-    return false;
+    return CanSave::no;
   }
-  parts_->write(*replica_, *writers, *plan_);
-  return exchange_->rank() == rank;
+  if (!saves_alone_) parts_->write(*replica_, *writers, *plan_);
+  if (exchange_->rank() != rank) return CanSave::no;
+  return saves_alone_ ? CanSave::on_disk : CanSave::once;
 }
 
-Restored WorkerLoop::Impl::restored(Generation generation, int64_t step, bool done, bool can_save) {
-  return {
-      generation, step, done, replica_->shards().num_blocks(), parts_of(replica_->shards().held()),
-      can_save};
+// All members together. Returns whether the parts of all are durable.
+bool WorkerLoop::Impl::write_parts(const PartSaver::Shares& writers) {
+  parts_->wait();
+  exchange_->largest(0);
+  parts_->look_now();  // a save of an earlier step, whose parts are all there now
+  note_finished_saves();
+  parts_->write(*replica_, writers, *plan_);
+  return exchange_->largest(parts_->finish() ? 0 : 1) == 0;
+}
+
+Restored WorkerLoop::Impl::restored(Generation generation, int64_t step, bool done,
+                                    CanSave can_save) {
+  return {generation,
+          step,
+          done,
+          replica_->shards().num_blocks(),
+          parts_of(replica_->shards().held()),
+          can_save != CanSave::no,
+          can_save == CanSave::on_disk};
 }
 
 // Once per generation, all members together, with the state before its first step.
@@ -345,10 +349,10 @@ void WorkerLoop::Impl::take_up() {
 // The state before `step` is complete. If it is the last one, all members are here, and nobody says
 // that it is done before the weights and the figures are on disk, since the leader may be lost
 // meanwhile.
-void WorkerLoop::Impl::settled(Generation generation, int64_t step, bool can_save) {
+void WorkerLoop::Impl::settled(Generation generation, int64_t step, CanSave can_save) {
   const bool done = replica_->done();
   if (done && end_in_parts()) {
-    can_save = leads();
+    can_save = leads() ? CanSave::on_disk : CanSave::no;
   } else if (done) {
     gather_all_at(0);
     if (leads()) {
@@ -371,13 +375,8 @@ bool WorkerLoop::Impl::end_in_parts() {
   if (!parts_ || replica_->shards().layout().whole || !replica_->deploys_in_parts()) return false;
   const auto writers = PartSaver::writers(*replica_);
   if (!writers) return false;
-  parts_->wait();
-  exchange_->largest(0);
-  parts_->look_now();  // a save of an earlier step, whose parts are all there now
-  note_finished_saves();
   const bool is_saved = replica_->step() == plan_->start && begins_from_checkpoint(*plan_);
-  if (!is_saved) parts_->write(*replica_, *writers, *plan_);
-  if (exchange_->largest(is_saved || parts_->finish() ? 0 : 1) > 0) return false;
+  if (!is_saved && !write_parts(*writers)) return false;
   bool refused = false;
   try {
     digests_ = write_result_in_parts(*replica_, *exchange_, *writers, input_.folder.model_file());
@@ -477,7 +476,7 @@ void WorkerLoop::Impl::finish_step(const Apply& command) {
   // What needs whole weights or the whole state, while all members are there.
   if (replica_->evaluation_due()) evaluate();
   const int saver = std::exchange(saver_, -1);
-  const bool can_save = saver >= 0 && !replica_->done() && make_savable(saver);
+  const CanSave can_save = saver >= 0 && !replica_->done() ? make_savable(saver) : CanSave::no;
   settled(command.generation, command.step + 1, can_save);
 }
 

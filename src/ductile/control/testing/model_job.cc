@@ -431,6 +431,22 @@ void ModelJob::check_meeting(WorkerId id, const Process& process) {
             member.worker);
 }
 
+// A step is committed when all members of a generation voted for it. A generation that was followed
+// by another never commits one that the other does not start after.
+void ModelJob::check_commit(WorkerId id, const Apply& command) {
+  // Who begins a generation one step behind only catches up.
+  if (command.step < plans_.at(command.generation).start) return;
+  const auto next = plans_.upper_bound(command.generation);
+  if (next != plans_.end()) {
+    require(command.step + 1 <= next->second.start,
+            "worker {} commits step {} in generation {}, but {} started at {}", id, command.step,
+            command.generation, next->first, next->second.start);
+    return;
+  }
+  max_committed_ = std::max(max_committed_, command.step + 1);
+  faults_since_commit_ = 0;
+}
+
 int64_t ModelJob::newest_good() const {
   for (auto it = published_.rbegin(); it != published_.rend(); ++it)
     if (bad_.count(it->first) == 0) return it->first;

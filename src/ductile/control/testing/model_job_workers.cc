@@ -123,7 +123,7 @@ void ModelJob::carry_out(WorkerId id, Process& process, WorkerCommand& command) 
     message.step = vote->step;
     message.from = id;
     message.stop = vote->stop;
-    if (vote->gather == CastVote::Gather::at_leader) message.writer = 1;
+    if (vote->gather == CastVote::Gather::at_leader) message.writer = kAtLeader;
     if (vote->gather == CastVote::Gather::here)
       message.writer =
           1 + static_cast<size_t>(process.plan->find(id) - process.plan->members.data());
@@ -148,9 +148,8 @@ void ModelJob::carry_out(WorkerId id, Process& process, WorkerCommand& command) 
   } else if (auto* write = std::get_if<WriteCheckpoint>(&command)) {
     require(process.state_step == write->step, "worker {} saves {} but has {}", id, write->step,
             process.state_step);
-    require(
-        process.held == kAllParts || (process.state_step == steps_ && process.on_disk == kAllParts),
-        "worker {} saves without all parts", id);
+    require(process.held == kAllParts || process.on_disk == kAllParts,
+            "worker {} saves without all parts", id);
     WorkerEvent answer = Saved{write->attempt, write->step};
     if (disk_full_until_ > now_)
       answer = SaveFailed{write->attempt, "disk full"};
@@ -177,6 +176,7 @@ void ModelJob::run_step(WorkerId id, Process& process, const RunStep& command) {
   process.sums.assign(static_cast<size_t>(virtual_ranks_), 0);
   process.stop = 0;
   process.writer = 0;
+  process.on_disk = 0;
   require((parts_of(*command.plan, id) & ~process.held) == 0,
           "worker {} runs step {} without its parts", id, command.step);
   require(process.state_step == command.step, "worker {} runs step {} with state {}", id,
@@ -340,8 +340,10 @@ void ModelJob::after_apply(WorkerId id, Process& process, const Apply& command) 
   const bool together = process.plan && process.plan->number == command.generation &&
                         process.step == command.step && !process.restoring;
   size_t writer = together ? std::exchange(process.writer, 0) : 0;
-  if (together && done && ends_in_parts_) return end_in_parts(id, process);
-  if (together && done) writer = 1;
+  const bool ends = together && (done || writer == kAtLeader);
+  if (ends && ends_in_parts_) return end_in_parts(id, process);
+  if (ends) writer = 1;
+  process.gathers_on_disk = false;
   if (writer != 0) {
     const WorkerId to = process.plan->members[writer - 1].worker;
     DataMessage message;
@@ -365,19 +367,20 @@ void ModelJob::after_apply(WorkerId id, Process& process, const Apply& command) 
   loop_event(id, process, span(50, 800), process.applied);
 }
 
-// All members, which write what they hold, before they say that the job is done.
+// All members, which write what they hold before they say that the step is done.
 void ModelJob::end_in_parts(WorkerId id, Process& process) {
   const WorkerId leader = process.plan->members.front().worker;
   if (leader != id) {
     DataMessage message;
     message.what = DataMessage::What::gathered;
     message.generation = process.plan->number;
-    message.step = steps_;
+    message.step = process.state_step;
     message.from = id;
     message.parts = process.held;
     send_data(id, leader, message);
     return end_gathering(id, process);
   }
+  process.gathers_on_disk = true;
   process.on_disk = process.held;
   process.gathering = true;
   schedule(now_ + data_deadline_, Kind::stalled, id, process.token);
@@ -388,7 +391,7 @@ void ModelJob::end_in_parts(WorkerId id, Process& process) {
 void ModelJob::end_gathering(WorkerId id, Process& process) {
   process.gathering = false;
   ++process.token;
-  process.applied.can_save = process.state_step == steps_ && process.on_disk == kAllParts;
+  process.applied.can_save = process.applied.on_disk = process.on_disk == kAllParts;
   process.applied.num_parts = kNumParts;
   process.applied.held = control::parts_of(process.held);
   loop_event(id, process, span(50, 800), process.applied);
@@ -425,8 +428,7 @@ void ModelJob::take_data(WorkerId id, Process& process, const DataMessage& messa
   if (message.what == DataMessage::What::gathered) {
     if (message.generation != current || message.step != process.state_step || !process.gathering)
       return later();
-    uint32_t& gathered =
-        ends_in_parts_ && process.state_step == steps_ ? process.on_disk : process.held;
+    uint32_t& gathered = process.gathers_on_disk ? process.on_disk : process.held;
     gathered |= message.parts;
     if (gathered == kAllParts) end_gathering(id, process);
     return;
@@ -479,22 +481,6 @@ void ModelJob::kill(WorkerId id, bool confirmed, int64_t signal) {
   if (!cut(id, 0) && chance(0.7)) to_controller_in(delay(), ConnectionClosed{id});
   if (confirmed || !chance(unconfirmed_))
     to_controller_in(span(100, 3'000), WorkerExited{id, signal == 0 ? 0 : 0, signal});
-}
-
-// A step is committed when all members of a generation voted for it. A generation that was followed
-// by another never commits one that the other does not start after.
-void ModelJob::check_commit(WorkerId id, const Apply& command) {
-  // Who begins a generation one step behind only catches up.
-  if (command.step < plans_.at(command.generation).start) return;
-  const auto next = plans_.upper_bound(command.generation);
-  if (next != plans_.end()) {
-    require(command.step + 1 <= next->second.start,
-            "worker {} commits step {} in generation {}, but {} started at {}", id, command.step,
-            command.generation, next->first, next->second.start);
-    return;
-  }
-  max_committed_ = std::max(max_committed_, command.step + 1);
-  faults_since_commit_ = 0;
 }
 
 // ---- Network and faults.
