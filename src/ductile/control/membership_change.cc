@@ -322,8 +322,8 @@ void Membership::State::form(std::vector<WorkerRecord*> chosen,
       member.source = StateSource::apply_voted;
     else if (!from_state && newest_checkpoint() < 0)
       member.source = StateSource::initial;
-    else if (!from_state && i == 0)
-      member.source = StateSource::checkpoint;  // one reads, the others get it from there
+    else if (!from_state && (i == 0 || options.all_read))
+      member.source = StateSource::checkpoint;  // where one reads, the others get it from there
     if (from_state && member.source != StateSource::peer) member.held = chosen[i]->parts_at(start);
     if (member.source != StateSource::peer) holders.push_back(member.worker);
     next->members.push_back(std::move(member));

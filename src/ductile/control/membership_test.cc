@@ -583,6 +583,14 @@ TEST_F(ShardedTest, OneReadsTheCheckpointAndTheOthersGetTheirPartsFromIt) {
   for (size_t i = 1; i < 4; ++i) EXPECT_EQ(plan().members[i].source, StateSource::peer);
 }
 
+TEST_F(ShardedTest, OrEachReadsItsPartsByItself) {
+  options_.all_read = true;
+  job_.emplace(options_);
+  run_four();
+  EXPECT_EQ(plan().start, 3);
+  for (const Member& m : plan().members) EXPECT_EQ(m.source, StateSource::checkpoint);
+}
+
 TEST_F(ShardedTest, OneOfTwoCopiesIsEnough) {
   run_four();
   happen(WorkerExited{2, 0, 9});

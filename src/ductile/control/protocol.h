@@ -44,7 +44,7 @@ enum class StateSource {
   keep,         // it already has the state
   apply_voted,  // it is one step behind, holds the reduction of that step, and applies it
   peer,         // from the member `feeder`
-  checkpoint,   // all parts from disk, since no worker has a state
+  checkpoint,   // from disk, since no worker has a state: all parts, or, with all others, its own
   initial,      // all parts from the job file, since there is no checkpoint either
 };
 

@@ -4,8 +4,6 @@
 
 namespace ductile::train {
 
-using control::StateSource;
-
 control::Parts parts_of(const std::vector<parallel::BlockRange>& blocks) {
   control::Parts parts;
   for (const parallel::BlockRange& b : blocks) parts.push_back({b.begin, b.end});
@@ -19,12 +17,20 @@ std::vector<parallel::BlockRange> blocks_of(const control::Parts& parts) {
 }
 
 bool from_outside(const control::Member& member) {
-  return member.source == StateSource::checkpoint || member.source == StateSource::initial;
+  return member.source == control::StateSource::checkpoint ||
+         member.source == control::StateSource::initial;
 }
 
 bool begins_from_checkpoint(const control::GenerationPlan& plan) {
-  return std::ranges::any_of(
-      plan.members, [](const control::Member& m) { return m.source == StateSource::checkpoint; });
+  return std::ranges::any_of(plan.members, [](const control::Member& m) {
+    return m.source == control::StateSource::checkpoint;
+  });
+}
+
+bool all_read_checkpoint(const control::GenerationPlan& plan) {
+  return std::ranges::all_of(plan.members, [](const control::Member& m) {
+    return m.source == control::StateSource::checkpoint;
+  });
 }
 
 }  // namespace ductile::train

@@ -15,5 +15,7 @@ std::vector<parallel::BlockRange> blocks_of(const control::Parts& parts);
 bool from_outside(const control::Member& member);
 // Whether a generation begins with the state of a checkpoint.
 bool begins_from_checkpoint(const control::GenerationPlan& plan);
+// Whether each member reads its parts of it by itself.
+bool all_read_checkpoint(const control::GenerationPlan& plan);
 
 }  // namespace ductile::train

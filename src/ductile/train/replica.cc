@@ -524,9 +524,9 @@ Json Replica::upgraded(const ckpt::Checkpoint& checkpoint) const {
   return values;
 }
 
-void Replica::restore(const ckpt::Checkpoint& checkpoint) {
+void Replica::restore(const ckpt::Checkpoint& checkpoint, const Blocks& blocks) {
   check_same_job(checkpoint.state().at("job"));
-  state_.restore(checkpoint, upgraded(checkpoint));
+  state_.restore(checkpoint, upgraded(checkpoint), blocks);
   state_changed();
 }
 

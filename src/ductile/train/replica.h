@@ -177,8 +177,12 @@ class Replica {
   bool deploys_in_parts();
   // Throws conflict if the job of a saved state differs from this one (same_job.h).
   void check_same_job(const nlohmann::json& saved) const;
-  // Restores the state of a checkpoint. Throws conflict if it belongs to another job.
-  void restore(const ckpt::Checkpoint& checkpoint);
+  // Restores the state of a checkpoint, all of it or these blocks. Throws conflict if it belongs to
+  // another job.
+  void restore(const ckpt::Checkpoint& checkpoint) {
+    restore(checkpoint, {{0, shards_.num_blocks()}});
+  }
+  void restore(const ckpt::Checkpoint& checkpoint, const Blocks& blocks);
   // Sends the state without its parts to a worker that has none yet and calls receive_state(), with
   // the step. receive_state() throws conflict if the state comes from another job (job.toml was
   // edited while the job ran).

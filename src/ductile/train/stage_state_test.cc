@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -123,6 +124,40 @@ TEST(StageState, AWorkerBeginsWithTheFirstWeightsOfItsPart) {
   job.train.pipeline_exact = true;  // it looks at gradients of the whole model
   EXPECT_EQ(weights_of(*std::make_unique<Replica>(job, recipe_of(job), /*may_be_blank=*/true)),
             weights_of(*std::make_unique<Replica>(job)));
+}
+
+TEST(StageState, AWorkerReadsOfACheckpointWhatItIsToHold) {
+  spec::JobOptions job = sharded_job();
+  job.train.shard_copies = 1;
+  job.train.ema_decay = 0.9;
+  const OneRun run(job);
+  run.go_on(job, 4, 4, /*to_its_end=*/false);
+  const auto whole = run.newest(job);
+  const auto saved = ckpt::open_latest(run.folder.checkpoints());
+  ASSERT_TRUE(saved.checkpoint);
+  Replica part(job, recipe_of(job), /*may_be_blank=*/true);
+  const std::vector<int64_t> cut = {0, 1, 2, 3, 4};
+  const Replica::Blocks blocks = part.shards().spread(cut).held[1];
+  part.restore(*saved.checkpoint, blocks);
+  EXPECT_EQ(part.step(), whole->step());
+  EXPECT_EQ(part.shards().held(), blocks);
+  JobState &have = part.state(), &want = whole->state();
+  for (const parallel::BlockRange& held : blocks) {
+    const parallel::FloatRange range = part.shards().floats(held);
+    const auto same = [&](std::span<const float> a, std::span<const float> b) {
+      return std::equal(a.begin() + range.begin, a.begin() + range.end, b.begin() + range.begin);
+    };
+    EXPECT_TRUE(same(have.flat.weights(), want.flat.weights()));
+    EXPECT_TRUE(same(have.average.span(), want.average.span()));
+    const auto states = have.optimizer->state(held), all = want.optimizer->state(held);
+    ASSERT_EQ(states.size(), 2U);
+    for (size_t i = 0; i < states.size(); ++i)
+      EXPECT_TRUE(std::ranges::equal(states[i].values, all[i].values)) << states[i].name;
+  }
+  const int64_t before = part.shards().floats(blocks.front()).begin;
+  EXPECT_GT(before, 0);
+  EXPECT_TRUE(std::all_of(have.flat.weights().begin(), have.flat.weights().begin() + before,
+                          [](float x) { return x == 0; }));
 }
 
 TEST(StageState, WhereItLiesChangesNoBitThroughKillsAndResizes) {

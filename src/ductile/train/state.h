@@ -153,6 +153,9 @@ class JobState {
   // these converted to the present form. Throws invalid_argument, naming the tensor, if the
   // checkpoint belongs to another model (a tensor is missing, superfluous or of another shape).
   void restore(const ckpt::Checkpoint& checkpoint, const nlohmann::json& values);
+  // The same for a worker that is to hold these blocks: of tensors of parameters it reads no more.
+  void restore(const ckpt::Checkpoint& checkpoint, const nlohmann::json& values,
+               const std::vector<optim::Optimizer::BlockRange>& blocks);
 
   // Sends the state to a worker that has none yet, which calls receive(). The blocks of weights,
   // averages and the optimiser's state are not sent: ShardedUpdate::transfer() moves them.
@@ -216,6 +219,9 @@ class JobState {
     std::span<float> values;
   };
   std::vector<NamedTensor> named();
+  static void check_tensors(const ckpt::Checkpoint& checkpoint,
+                            const std::vector<NamedTensor>& wanted);
+  void read_blocks(const ckpt::Checkpoint& checkpoint, const optim::Optimizer::BlockRange& blocks);
   void add_parameter(const FlatModel::Entry& parameter, bool with_state,
                      std::vector<NamedTensor>& out);
   void add_others(std::vector<NamedTensor>& out);

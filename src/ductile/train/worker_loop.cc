@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <c10/util/Exception.h>
 
 #include "ductile/base/aligned_array.h"
@@ -78,6 +76,7 @@ class WorkerLoop::Impl {
   void enter(const std::shared_ptr<const GenerationPlan>& plan);
   void leave();
   void take_up();
+  void restore_checkpoint();
   void bring_parts(const Restore& command);
   void gather_all_at(int rank);
   enum class CanSave { no, once, on_disk };  // as Restored has it
@@ -251,7 +250,7 @@ void WorkerLoop::Impl::on(const Restore& command) {
       break;
     case StateSource::checkpoint:
       try {
-        replica_->restore(ckpt::Checkpoint::open(input_.folder.checkpoints(), plan_->start));
+        restore_checkpoint();
       } catch (const std::exception&) {
         source_.tell(restore_event_of_current(plan_->number));
         return;
@@ -267,6 +266,14 @@ void WorkerLoop::Impl::on(const Restore& command) {
   bring_parts(command);
   take_up();
   settled(plan_->number, plan_->start);
+}
+
+void WorkerLoop::Impl::restore_checkpoint() {
+  const parallel::ShardedUpdate& shards = replica_->shards();
+  Replica::Blocks blocks{{0, shards.num_blocks()}};
+  if (all_read_checkpoint(*plan_))
+    blocks = shards.spread(exchange_->layout().cut).held.at(static_cast<size_t>(exchange_->rank()));
+  replica_->restore(ckpt::Checkpoint::open(input_.folder.checkpoints(), plan_->start), blocks);
 }
 
 // All members together: what each holds goes to where this generation wants it. What was held stays

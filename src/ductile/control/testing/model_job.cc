@@ -40,6 +40,7 @@ void ModelJob::draw_scenario() {
   const size_t few = chance(0.5) ? 2 : 1;
   copies_ = spread ? few : static_cast<size_t>(options_.max_workers);
   ends_in_parts_ = ends_in_parts_ && spread && mutation_ != Mutation::parts_are_claimed;
+  options_.all_read = ends_in_parts_;
   worker_lease_ = mutation_ == Mutation::no_lease ? std::chrono::hours(1) : options_.lease;
   step_time_ = span(2'000, 12'000);
   data_deadline_ = span(40'000, 90'000);
