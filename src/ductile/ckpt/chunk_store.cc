@@ -26,6 +26,20 @@ fs::path chunk_path(const fs::path& folder, const ChunkId& id) {
   return folder / "chunks" / hex.substr(0, 2) / hex;
 }
 
+void check_chunks(const fs::path& folder, std::span<const ChunkRef> chunks) {
+  for (const ChunkRef& chunk : chunks) {
+    const fs::path path = chunk_path(folder, chunk.id);
+    std::error_code error;
+    const uintmax_t size = fs::file_size(path, error);
+    if (error == std::errc::no_such_file_or_directory)
+      fail(ErrorCode::data_loss, "its chunk {} is missing; save again", path.string());
+    if (error) fail_errno(path.string(), error.value());
+    if (size != static_cast<uintmax_t>(chunk.size))
+      fail(ErrorCode::data_loss, "its chunk {} has {} of {} bytes; save again", path.string(), size,
+           chunk.size);
+  }
+}
+
 void read_chunk(const fs::path& folder, const ChunkRef& chunk, std::span<std::byte> out) {
   const fs::path path = chunk_path(folder, chunk.id);
   const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));

@@ -18,6 +18,10 @@ fs::path chunk_path(const fs::path& folder, const ChunkId& id);
 // cannot be read now; `out` is then undefined.
 void read_chunk(const fs::path& folder, const ChunkRef& chunk, std::span<std::byte> out);
 
+// Whether the files of these chunks are there, as long as they are to be; reads none. Throws
+// data_loss, naming the file, and unavailable when one cannot be looked at now.
+void check_chunks(const fs::path& folder, std::span<const ChunkRef> chunks);
+
 using ChunkSizes = std::unordered_map<ChunkId, int64_t, ChunkIdHash>;
 
 // Every file in chunks/ that bears a chunk's name, with its size. Files of other names are left

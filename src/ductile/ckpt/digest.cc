@@ -59,7 +59,33 @@ Hash hash_of(std::span<const TensorView> tensors) {
   return hash;
 }
 
+Hash hash_of(std::span<const TensorInfo> tensors, const TensorReader& read) {
+  constexpr int64_t kFetched = int64_t{1} << 20;
+  Hash hash;
+  std::vector<std::byte> piece;
+  for (const TensorInfo* t : by_name(tensors)) {
+    hash.add(t->name, t->dtype, t->shape);
+    for (int64_t offset = 0; offset < t->num_bytes; offset += kFetched) {
+      piece.resize(static_cast<size_t>(std::min(kFetched, t->num_bytes - offset)));
+      read(static_cast<size_t>(t - tensors.data()), offset, piece);
+      hash.add(piece);
+    }
+  }
+  return hash;
+}
+
 }  // namespace
+
+std::string state_digest(int64_t step, const nlohmann::json& values,
+                         std::span<const TensorInfo> tensors, const TensorReader& read) {
+  Hash hash = hash_of(tensors, read);
+  hash.add(step, values);
+  return hash.hex();
+}
+
+std::string tensors_digest(std::span<const TensorInfo> tensors, const TensorReader& read) {
+  return hash_of(tensors, read).hex();
+}
 
 std::string state_digest(int64_t step, const nlohmann::json& values,
                          std::span<const TensorView> tensors) {

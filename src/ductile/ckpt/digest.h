@@ -19,6 +19,11 @@ std::string state_digest(int64_t step, const nlohmann::json& values,
                          std::span<const TensorView> tensors);
 // A hash of tensors alone, in the same form: of weights.
 std::string tensors_digest(std::span<const TensorView> tensors);
+// Both of tensors that are fetched in pieces of at most 1 MiB, in the order of their names, each
+// from front to back. Throw what `read` throws.
+std::string state_digest(int64_t step, const nlohmann::json& values,
+                         std::span<const TensorInfo> tensors, const TensorReader& read);
+std::string tensors_digest(std::span<const TensorInfo> tensors, const TensorReader& read);
 // The first one for a checkpoint; it reads all of it. Throws as Checkpoint::read does.
 std::string state_digest(const Checkpoint& checkpoint);
 

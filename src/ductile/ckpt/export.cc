@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "ductile/base/error.h"
-#include "ductile/ckpt/safetensors_impl.h"
+#include "ductile/ckpt/safetensors.h"
 
 namespace ductile::ckpt {
 namespace {

@@ -197,6 +197,7 @@ int64_t join_parts(const fs::path& folder, int64_t step, std::span<const std::st
     fail(ErrorCode::conflict, "{}: the parts of the checkpoint of step {} hold {} of {} tensors",
          folder.string(), step, joining.tensors().size(), num_tensors);
   }
+  check_chunks(folder, joining.chunks());
   const std::string text = manifest_text(step, dump_json_exactly(state, "the checkpoint's state"),
                                          joining.chunks(), joining.tensors());
   write_pending(disk != nullptr ? *disk : real_disk(), folder, step, tag, text);

@@ -32,8 +32,8 @@ bool parts_are_there(const fs::path& folder, int64_t step, std::span<const std::
 // tensors of these parts, which are `num_tensors`, one part after the other, then those of which
 // parts hold pieces, and `state`. It is whole by itself, and no tensor is read or written. Returns
 // the bytes of its tensors. Throws not_found if a part is missing, data_loss if its manifest is
-// damaged, conflict if two parts hold the same tensor or piece, or some are in none, and
-// unavailable if the disk fails.
+// damaged or one of its chunks is missing or torn, conflict if two parts hold the same tensor or
+// piece, or some are in none, and unavailable if the disk fails.
 int64_t join_parts(const fs::path& folder, int64_t step, std::span<const std::string> tags,
                    int64_t num_tensors, std::string_view tag, const nlohmann::json& state,
                    Disk* disk = nullptr);

@@ -161,6 +161,24 @@ TEST(Join, PiecesThatMakeNoWholeAreRefusedByName) {
   }
 }
 
+// What a publication would refuse is found by whom can have the parts written again.
+TEST(Join, APartWhoseChunkIsGoneIsRefusedUntilItIsWrittenAgain) {
+  const TempFolder folder("ckpt");
+  const State state = state_of_step(7);
+  const auto join = [&] { join_parts(folder.path(), 7, kTags, std::ssize(state), "w1", nullptr); };
+  write_parts(folder.path(), 7, state);
+  join();
+  fs::path chunk;
+  for (const auto& entry : fs::recursive_directory_iterator(folder.path() / "chunks"))
+    if (entry.is_regular_file()) chunk = entry.path();
+  fs::remove(chunk);
+  EXPECT_EQ(code_of(join), ErrorCode::data_loss);
+  write_parts(folder.path(), 7, state);
+  join();
+  publish(folder.path(), 7, "w1");
+  EXPECT_EQ(load(*open_latest(folder.path()).checkpoint), state);
+}
+
 TEST(Join, WhatIsNoWholeIsRefusedByName) {
   const TempFolder folder("ckpt");
   const State state = state_of_step(2);

@@ -13,24 +13,10 @@
 namespace ductile::ckpt {
 namespace {
 
-void check_chunks(const fs::path& folder, const Manifest& manifest) {
-  for (const ChunkRef& chunk : manifest.chunks) {
-    const fs::path path = chunk_path(folder, chunk.id);
-    std::error_code error;
-    const uintmax_t size = fs::file_size(path, error);
-    if (error == std::errc::no_such_file_or_directory)
-      fail(ErrorCode::data_loss, "its chunk {} is missing; save again", path.string());
-    if (error) fail_errno(path.string(), error.value());
-    if (size != static_cast<uintmax_t>(chunk.size))
-      fail(ErrorCode::data_loss, "its chunk {} has {} of {} bytes; save again", path.string(), size,
-           chunk.size);
-  }
-}
-
 // The manifest at `path`, when it and all its chunks are there.
 void check_complete(const fs::path& folder, int64_t step, const fs::path& path) {
   try {
-    check_chunks(folder, load_manifest({step, path}));
+    check_chunks(folder, load_manifest({step, path}).chunks);
   } catch (Error& e) {
     e.with_context(path.string());
     throw;

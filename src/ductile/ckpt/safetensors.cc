@@ -16,7 +16,6 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/ckpt/disk.h"
-#include "ductile/ckpt/safetensors_impl.h"
 
 namespace ductile::ckpt {
 namespace {

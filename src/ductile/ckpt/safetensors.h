@@ -20,6 +20,12 @@ using Metadata = std::map<std::string, std::string>;
 // for bad views, unavailable when the file cannot be written; an old file is then untouched.
 void write_safetensors(const fs::path& file, std::span<const TensorView> tensors,
                        const Metadata& metadata = {});
+// The same of tensors that are fetched in pieces of at most 1 MiB: wider elements first, then in
+// the order of their names, each from front to back. `tensors` need name, dtype, shape and
+// num_bytes, already checked and unique. Throws what `read` throws, too; an old file is then
+// untouched.
+void write_safetensors(const fs::path& file, std::span<const TensorInfo> tensors,
+                       const Metadata& metadata, const TensorReader& read);
 
 // A file mapped for reading. The header is checked as if an enemy had written it: lengths, types,
 // repeated names, and offsets that overlap, leave gaps or point outside. Throws data_loss, naming

@@ -9,6 +9,8 @@
 #include <rapidcheck/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/export.h"
 #include "ductile/ckpt/testing/training_state.h"
 #include "ductile/ckpt/writer.h"
@@ -52,6 +54,27 @@ RC_GTEST_PROP(Safetensors, ComeBackAsWritten, ()) {
     const auto address = reinterpret_cast<uintptr_t>(file.bytes(t).data());
     RC_ASSERT(t.num_bytes == 0 || address % size_of(t.dtype) == 0);
   }
+}
+
+TEST(Safetensors, TensorsThatAreFetchedInPiecesGiveTheSameFileAndDigests) {
+  const FastFolder folder;
+  State state = state_of_step(1);
+  state["model/large"] = OwnedTensor{DType::u8, {3'000'000}, random_bytes(3'000'000, 2)};
+  const std::vector<TensorView> whole = views(state);
+  std::vector<TensorInfo> infos;
+  for (const TensorView& t : whole)
+    infos.push_back({t.name, t.dtype, t.shape, static_cast<int64_t>(t.bytes.size()), 0});
+  const TensorReader read = [&](size_t index, int64_t offset, std::span<std::byte> into) {
+    EXPECT_LE(into.size(), size_t{1} << 20);
+    std::memcpy(into.data(), whole[index].bytes.data() + offset, into.size());
+  };
+  const nlohmann::json values = {{"figures", 3}};
+  EXPECT_EQ(tensors_digest(infos, read), tensors_digest(whole));
+  EXPECT_EQ(state_digest(3, values, infos, read), state_digest(3, values, whole));
+  const Metadata about = {{"key", "value"}};
+  write_safetensors(folder.path() / "whole", whole, about);
+  write_safetensors(folder.path() / "pieces", infos, about, read);
+  EXPECT_EQ(read_file(folder.path() / "pieces"), read_file(folder.path() / "whole"));
 }
 
 TEST(Safetensors, ACheckpointIsExportedUnderOtherNames) {

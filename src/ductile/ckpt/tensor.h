@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -28,6 +29,9 @@ struct TensorInfo {
   int64_t num_bytes = 0;
   int64_t offset = 0;  // in the checkpoint's byte stream, or in a safetensors file's data part
 };
+
+// Delivers bytes [offset, offset + into.size()) of tensor number `index` of a list.
+using TensorReader = std::function<void(size_t index, int64_t offset, std::span<std::byte> into)>;
 
 // num_elements(shape) * size_of(dtype), for shapes from outside: throws invalid_argument naming the
 // tensor for a negative dimension, more than 32 dimensions, or a product above 2^62.

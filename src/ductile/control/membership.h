@@ -165,6 +165,9 @@ struct MembershipOptions {
   Time checkpoint_soonest{0};
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step
   bool save_result = true;       // whether to save the state after the last step
+  // Each member of a generation reads its parts of a checkpoint by itself; otherwise one reads all
+  // of it, and gives the others theirs.
+  bool all_read = false;
   Time checkpoint_retry = std::chrono::seconds(1);
   // The steps of the checkpoints that the store holds when the object is created, ascending. A job
   // without a saved controller state begins with the last one.

@@ -58,7 +58,7 @@ std::string Membership::State::broken() {
   bool apart = true;
   for (const Member& member : plan->members) {
     const WorkerRecord& worker = *find(member.worker);
-    apart &= worker.report.phase == WorkerPhase::done && !holds_all(worker);
+    apart &= worker.report.phase == WorkerPhase::done && !can_save(worker);
   }
   return apart ? "nobody has all parts of the result" : "";
 }
@@ -258,11 +258,16 @@ bool Membership::State::holds_all(const WorkerRecord& worker) {
   return covers({&worker.report.held}, worker.report.num_parts);
 }
 
+// While all stand still.
+bool Membership::State::can_save(const WorkerRecord& worker) {
+  return holds_all(worker) || worker.report.can_save;
+}
+
 bool Membership::State::parts_are_apart() {
   bool some = false;
   for (const WorkerRecord* worker : participants()) {
     if (!worker->reachable || worker->report.step < 0) continue;
-    if (holds_all(*worker)) return false;
+    if (can_save(*worker)) return false;
     some = true;
   }
   return some;
@@ -317,8 +322,8 @@ void Membership::State::form(std::vector<WorkerRecord*> chosen,
       member.source = StateSource::apply_voted;
     else if (!from_state && newest_checkpoint() < 0)
       member.source = StateSource::initial;
-    else if (!from_state && i == 0)
-      member.source = StateSource::checkpoint;  // one reads, the others get it from there
+    else if (!from_state && (i == 0 || options.all_read))
+      member.source = StateSource::checkpoint;  // where one reads, the others get it from there
     if (from_state && member.source != StateSource::peer) member.held = chosen[i]->parts_at(start);
     if (member.source != StateSource::peer) holders.push_back(member.worker);
     next->members.push_back(std::move(member));

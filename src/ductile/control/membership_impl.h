@@ -207,6 +207,7 @@ struct Membership::State {
   std::vector<WorkerRecord*> donors(const std::vector<WorkerRecord*>& chosen,
                                     const std::vector<WorkerRecord*>& survivors, int64_t start);
   bool holds_all(const WorkerRecord& worker);
+  bool can_save(const WorkerRecord& worker);
   // Nobody can save by itself, but those who can be reached have states.
   bool parts_are_apart();
   void form(std::vector<WorkerRecord*> chosen, const std::vector<WorkerRecord*>& donors,

@@ -219,6 +219,8 @@ WorkerRecord worker_from_json(const json& entry, int64_t format, const Membershi
     status["cost"] = run::to_json(run::Cost{});
     status["error_code"] = ductile::to_string(ErrorCode::internal);
   }
+  // States of earlier versions do not have it: no worker saved what others lacked.
+  if (status.is_object() && !status.contains("can_save")) status["can_save"] = false;
   worker.report = worker_status_from_json(status);
   if (format <= kWithoutParts) put_in_one_part(worker.report);
   in.read("connected", worker.connected);

@@ -94,7 +94,7 @@ void Membership::State::drop_unreadable(int64_t step, const std::string& why) {
 
 WorkerRecord* Membership::State::done_worker() {
   for (WorkerRecord* worker : participants())
-    if (worker->reachable && worker->report.phase == WorkerPhase::done && holds_all(*worker))
+    if (worker->reachable && worker->report.phase == WorkerPhase::done && can_save(*worker))
       return worker;
   return nullptr;
 }
@@ -111,7 +111,7 @@ void Membership::State::drive_saves() {
     const WorkerRecord* writer = find(save_task->worker);
     const bool stands_still = phase == Phase::preempting || phase == Phase::finishing;
     if (writer == nullptr || !writer->live() ||
-        (stands_still && (writer->report.step < 0 || !holds_all(*writer))))
+        (stands_still && (writer->report.step < 0 || !can_save(*writer))))
       save_task.reset();
   }
   if (phase == Phase::preempting)
@@ -128,7 +128,7 @@ void Membership::State::save_before_preempting() {
   if (!late && parts_are_apart()) return;  // another generation brings them together
   WorkerRecord* writer = nullptr;
   for (WorkerRecord* worker : participants())
-    if (worker->reachable && worker->report.step >= 0 && (holds_all(*worker) || late) &&
+    if (worker->reachable && worker->report.step >= 0 && (can_save(*worker) || late) &&
         (writer == nullptr || worker->report.step > writer->report.step))
       writer = worker;
   if (writer == nullptr || writer->report.step <= newest_checkpoint()) {

@@ -583,6 +583,14 @@ TEST_F(ShardedTest, OneReadsTheCheckpointAndTheOthersGetTheirPartsFromIt) {
   for (size_t i = 1; i < 4; ++i) EXPECT_EQ(plan().members[i].source, StateSource::peer);
 }
 
+TEST_F(ShardedTest, OrEachReadsItsPartsByItself) {
+  options_.all_read = true;
+  job_.emplace(options_);
+  run_four();
+  EXPECT_EQ(plan().start, 3);
+  for (const Member& m : plan().members) EXPECT_EQ(m.source, StateSource::checkpoint);
+}
+
 TEST_F(ShardedTest, OneOfTwoCopiesIsEnough) {
   run_four();
   happen(WorkerExited{2, 0, 9});
@@ -673,6 +681,63 @@ TEST_F(ShardedTest, APreemptedJobIsSavedByWhomAllPartsWereBroughtTo) {
   EXPECT_TRUE(told<Halt>()[0].second.gather);
   for (const WorkerId w : {2, 3, 4}) halt(w, 6);
   hold(1, {{0, 8}});
+  halt(1, 6);
+  const auto saves = told<Save>();
+  ASSERT_EQ(saves.size(), 1u);
+  EXPECT_EQ(saves[0].first, 1u);
+}
+
+// Each worker has written its parts of the last state; whoever can join them has the result, though
+// nobody holds all of it.
+TEST_F(ShardedTest, TheResultIsSavedByWhomTheOthersWroteTheirPartsFor) {
+  run_four();
+  for (const WorkerId w : {2, 3, 4}) say(w, WorkerPhase::done, 1, 1, 20);
+  EXPECT_EQ(job_->phase(), Phase::running);
+  reports_[1].can_save = true;
+  say(1, WorkerPhase::done, 1, 1, 20);
+  EXPECT_EQ(job_->phase(), Phase::finishing);
+  auto saves = told<Save>();
+  ASSERT_EQ(saves.size(), 1u);
+  EXPECT_EQ(saves[0].first, 1u);
+  happen(WorkerExited{3, 0, 9});  // its parts are on disk
+  EXPECT_TRUE(told<Halt>().empty());
+  reports_[1].save = {1, SaveStatus::State::written, 20, ""};
+  repeat(1);
+  happen(CheckpointPublished{20});
+  EXPECT_EQ(told<Stop>().size(), 3u);
+}
+
+// Then all write theirs again.
+TEST_F(ShardedTest, WhereThePartsOfTheResultAreLostAnotherGenerationWritesThemAgain) {
+  run_four();
+  reports_[1].can_save = true;
+  for (const WorkerId w : {2, 3, 4, 1}) say(w, WorkerPhase::done, 1, 1, 20);
+  EXPECT_EQ(job_->phase(), Phase::finishing);
+  reports_[1].can_save = false;
+  reports_[1].save = {1, SaveStatus::State::failed, 20, "a chunk is missing"};
+  repeat(1);
+  ASSERT_EQ(told<Halt>().size(), 4u);
+  for (WorkerId w = 1; w <= 4; ++w) say(w, WorkerPhase::done, 1, 2, 20);
+  EXPECT_EQ(plan().number, 2u);
+  EXPECT_EQ(plan().start, 20);
+  for (const Member& member : plan().members) EXPECT_EQ(member.source, StateSource::keep);
+}
+
+TEST_F(ShardedTest, APreemptionAfterTheLastStepIsSavedFromThePartsThatAreOnDisk) {
+  run_four();
+  happen(PreemptJob{});
+  reports_[1].can_save = true;
+  for (const WorkerId w : {2, 3, 4, 1}) say(w, WorkerPhase::done, 1, 2, 20);
+  const auto saves = told<Save>();
+  ASSERT_EQ(saves.size(), 1u);
+  EXPECT_EQ(saves[0].first, 1u);
+}
+
+TEST_F(ShardedTest, APreemptedJobIsSavedByWhomTheOthersWroteTheirPartsFor) {
+  run_four();
+  happen(PreemptJob{});
+  for (const WorkerId w : {2, 3, 4}) halt(w, 6);
+  reports_[1].can_save = true;
   halt(1, 6);
   const auto saves = told<Save>();
   ASSERT_EQ(saves.size(), 1u);

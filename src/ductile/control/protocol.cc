@@ -138,6 +138,7 @@ json to_json(const WorkerStatus& report) {
           {"num_parts", report.num_parts},
           {"held", to_json(report.held)},
           {"next", to_json(report.next)},
+          {"can_save", report.can_save},
           {"suspects", report.suspects},
           {"save",
            {{"attempt", report.save.attempt},
@@ -167,6 +168,7 @@ WorkerStatus worker_status_from_json(const json& value) {
   in.read("num_parts", report.num_parts);
   report.held = parts_from_json(in.array("held"));
   report.next = parts_from_json(in.array("next"));
+  in.read("can_save", report.can_save);
   for (const json& suspect : in.array("suspects")) {
     if (!suspect.is_number_unsigned())
       fail(ErrorCode::invalid_argument, "report: 'suspects' is not a list of worker ids");

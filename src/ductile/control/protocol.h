@@ -44,7 +44,7 @@ enum class StateSource {
   keep,         // it already has the state
   apply_voted,  // it is one step behind, holds the reduction of that step, and applies it
   peer,         // from the member `feeder`
-  checkpoint,   // all parts from disk, since no worker has a state
+  checkpoint,   // from disk, since no worker has a state: all parts, or, with all others, its own
   initial,      // all parts from the job file, since there is no checkpoint either
 };
 
@@ -93,13 +93,15 @@ struct WorkerStatus {
   uint64_t sequence = 0;  // grows with every report of this process
   std::string address;    // under which its peers reach it
   WorkerPhase phase = WorkerPhase::loading;
-  Generation generation = 0;       // the last one it entered
-  Generation promised = 0;         // it no longer acts in any generation below this one
-  int64_t step = -1;               // it holds the state before this step; -1: it holds no state
-  bool voted = false;              // it also holds the whole reduction of `step`, not yet applied
-  int64_t num_parts = 0;           // of the whole state; 0: not known yet
-  Parts held;                      // its parts of the state before `step`
-  Parts next;                      // if voted: its parts of the state after `step`
+  Generation generation = 0;  // the last one it entered
+  Generation promised = 0;    // it no longer acts in any generation below this one
+  int64_t step = -1;          // it holds the state before this step; -1: it holds no state
+  bool voted = false;         // it also holds the whole reduction of `step`, not yet applied
+  int64_t num_parts = 0;      // of the whole state; 0: not known yet
+  Parts held;                 // its parts of the state before `step`
+  Parts next;                 // if voted: its parts of the state after `step`
+  // Halted or done: all that it lacks of the state is on disk, so it can save all of it.
+  bool can_save = false;
   std::vector<WorkerId> suspects;  // if halted: the peers that it could not reach
   SaveStatus save;
   // The step of a damaged or missing checkpoint, which no worker can restore; -1: none.

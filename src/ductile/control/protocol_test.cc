@@ -35,6 +35,7 @@ WorkerStatus some_report() {
   report.num_parts = 8;
   report.held = {{0, 4}, {7, 8}};
   report.next = {{2, 3}};
+  report.can_save = true;
   report.suspects = {4, 5};
   report.save = {2, SaveStatus::State::failed, 40, "disk full"};
   report.unreadable = 30;

@@ -66,6 +66,7 @@ void WorkerProtocol::send_report(Time now) {
   report.num_parts = num_parts_;
   report.held = held_;
   if (voted_) report.next = next_;
+  report.can_save = on_disk_ && (phase_ == WorkerPhase::done || phase_ == WorkerPhase::halted);
   report.suspects = suspects_;
   report.save = save_;
   report.unreadable = unreadable_;
@@ -163,6 +164,7 @@ void WorkerProtocol::enter_if_free() {
   generation_ = plan_->number;
   stop_ = 0;
   agreed_ = 0;
+  can_save_ = on_disk_ = false;
   suspects_.clear();
   unreadable_ = -1;
   faulted_ = false;
@@ -213,7 +215,7 @@ void WorkerProtocol::save_if_due() {
   }
   if (phase_ == WorkerPhase::running && step_ < pending_save_->at_step) return;
   if (!holds_all() && !can_save_) return;  // the next vote asks for the parts
-  can_save_ = false;                       // the others save theirs once
+  if (!on_disk_) can_save_ = false;        // the others save theirs once
   save_ = {pending_save_->attempt, SaveStatus::State::saving, step_, ""};
   pending_save_.reset();
   commands_.push_back(WriteCheckpoint{save_.attempt, std::max(generation_, promised_), step_});
@@ -276,6 +278,7 @@ void WorkerProtocol::on(const Restored& event, Time) {
   num_parts_ = event.num_parts;
   held_ = event.held;
   can_save_ = event.can_save;
+  on_disk_ = event.can_save && event.on_disk;
   if (phase_ == WorkerPhase::halted) {
     report_due_ = true;
     save_if_due();
@@ -335,6 +338,8 @@ void WorkerProtocol::on(const SaveFailed& event, Time) {
   if (save_.state != SaveStatus::State::saving || event.attempt != save_.attempt) return;
   save_.state = SaveStatus::State::failed;
   save_.text = event.text;
+  // Then nobody has all of the state, and in the next generation all save their parts again.
+  if (event.parts_lost) can_save_ = on_disk_ = false;
   report_due_ = true;
 }
 

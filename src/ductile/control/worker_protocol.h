@@ -28,6 +28,7 @@ struct Restored {  // after Restore or Apply: the state before `step` is complet
   int64_t num_parts = 1;  // of the whole state
   Parts held{{0, 1}};     // the parts that this worker has
   bool can_save = false;  // what this worker does not have of the state is saved by the others
+  bool on_disk = false;   // and is on disk by now: it is there until another step is applied
 };
 struct RestoreFailed {  // the checkpoint that Restore names is damaged or missing
   Generation generation = 0;
@@ -65,6 +66,7 @@ struct Saved {
 struct SaveFailed {
   uint64_t attempt = 0;
   std::string text;
+  bool parts_lost = false;  // what others had saved is not there, so it would fail again
 };
 struct JobError {  // a fault of the job itself (bad data ...): ends the job
   std::string text;
@@ -217,7 +219,7 @@ class WorkerProtocol {
   int64_t step_ = -1;
   bool voted_ = false;
   bool done_ = false;
-  bool can_save_ = false;
+  bool can_save_ = false, on_disk_ = false;
   int64_t num_parts_ = 0;
   Parts held_, next_;
   std::shared_ptr<const GenerationPlan> plan_;     // of generation_

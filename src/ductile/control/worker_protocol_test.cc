@@ -294,6 +294,53 @@ TEST_F(WorkerProtocolTest, SavesWithoutAllPartsWhereTheOthersSaveTheirs) {
   EXPECT_EQ(said<WriteCheckpoint>(), nullptr);  // the others do so once
 }
 
+// The others' parts of the last state stay on disk: they are joined again until that is published,
+// or until they turn out not to be there.
+TEST_F(WorkerProtocolTest, SavesTheLastStateOfWhichEachHasWrittenItsPartsAsOftenAsAsked) {
+  renew_lease();
+  enter(1, 0, StateSource::initial);
+  const Parts some{{0, 1}};
+  tell(Restored{1, 0, false, 2, some});
+  tell(Reduced{1, 0, some});
+  tell(AllVoted{1, 0, 0});
+  tell(Restored{1, 1, true, 2, some, /*can_save=*/true, /*on_disk=*/true});
+  EXPECT_EQ(report().phase, WorkerPhase::done);
+  EXPECT_TRUE(report().can_save);
+  hear(Save{1, 1, -1, ""});
+  ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+  tell(SaveFailed{1, "disk full"});
+  EXPECT_TRUE(report().can_save);
+  hear(Save{1, 2, -1, ""});
+  ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+  tell(Saved{2, 1});
+  EXPECT_TRUE(report().can_save);
+  hear(Save{1, 3, -1, ""});
+  ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+  tell(SaveFailed{3, "a chunk is missing", /*parts_lost=*/true});
+  EXPECT_FALSE(report().can_save);
+  hear(Save{1, 4, -1, ""});
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+}
+
+TEST_F(WorkerProtocolTest, SavesBeforeAPreemptionWhatTheOthersHaveWritten) {
+  renew_lease();
+  enter(1, 0, StateSource::initial);
+  const Parts some{{0, 1}};
+  tell(Restored{1, 0, false, 2, some});
+  hear(Halt{2, true, "a preemption", /*gather=*/true});
+  tell(Reduced{1, 0, some});
+  EXPECT_EQ(said<CastVote>()->gather, CastVote::Gather::at_leader);
+  tell(AllVoted{1, 0, 2});
+  tell(Restored{1, 1, false, 2, some, /*can_save=*/true, /*on_disk=*/true});
+  EXPECT_EQ(report().phase, WorkerPhase::halted);
+  EXPECT_TRUE(report().can_save);
+  hear(Save{2, 1, -1, ""});
+  ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+  tell(SaveFailed{1, "disk full"});
+  hear(Save{2, 2, -1, ""});
+  ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+}
+
 // Whoever needs something from it would wait for ever, were it not to come: also where it has all
 // that it needs, and where no step is left to run.
 TEST_F(WorkerProtocolTest, ComesToTheMeetingOfEachGenerationWithWhatItHas) {

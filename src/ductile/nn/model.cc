@@ -4,6 +4,7 @@
 #include <ATen/ops/argmax.h>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/first_values.h"
 #include "ductile/nn/ops.h"
 #include "ductile/nn/threads.h"
 
@@ -60,8 +61,10 @@ LossOutput Model::loss(const at::Tensor& logits, const at::Tensor& labels, doubl
 at::Tensor Model::register_parameter(std::string name, const at::Tensor& value, bool is_norm,
                                      bool frozen) {
   at::Tensor leaf = value.detach();
+  const FirstValues* const first = FirstValues::present();
+  if (first != nullptr) leaf = first->withhold(name, leaf);
   leaf.set_requires_grad(!frozen);
-  add(parameters_, {std::move(name), leaf, is_norm, frozen});
+  add(parameters_, {std::move(name), leaf, is_norm, frozen, /*blank=*/first != nullptr});
   return leaf;
 }
 

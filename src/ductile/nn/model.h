@@ -24,6 +24,7 @@ struct NamedTensor {
   at::Tensor tensor;
   bool is_norm = false;  // belongs to a normalisation layer; always float
   bool frozen = false;   // a parameter that is never trained: it needs no gradient
+  bool blank = false;    // a parameter whose first value was withheld (first_values.h)
 };
 
 // What the data says about its samples.
@@ -94,7 +95,8 @@ class Model {
 
  protected:
   bool training() const { return training_; }
-  // Adds a leaf that shares the storage of `value` and returns it; keep the returned handle. Throws
+  // Adds a leaf that shares the storage of `value`, or, where first values are withheld
+  // (first_values.h), has zeros in its place, and returns it; keep the returned handle. Throws
   // conflict if the name is taken.
   at::Tensor register_parameter(std::string name, const at::Tensor& value, bool is_norm = false,
                                 bool frozen = false);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -14,6 +15,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/nn/first_values.h"
 #include "ductile/nn/init.h"
 #include "ductile/nn/operators.h"
 #include "ductile/nn/testing/several_inputs.h"
@@ -365,6 +367,41 @@ TEST_P(Conformance, TheTableStatesTheNumberOfParameters) {
       if (!p.frozen) count += p.tensor.numel();
     }
     EXPECT_EQ(count, help.num_parameters);
+  }
+}
+
+// What a worker does that is to hold a part of a model.
+TEST_P(Conformance, HandsOverTheFirstValuesThatAreWantedAndKeepsNone) {
+  ModelArgs args = args_for(GetParam());
+  for (const char* precision : {"fp32", "bf16"}) {
+    args.precision = precision;
+    const std::vector<NamedTensor> whole = make_model(args)->parameters();
+    for (const size_t part : {size_t{0}, size_t{1}}) {
+      std::set<std::string, std::less<>> wanted;
+      for (size_t i = part; i < whole.size(); i += 2) wanted.insert(whole[i].name);
+      std::map<std::string, at::Tensor> taken;
+      std::vector<NamedTensor> kept;
+      {
+        const FirstValues first(
+            [&](std::string_view name) { return wanted.contains(name); },
+            [&](const std::string& name, const at::Tensor& value) { taken[name] = value.clone(); });
+        kept = make_model(args)->parameters();
+      }
+      EXPECT_EQ(taken.size(), wanted.size());
+      ASSERT_EQ(kept.size(), whole.size());
+      for (size_t i = 0; i < whole.size(); ++i) {
+        const at::Tensor have = kept[i].tensor, want = whole[i].tensor;
+        EXPECT_EQ(kept[i].name, whole[i].name);
+        EXPECT_TRUE(kept[i].blank && !whole[i].blank) << whole[i].name;
+        EXPECT_TRUE(have.sizes() == want.sizes()) << whole[i].name;
+        EXPECT_EQ(have.scalar_type(), want.scalar_type()) << whole[i].name;
+        EXPECT_EQ(have.requires_grad(), want.requires_grad()) << whole[i].name;
+        EXPECT_EQ(have.count_nonzero().item<int64_t>(), 0) << whole[i].name;
+        if (wanted.contains(whole[i].name)) {
+          EXPECT_TRUE(at::equal(taken.at(whole[i].name), want.detach())) << whole[i].name;
+        }
+      }
+    }
   }
 }
 

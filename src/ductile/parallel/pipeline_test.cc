@@ -29,20 +29,12 @@ TEST(Pipeline, RandomModelsAndPlansEqualTheSerialExecutorAndPlainAutograd) {
   uint64_t cut_to_the_bit = 0, plain_to_the_bit = 0, several_stages = 0;
   for (uint64_t seed = 0; seed < models; ++seed) {
     const std::string what = fmt::format("seed {}", seed);
-    Rng rng(seed, 2);
     const bool dropout = seed % 3 == 0;
-    RandomModel model(seed, dropout);
-    const nn::OperatorGraph operators = nn::training_operators(model, 0);
-    const graph::Graph graph = graph_of(operators, rng);
-    const int64_t micro_batches = 1 + rng.below(6), share = 8;
-    const plan::Plan plan = random_plan(graph, micro_batches, share, rng);
-    const Pipeline pipeline = pipeline_of(plan, random_orders(graph, plan, rng), graph, operators);
-    PipelineHost::Step step;
-    step.inputs = inputs_of(seed, micro_batches, share);
-    step.seed = seed;
+    RandomCase drawn(seed, 2, dropout, {1, 6});
+    auto& [rng, model, operators, pipeline, step] = drawn;
+    const int num_stages = drawn.num_stages();
 
     const Outcome serial = run_serial(model, operators, pipeline, step);
-    const auto num_stages = static_cast<int>(pipeline.stages.size());
     several_stages += num_stages > 1;
     std::vector<int> hosts;
     const int num_ranks = 1 + static_cast<int>(rng.below(static_cast<uint32_t>(num_stages)));
@@ -55,12 +47,12 @@ TEST(Pipeline, RandomModelsAndPlansEqualTheSerialExecutorAndPlainAutograd) {
 
     // Another cut: one stage.
     Pipeline whole;
-    whole.num_micro_batches = micro_batches;
+    whole.num_micro_batches = pipeline.num_micro_batches;
     whole.stages.resize(1);
     for (size_t i = 0; i < operators.operators().size(); ++i) {
       whole.stages[0].ops.push_back(static_cast<int>(i));
     }
-    for (int64_t m = 0; m < micro_batches; ++m) {
+    for (int64_t m = 0; m < pipeline.num_micro_batches; ++m) {
       whole.stages[0].order.push_back(plan::Task::forward);
       whole.stages[0].order.push_back(plan::Task::backward);
     }
@@ -112,17 +104,9 @@ TEST(Pipeline, ExactPlansHaveTheBitsOfVirtualRanksOrAreRefused) {
   const uint64_t models = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 300;
   uint64_t refused = 0, several_stages = 0;
   for (uint64_t seed = 0; seed < models; ++seed) {
-    Rng rng(seed, 5);
-    RandomModel model(seed, seed % 3 == 0);
-    const nn::OperatorGraph operators = nn::training_operators(model, 0);
-    const graph::Graph graph = graph_of(operators, rng);
-    const int64_t micro_batches = 1 + rng.below(9), share = 8;
-    const plan::Plan plan = random_plan(graph, micro_batches, share, rng);
-    Pipeline pipeline = pipeline_of(plan, random_orders(graph, plan, rng), graph, operators);
+    RandomCase drawn(seed, 5, seed % 3 == 0, {1, 9});
+    auto& [rng, model, operators, pipeline, step] = drawn;
     pipeline.exact = true;
-    PipelineHost::Step step;
-    step.inputs = inputs_of(seed, micro_batches, share);
-    step.seed = seed;
     step.first_rank = rng.below(5);
     try {
       check_exact(pipeline, operators, step.inputs[0]);
@@ -136,7 +120,7 @@ TEST(Pipeline, ExactPlansHaveTheBitsOfVirtualRanksOrAreRefused) {
     step.draws = &draws;
     several_stages += pipeline.stages.size() > 1;
     std::vector<int> hosts;
-    const auto num_stages = static_cast<int>(pipeline.stages.size());
+    const int num_stages = drawn.num_stages();
     const int num_ranks = 1 + static_cast<int>(rng.below(static_cast<uint32_t>(num_stages)));
     for (int s = 0; s < num_stages; ++s) {
       hosts.push_back(s < num_ranks ? s : static_cast<int>(rng.below(num_ranks)));
@@ -245,17 +229,10 @@ TEST(Pipeline, ModelsOfTheZooHaveTheBitsOfAutograd) {
 TEST(Pipeline, SurvivorsOfALossDoTheStepAgainWithTheSameBits) {
   int losses = 0;
   for (uint64_t seed = 0; seed < 40; ++seed) {
-    Rng rng(seed, 3);
-    RandomModel model(seed, true);
-    const nn::OperatorGraph operators = nn::training_operators(model, 0);
-    const graph::Graph graph = graph_of(operators, rng);
-    const plan::Plan plan = random_plan(graph, 4, 8, rng);
-    const Pipeline pipeline = pipeline_of(plan, random_orders(graph, plan, rng), graph, operators);
-    const auto num_ranks = static_cast<int>(pipeline.stages.size());
+    RandomCase drawn(seed, 3, /*dropout=*/true, {4, 4});
+    auto& [rng, model, operators, pipeline, step] = drawn;
+    const int num_ranks = drawn.num_stages();
     if (num_ranks < 2) continue;
-    PipelineHost::Step step;
-    step.inputs = inputs_of(seed, 4, 8);
-    step.seed = seed;
     std::vector<int> hosts;
     for (int s = 0; s < num_ranks; ++s) hosts.push_back(s);
     const int op = rng.below(2) == 0 ? 0 : static_cast<int>(operators.operators().size()) - 1;
@@ -328,17 +305,9 @@ TEST(Pipeline, AMicroBatchIsHeldUntilItsLastTask) {
 // y = x w in a stage of its own, of which each micro-batch has 8 x 8 floats of x and as many of y
 // until its backward task.
 TEST(Pipeline, MemoryIsCountedByStage) {
-  const at::Tensor w = at::ones({8}).requires_grad_();
-  nn::OperatorGraph operators;
-  nn::Operator scale, loss;
-  scale.name = "scale";
-  scale.inputs = {{nn::kModelInput, 0}};
-  scale.parameters.push_back({.name = "w", .tensor = w});
-  scale.run = [w](std::span<const at::Tensor> in) { return Tensors{in[0] * w}; };
-  loss.name = "loss";
-  loss.inputs = {{operators.add(scale), 0}};
-  loss.run = [](std::span<const at::Tensor> in) { return Tensors{in[0].sum(1)}; };
-  operators.set_results({{operators.add(loss), 0}});
+  const nn::OperatorGraph operators = scaled_and_lost(
+      8, [](const at::Tensor& x, const at::Tensor& w) { return x * w; },
+      [](const at::Tensor& y) { return y.sum(1); });
   PipelineHost::Placement all;
   all.hosts = {0, 0};
   const Tensors inputs = {at::ones({8, 8})};

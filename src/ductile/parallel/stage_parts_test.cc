@@ -116,20 +116,9 @@ TEST(StageParts, RandomNumbersOfReplicasHaveTheBitsOfTheSerialExecutorAndAreNear
 }
 
 TEST(StageParts, ReplicasDrawRandomNumbersOfTheirOwn) {
-  const at::Tensor w = at::ones({64}).requires_grad_();
-  nn::OperatorGraph operators;
-  nn::Operator drop, loss;
-  drop.name = "drop";
-  drop.parameters.push_back({.name = "w", .tensor = w});
-  drop.random = true;
-  drop.inputs = {{nn::kModelInput, 0}};
-  drop.run = [w](std::span<const at::Tensor> in) {
-    return Tensors{at::dropout(in[0] * w, 0.5, true)};
-  };
-  loss.name = "loss";
-  loss.inputs = {{operators.add(drop), 0}};
-  loss.run = [](std::span<const at::Tensor> in) { return Tensors{in[0].sum(1)}; };
-  operators.set_results({{operators.add(loss), 0}});
+  const nn::OperatorGraph operators = scaled_and_lost(
+      64, [](const at::Tensor& x, const at::Tensor& w) { return at::dropout(x * w, 0.5, true); },
+      [](const at::Tensor& y) { return y.sum(1); }, /*random=*/true);
   Pipeline pipeline = two_stages(operators, 1, 1);
   pipeline.stages[0].replicas = 2;
   PipelineHost::Step step;
@@ -301,19 +290,11 @@ TEST(StageParts, RowsInAnotherOrderThanTheSamplesAreRefusedByName) {
   }
 }
 
-// y = x w, whose sum over the samples has no dimension of them.
+// The sum of x w over the samples has no dimension of them.
 TEST(StageParts, WhatCannotBeDividedBySamplesIsRefusedByName) {
-  const at::Tensor w = at::ones({8}).requires_grad_();
-  nn::OperatorGraph operators;
-  nn::Operator scale, loss;
-  scale.name = "scale";
-  scale.inputs = {{nn::kModelInput, 0}};
-  scale.parameters.push_back({.name = "w", .tensor = w});
-  scale.run = [w](std::span<const at::Tensor> in) { return Tensors{(in[0] * w).sum(0)}; };
-  loss.name = "loss";
-  loss.inputs = {{operators.add(scale), 0}};
-  loss.run = [](std::span<const at::Tensor> in) { return Tensors{in[0].square()}; };
-  operators.set_results({{operators.add(loss), 0}});
+  const nn::OperatorGraph operators = scaled_and_lost(
+      8, [](const at::Tensor& x, const at::Tensor& w) { return (x * w).sum(0); },
+      [](const at::Tensor& y) { return y.square(); });
   Pipeline pipeline = two_stages(operators, 1, 1);
   const auto refusal = [&](int64_t samples) -> std::string {
     PipelineHost::Placement all;

@@ -68,19 +68,11 @@ TEST(TensorSplit, RandomModelsAndPlansEqualTheSerialExecutorAndThePlainGradient)
   uint64_t divided = 0, several_ranks = 0;
   for (uint64_t seed = 0; seed < models; ++seed) {
     const std::string what = fmt::format("seed {}", seed);
-    Rng rng(seed, 7);
     const bool dropout = seed % 3 == 0;
-    RandomModel model(seed, dropout);
-    const nn::OperatorGraph operators = nn::training_operators(model, 0);
-    const graph::Graph graph = graph_of(operators, rng);
-    const int64_t micro_batches = 1 + rng.below(5), share = 8;
-    const plan::Plan plan = random_plan(graph, micro_batches, share, rng);
-    const Pipeline whole = pipeline_of(plan, random_orders(graph, plan, rng), graph, operators);
+    RandomCase drawn(seed, 7, dropout, {1, 5});
+    auto& [rng, model, operators, whole, step] = drawn;
     const TensorSplit split =
         split_tensors(operators, whole, random_degrees(operators, whole, rng));
-    PipelineHost::Step step;
-    step.inputs = inputs_of(seed, micro_batches, share);
-    step.seed = seed;
 
     const Outcome serial = run_serial(model, split.graph, split.pipeline, step);
     const int num_ranks = 1 + static_cast<int>(rng.below(static_cast<uint32_t>(split.num_parts())));

@@ -93,23 +93,24 @@ FlatModel::FlatModel(nn::Model& model, const spec::OptimizerOptions& options)
   // never memory for all weights twice.
   weights_ = untouched_zeros<float>(layout_.total_size());
   size_t freed = 0;
-  if (any_half) half_weights_ = AlignedArray<uint16_t>(layout_.total_size());
+  if (any_half) half_weights_ = untouched_zeros<uint16_t>(layout_.total_size());
 
   for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& tensor = parameters_[i].tensor;
     const optim::Segment& segment = layout_.segments()[i];
     parameter_entries_.push_back(
         {parameters_[i].name, shape_of(tensor), segment.offset, segment.size});
-    view(weights_.span().data() + segment.offset, tensor).copy_(tensor);
+    blank_.push_back(parameters_[i].blank);
+    if (!blank_[i]) view(weights_.span().data() + segment.offset, tensor).copy_(tensor);
     tensor.set_data(is_half(tensor) ? at::from_blob(half_weights_.span().data() + segment.offset,
                                                     tensor.sizes(), tensor.scalar_type())
                                     : view(weights_.span().data() + segment.offset, tensor));
+    if (!blank_[i]) refresh_half_weights({segment.offset, segment.offset + segment.size});
     freed += segment.size * sizeof(float);
     if (freed < kMostFreed) continue;
     give_back_freed();
     freed = 0;
   }
-  refresh_half_weights();
 
   int64_t buffer_size = 0;
   for (nn::NamedTensor& b : model.buffers()) {
@@ -127,13 +128,25 @@ FlatModel::FlatModel(nn::Model& model, const spec::OptimizerOptions& options)
   }
 }
 
-void FlatModel::refresh_half_weights() {
+void FlatModel::refresh_half_weights(parallel::FloatRange range) {
   if (half_weights_.span().empty()) return;
+  const auto begin = static_cast<size_t>(range.begin);
+  const auto size = static_cast<size_t>(range.end - range.begin);
+  const std::span<uint16_t> half = half_weights_.span().subspan(begin, size);
+  const std::span<const float> weights = weights_.span().subspan(begin, size);
   if (half_type_ == DType::bf16) {
-    optim::to_bf16(half_weights_.span(), weights_.span());
+    optim::to_bf16(half, weights);
   } else {
-    optim::to_f16(half_weights_.span(), weights_.span());
+    optim::to_f16(half, weights);
   }
+}
+
+void FlatModel::set_blank(size_t parameter, const at::Tensor& value) {
+  const at::NoGradGuard no_grad;
+  const Entry& entry = parameter_entries_.at(parameter);
+  at::from_blob(weights_.span().data() + entry.offset, entry.shape, at::kFloat).copy_(value);
+  refresh_half_weights({entry.offset, entry.offset + entry.size});
+  blank_[parameter] = false;
 }
 
 void FlatModel::set_epoch(double epoch) {

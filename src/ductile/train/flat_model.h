@@ -41,9 +41,16 @@ class FlatModel {
   std::span<float> weights() { return weights_.span(); }
   std::span<uint16_t> half_weights() { return half_weights_.span(); }  // empty in fp32
   DType half_type() const { return half_type_; }
-  // Writes the rounded copy again. Call it after anything but the optimiser has changed the
-  // weights.
-  void refresh_half_weights();
+  // Writes the rounded copy again, of these elements or of all. Call it after anything but the
+  // optimiser has changed the weights.
+  void refresh_half_weights(parallel::FloatRange range);
+  void refresh_half_weights() { refresh_half_weights({0, layout_.total_size()}); }
+
+  // Parameters whose first values were withheld (nn/first_values.h) are zero, and take no memory,
+  // until they are set.
+  bool is_blank(size_t parameter) const { return blank_[parameter]; }
+  void set_blank(size_t parameter, const at::Tensor& value);
+  void none_is_blank() { blank_.assign(blank_.size(), false); }
 
   // From now on only those parameters have gradients that are trained in a step that begins after
   // so many epochs (Segment::trained_epochs).
@@ -73,6 +80,7 @@ class FlatModel {
   optim::ParamLayout layout_;
   std::vector<nn::NamedTensor> parameters_, buffers_;
   std::vector<Entry> parameter_entries_, buffer_entries_;
+  std::vector<bool> blank_;
   DType half_type_ = DType::bf16;
   AlignedArray<float> weights_, buffer_values_;
   AlignedArray<uint16_t> half_weights_;

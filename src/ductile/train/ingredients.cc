@@ -139,8 +139,13 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   check_size(job, info);
   const DataForm form = DataForm::of(job, info, given.augment);
   if (!given.model) {
-    given.model =
-        nn::make_model(job.model, form.model, job.train.precision, static_cast<uint64_t>(job.seed));
+    const auto make = [model = job.model, info = form.model, precision = job.train.precision,
+                       seed = static_cast<uint64_t>(job.seed)] {
+      return nn::make_model(model, info, precision, seed);
+    };
+    given.model = make();
+    // One from a file of its user's may draw its first values in another way.
+    if (job.model.library.empty()) given.make_model = make;
   }
   initialize(*given.model, given, job);
   if (given.flops_per_sample == 0)

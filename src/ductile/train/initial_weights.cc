@@ -105,6 +105,7 @@ void begin_with_initial_weights(Replica& replica, const run::RunFolder& folder) 
     for (const FlatModel::Entry& p : flat.parameters()) reader.read(p, flat.weights());
     for (const FlatModel::Entry& b : flat.buffers()) reader.read(b, flat.buffer_values());
     reader.check_rest();
+    flat.none_is_blank();
   }
   if (!state.average.span().empty()) {
     std::ranges::copy(flat.weights(), state.average.span().begin());

@@ -114,19 +114,23 @@ void PartSaver::join(nlohmann::json values) { values_ = std::move(values); }
 
 ckpt::SaveResult PartSaver::joined() {
   ckpt::SaveResult result = *part_;
+  parts_lost_ = false;
   try {
     result.total_bytes =
         ckpt::join_parts(folder_, step_, tags_, num_tensors_, link::checkpoint_tag(self_),
                          *std::exchange(values_, std::nullopt));
     result.parts = static_cast<int64_t>(tags_.size());
+  } catch (const Error& e) {
+    result.error = e.what();
+    parts_lost_ = e.code() != ErrorCode::unavailable;
   } catch (const std::exception& e) {
     result.error = e.what();
   }
   return result;
 }
 
-std::optional<ckpt::SaveResult> PartSaver::take_result(control::Generation generation) {
-  if (overtaken_) return std::exchange(overtaken_, std::nullopt);
+// What became of the part under way, once that is known.
+void PartSaver::note_part() {
   while (auto result = writer_.take_result()) {
     if (result->step != step_) continue;
     if (!result->error.empty())
@@ -135,6 +139,17 @@ std::optional<ckpt::SaveResult> PartSaver::take_result(control::Generation gener
     part_ = std::move(*result);
     since_ = Clock::now();
   }
+}
+
+bool PartSaver::finish() {
+  wait();
+  note_part();
+  return part_ && part_->error.empty();
+}
+
+std::optional<ckpt::SaveResult> PartSaver::take_result(control::Generation generation) {
+  if (overtaken_) return std::exchange(overtaken_, std::nullopt);
+  note_part();
   if (!values_ || !part_) return std::nullopt;
   const Clock::time_point now = Clock::now();
   if (part_->error.empty()) {

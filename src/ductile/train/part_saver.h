@@ -40,6 +40,8 @@ class PartSaver {
   // and goes on in the background. `writers` as above. What is in its way makes the save fail, and
   // is logged.
   void write(Replica& replica, const Shares& writers, const control::GenerationPlan& plan);
+  // Waits until this worker's part is durable; false if it could not be written.
+  bool finish();
   // The state that was written last; -1: none.
   int64_t step() const { return step_; }
   // At one of them, before the next step: makes the checkpoint, with these values, as soon as all
@@ -47,14 +49,20 @@ class PartSaver {
   void join(nlohmann::json values);
   // It is not to be made any more, if it is not there yet.
   void give_up() { values_.reset(); }
+  // All parts that will come are there: the next take_result() looks at once.
+  void look_now() { next_look_ = {}; }
 
   // What became of it, once that is known; `generation` is the present one. To be called now and
   // then by every member.
   std::optional<ckpt::SaveResult> take_result(control::Generation generation);
   void wait();  // for the part under way
+  // Whether the parts of the save that was last taken make no whole, so that to join them again
+  // would fail again. A disk that refuses something does not mean that.
+  bool parts_lost() const { return parts_lost_; }
 
  private:
   using Clock = std::chrono::steady_clock;
+  void note_part();
   ckpt::SaveResult joined();
 
   const fs::path folder_;
@@ -62,11 +70,12 @@ class PartSaver {
   int64_t step_ = -1;
   int64_t num_tensors_ = 0;  // of the whole state
   Clock::time_point next_look_;
-  control::Generation generation_ = 0;         // whose members write
-  std::vector<std::string> tags_;              // of all members' parts
-  ckpt::CheckpointWriter writer_;              // of this worker's
-  std::optional<ckpt::SaveResult> part_;       // the last one, once it is durable
-  std::optional<nlohmann::json> values_;       // of the checkpoint that is to be made
+  control::Generation generation_ = 0;    // whose members write
+  std::vector<std::string> tags_;         // of all members' parts
+  ckpt::CheckpointWriter writer_;         // of this worker's
+  std::optional<ckpt::SaveResult> part_;  // the last one, once it is durable
+  std::optional<nlohmann::json> values_;  // of the checkpoint that is to be made
+  bool parts_lost_ = false;
   std::optional<ckpt::SaveResult> overtaken_;  // a checkpoint that will not be made any more
   std::optional<Clock::time_point> since_;     // the own part is durable, others are awaited
 };

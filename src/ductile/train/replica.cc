@@ -9,6 +9,7 @@
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/cursor.h"
+#include "ductile/nn/first_values.h"
 #include "ductile/nn/threads.h"
 #include "ductile/optim/batch_order.h"
 #include "ductile/optim/elementwise.h"
@@ -44,6 +45,17 @@ int copies_of(const spec::JobOptions& job) {
                                    : parallel::kEverywhere;
 }
 
+// With a model whose weights are blank, where the state lies by stage and they can be made later.
+// Exact pipelines compare gradients of the whole model before they begin.
+Ingredients blank_ingredients(const spec::JobOptions& job, const Recipe& recipe) {
+  if (spec::is_pipelined(job) && job.train.shard_optimizer && !job.train.pipeline_exact) {
+    const nn::FirstValues none;
+    Ingredients given = recipe();
+    if (given.make_model && given.model->num_initial_samples() == 0) return given;
+  }
+  return recipe();
+}
+
 std::vector<std::string> figures_of(const StepMethod& method, const spec::JobOptions& job) {
   std::vector<std::string> names = method.figures();
   if (spec::batch_is_ordered(job)) names.emplace_back(optim::kBatchOrder);
@@ -52,10 +64,10 @@ std::vector<std::string> figures_of(const StepMethod& method, const spec::JobOpt
 
 }  // namespace
 
-Replica::Replica(const spec::JobOptions& job, const Recipe& recipe)
+Replica::Replica(const spec::JobOptions& job, const Recipe& recipe, bool may_be_blank)
     : job_(job),
       in_force_(job),
-      ingredients_(recipe()),
+      ingredients_(may_be_blank ? blank_ingredients(job_, recipe) : recipe()),
       figures_(figures_of(*ingredients_.method, job_), ingredients_.method->num_shared()),
       state_(*ingredients_.model, job_, ingredients_.make_optimizer),
       runner_(in_force_, ingredients_, state_, figures_),
@@ -450,17 +462,20 @@ JobState::Deployed Replica::deployed() {
   return out;
 }
 
-void Replica::write_model(const fs::path& file, const JobState::Deployed& model) const {
-  std::map<std::string, std::string> about = {
-      {"format", "pt"},
-      {"job", job_.name},
-      {"step", std::to_string(step())},
-      {kWeightsDigestKey, ckpt::tensors_digest(model.views)}};
+std::map<std::string, std::string> Replica::about_model(const std::string& weights_digest) const {
+  std::map<std::string, std::string> about = {{"format", "pt"},
+                                              {"job", job_.name},
+                                              {"step", std::to_string(step())},
+                                              {kWeightsDigestKey, weights_digest}};
   if (!ingredients_.task) {  // a task alone knows what its samples are
     const DataForm form = DataForm::of(job_, train_info(), ingredients_.augment);
     about[kDataFormKey] = dump_json(form.to_json());
   }
-  ckpt::write_safetensors(file, model.views, about);
+  return about;
+}
+
+void Replica::write_model(const fs::path& file, const JobState::Deployed& model) const {
+  ckpt::write_safetensors(file, model.views, about_model(ckpt::tensors_digest(model.views)));
 }
 
 void Replica::check_same_job(const Json& saved) const {
@@ -509,9 +524,9 @@ Json Replica::upgraded(const ckpt::Checkpoint& checkpoint) const {
   return values;
 }
 
-void Replica::restore(const ckpt::Checkpoint& checkpoint) {
+void Replica::restore(const ckpt::Checkpoint& checkpoint, const Blocks& blocks) {
   check_same_job(checkpoint.state().at("job"));
-  state_.restore(checkpoint, upgraded(checkpoint));
+  state_.restore(checkpoint, upgraded(checkpoint), blocks);
   state_changed();
 }
 

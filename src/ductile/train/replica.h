@@ -38,7 +38,11 @@ class Replica {
  public:
   // Opens the data and makes the model in its first state.
   explicit Replica(const spec::JobOptions& job) : Replica(job, recipe_of(job)) {}
-  Replica(const spec::JobOptions& job, const Recipe& recipe);
+  // `may_be_blank`: it may leave the first weights out where a worker need not have all of them,
+  // for make_blanks() or another worker's, since it does not know yet which it is to hold.
+  Replica(const spec::JobOptions& job, const Recipe& recipe, bool may_be_blank = false);
+  // Gives the blocks that are held their first weights, and averages, where these were left out.
+  void make_blanks();
 
   const spec::JobOptions& job() const { return job_; }
   const data::DatasetInfo& train_info() const { return ingredients_.train_info(); }
@@ -166,10 +170,19 @@ class Replica {
   // safetensors: this is the file to deploy.
   JobState::Deployed deployed();
   void write_model(const fs::path& file, const JobState::Deployed& model) const;
+  // What such a file says of itself.
+  std::map<std::string, std::string> about_model(const std::string& weights_digest) const;
+  // Whether a worker that holds a part of the state has that part of these weights: they are no
+  // result of a pass over samples, and of no task.
+  bool deploys_in_parts();
   // Throws conflict if the job of a saved state differs from this one (same_job.h).
   void check_same_job(const nlohmann::json& saved) const;
-  // Restores the state of a checkpoint. Throws conflict if it belongs to another job.
-  void restore(const ckpt::Checkpoint& checkpoint);
+  // Restores the state of a checkpoint, all of it or these blocks. Throws conflict if it belongs to
+  // another job.
+  void restore(const ckpt::Checkpoint& checkpoint) {
+    restore(checkpoint, {{0, shards_.num_blocks()}});
+  }
+  void restore(const ckpt::Checkpoint& checkpoint, const Blocks& blocks);
   // Sends the state without its parts to a worker that has none yet and calls receive_state(), with
   // the step. receive_state() throws conflict if the state comes from another job (job.toml was
   // edited while the job ran).
@@ -207,6 +220,7 @@ class Replica {
   double steps_in_tail() const;
   void count_tail(double decay);
   JobState::EvaluationWeights take_gathered();
+  bool needs_statistics(const JobState::EvaluationWeights& evaluated) const;
   void add_statistics(JobState::EvaluationWeights& evaluated);
   void give_back_blocks(parallel::BlockRange blocks);
   std::optional<std::vector<parallel::FloatRange>> evaluated_ranges() const;

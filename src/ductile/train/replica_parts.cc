@@ -1,7 +1,12 @@
 #include <algorithm>
+#include <functional>
+#include <set>
+#include <string>
+#include <string_view>
 
 #include "ductile/base/pages.h"
 #include "ductile/nn/evaluates_whole.h"
+#include "ductile/nn/first_values.h"
 #include "ductile/nn/kernels/product.h"
 #include "ductile/nn/operators.h"
 #include "ductile/train/evaluate.h"
@@ -28,7 +33,27 @@ void Replica::transfer(parallel::Exchange& exchange, std::span<const Blocks> hav
                        std::span<const Blocks> want) {
   tidy_for_.reset();
   shards_.transfer(exchange, have, want);
-  state_.flat.refresh_half_weights();
+  for (const parallel::BlockRange& held : shards_.held())
+    state_.flat.refresh_half_weights(shards_.floats(held));
+}
+
+// Made by another model, of which nothing stays.
+void Replica::make_blanks() {
+  const std::vector<FlatModel::Entry>& parameters = state_.flat.parameters();
+  std::set<std::string, std::less<>> names;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const FlatModel::Entry& p = parameters[i];
+    const bool is_held = std::ranges::any_of(shards_.held(), [&](const parallel::BlockRange& b) {
+      const parallel::FloatRange held = shards_.floats(b);
+      return held.begin < p.offset + p.size && p.offset < held.end;
+    });
+    if (is_held && state_.flat.is_blank(i)) names.insert(p.name);
+  }
+  if (names.empty()) return;
+  const nn::FirstValues wanted(
+      [&](std::string_view name) { return names.contains(name); },
+      [&](const std::string& name, const at::Tensor& value) { state_.set_blank(name, value); });
+  ingredients_.make_model();
 }
 
 std::vector<std::vector<parallel::FloatRange>> Replica::contributions() const {
@@ -41,16 +66,23 @@ void Replica::gather_weights(parallel::Exchange& exchange) {
   if (shards_.gather(exchange, state_.flat.weights())) state_.flat.refresh_half_weights();
 }
 
+// Statistics for the rule's weights are a pass in training, which is not run by stages.
+bool Replica::needs_statistics(const JobState::EvaluationWeights& evaluated) const {
+  return evaluated.of_the_rule && job_.train.statistics_batches > 0 &&
+         !state_.flat.buffers().empty();
+}
+
+bool Replica::deploys_in_parts() {
+  return !ingredients_.task && !needs_statistics(state_.evaluation_weights());
+}
+
 void Replica::gather(parallel::Exchange& exchange) {
   constexpr int kLeader = 0;
   tidy_for_.reset();
   by_stages_ = nullptr;  // of an evaluation that was given up
   gathered_.reset();
   JobState::EvaluationWeights evaluated = state_.evaluation_weights();
-  // Statistics for the rule's weights are a pass in training, which is not run by stages.
-  const bool needs_statistics =
-      evaluated.of_the_rule && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty();
-  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics &&
+  if (shards_.kept_where_read() && !shards_.layout().whole && !needs_statistics(evaluated) &&
       nn::operators_evaluate(*ingredients_.model) && columns_are_alike(job_, exchange)) {
     std::vector<int> hosts;  // of the first pipeline
     const std::vector<int64_t>& cut = exchange.layout().cut;

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,8 +15,6 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/options.h"
-#include "ductile/base/rng.h"
-#include "ductile/ckpt/checkpoint.h"
 #include "ductile/spec/job.h"
 #include "ductile/train/replica.h"
 #include "ductile/train/same_job.h"
@@ -28,6 +25,7 @@ namespace {
 
 using testing::disturb_and_compare;
 using testing::OneRun;
+using testing::read_tokens;
 using testing::run_serial;
 using testing::sharded_job;
 using testing::small_job;
@@ -98,22 +96,13 @@ TEST(StageReplicas, KeepTheirBitsWhereTheStateLiesByStage) {
 // last one add what they have of them.
 TEST(StageReplicas, AWeightOfTwoStagesIsTheSumOverTheReplicasOfBoth) {
   const TempFolder folder;
-  std::vector<uint16_t> tokens(4000);
-  Rng rng(1, 2);
-  for (uint16_t& t : tokens) t = static_cast<uint16_t>(rng.below(400));
-  const fs::path file = folder.path() / "tokens.bin";
-  write_file_atomic(
-      file, std::string_view(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()));
   const auto job_of = [&](std::vector<int64_t> replicas, bool by_stage) {
     spec::JobOptions job = unequal_job("gpt", std::move(replicas));
-    job.data.format = "tokens";
-    job.data.path = job.data.test_path = file.string();
-    job.data.tokens.sequence_length = 8;
+    read_tokens(job, 400, folder.path());
     job.model.layers = 2;
     job.model.dim = 64;
     job.model.heads = 2;
     job.model.dropout = 0;
-    job.model.vocab_size = 400;
     job.train.shard_optimizer = by_stage;
     job.train.shard_copies = 1;
     return job;
@@ -160,11 +149,7 @@ TEST(StageReplicas, AResumedRunMayChangeItsScheduleAlone) {
   job.train.pipelined.orders.assign(3, "FBFB");
   job.train.pipelined.recompute = {"conv1", "fc1"};
   run.go_on(job, 6, 8, true);
-  const auto newest = ckpt::open_latest(run.folder.checkpoints());
-  ASSERT_TRUE(newest.checkpoint);
-  Replica replica(job);
-  replica.restore(*newest.checkpoint);
-  EXPECT_EQ(weights_of(replica), whole);
+  EXPECT_EQ(weights_of(*run.newest(job)), whole);
 
   const nlohmann::json saved = OptionSet(job).to_json();
   spec::JobOptions other = job;

@@ -1,17 +1,16 @@
 // train.shard_optimizer in a job by stages: the state lies where it is read, with the same bits.
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/files.h"
-#include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
-#include "ductile/ckpt/digest.h"
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/shards.h"
 #include "ductile/run/diary.h"
@@ -22,6 +21,7 @@ namespace ductile::train {
 namespace {
 
 using testing::disturb_and_compare;
+using testing::gpt_job;
 using testing::OneRun;
 using testing::run_serial;
 using testing::save_together_and_compare;
@@ -93,6 +93,73 @@ std::vector<spec::JobOptions> sharded_jobs() {
   return jobs;
 }
 
+// Before it knows its part it has none, and then that alone; the bits are those of a whole model.
+TEST(StageState, AWorkerBeginsWithTheFirstWeightsOfItsPart) {
+  for (const spec::JobOptions& job : sharded_jobs()) {
+    const std::string what = job.model.name + ", " + job.optimizer.name;
+    Replica whole(job), blank(job, recipe_of(job), /*may_be_blank=*/true);
+    const auto is_zero = [](float x) { return x == 0; };
+    EXPECT_TRUE(std::ranges::all_of(blank.state().flat.weights(), is_zero)) << what;
+    parallel::ExchangeLayout layout{{0, 1, 2, 3, 4}, blank.vector_size()};
+    layout.in_parts = !blank.shards().spread(layout.cut).whole;
+    for (const int rank : {1, 2}) {
+      parallel::ShardedUpdate& shards = blank.shards();
+      shards.enter(layout, rank);
+      shards.hold(shards.layout().held[static_cast<size_t>(rank)]);
+      blank.make_blanks();
+      for (const parallel::BlockRange& held : shards.held()) {
+        const parallel::FloatRange range = shards.floats(held);
+        const auto is_same = [&](auto have, auto want) {
+          return have.empty() || std::equal(have.begin() + range.begin, have.begin() + range.end,
+                                            want.begin() + range.begin);
+        };
+        JobState &have = blank.state(), &want = whole.state();
+        EXPECT_TRUE(is_same(have.flat.weights(), want.flat.weights())) << what;
+        EXPECT_TRUE(is_same(have.flat.half_weights(), want.flat.half_weights())) << what;
+        EXPECT_TRUE(is_same(have.average.span(), want.average.span())) << what;
+      }
+    }
+  }
+  spec::JobOptions job = sharded_job();
+  job.train.pipeline_exact = true;  // it looks at gradients of the whole model
+  EXPECT_EQ(weights_of(*std::make_unique<Replica>(job, recipe_of(job), /*may_be_blank=*/true)),
+            weights_of(*std::make_unique<Replica>(job)));
+}
+
+TEST(StageState, AWorkerReadsOfACheckpointWhatItIsToHold) {
+  spec::JobOptions job = sharded_job();
+  job.train.shard_copies = 1;
+  job.train.ema_decay = 0.9;
+  const OneRun run(job);
+  run.go_on(job, 4, 4, /*to_its_end=*/false);
+  const auto whole = run.newest(job);
+  const auto saved = ckpt::open_latest(run.folder.checkpoints());
+  ASSERT_TRUE(saved.checkpoint);
+  Replica part(job, recipe_of(job), /*may_be_blank=*/true);
+  const std::vector<int64_t> cut = {0, 1, 2, 3, 4};
+  const Replica::Blocks blocks = part.shards().spread(cut).held[1];
+  part.restore(*saved.checkpoint, blocks);
+  EXPECT_EQ(part.step(), whole->step());
+  EXPECT_EQ(part.shards().held(), blocks);
+  JobState &have = part.state(), &want = whole->state();
+  for (const parallel::BlockRange& held : blocks) {
+    const parallel::FloatRange range = part.shards().floats(held);
+    const auto same = [&](std::span<const float> a, std::span<const float> b) {
+      return std::equal(a.begin() + range.begin, a.begin() + range.end, b.begin() + range.begin);
+    };
+    EXPECT_TRUE(same(have.flat.weights(), want.flat.weights()));
+    EXPECT_TRUE(same(have.average.span(), want.average.span()));
+    const auto states = have.optimizer->state(held), all = want.optimizer->state(held);
+    ASSERT_EQ(states.size(), 2U);
+    for (size_t i = 0; i < states.size(); ++i)
+      EXPECT_TRUE(std::ranges::equal(states[i].values, all[i].values)) << states[i].name;
+  }
+  const int64_t before = part.shards().floats(blocks.front()).begin;
+  EXPECT_GT(before, 0);
+  EXPECT_TRUE(std::all_of(have.flat.weights().begin(), have.flat.weights().begin() + before,
+                          [](float x) { return x == 0; }));
+}
+
 TEST(StageState, WhereItLiesChangesNoBitThroughKillsAndResizes) {
   for (const spec::JobOptions& job : sharded_jobs()) disturb_and_compare(job, {0, 1, 2, 3});
 }
@@ -101,23 +168,8 @@ TEST(StageState, WhereItLiesChangesNoBitThroughKillsAndResizes) {
 // them.
 TEST(StageState, AWeightOfTwoStagesIsKeptByBoth) {
   const TempFolder folder;
-  std::vector<uint16_t> tokens(4000);
-  Rng rng(1, 2);
-  for (uint16_t& t : tokens) t = static_cast<uint16_t>(rng.below(400));
-  const fs::path file = folder.path() / "tokens.bin";
-  write_file_atomic(
-      file, std::string_view(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()));
-  spec::JobOptions job = small_job("gpt", 3);
-  job.data.format = "tokens";
-  job.data.path = job.data.test_path = file.string();
-  job.data.tokens.sequence_length = 8;
-  job.model.layers = 2;
+  spec::JobOptions job = gpt_job(3, 400, folder.path());
   job.model.dim = 64;
-  job.model.heads = 2;
-  job.model.dropout = 0;
-  job.model.vocab_size = 400;
-  job.optimizer.name = "adamw";
-  job.optimizer.lr = 0.002;
   job.train.shard_optimizer = true;
   job.train.shard_copies = 1;
   const std::vector<int64_t> cut = {0, 1, 2, 3};
@@ -196,11 +248,7 @@ TEST(StageState, ACheckpointOfShardedStagesIsRestoredUnderOtherPlans) {
     run.go_on(job, at == 4 ? 3 : 4, at, &stages == &plans.back());
     at += 2;
   }
-  const auto newest = ckpt::open_latest(run.folder.checkpoints());
-  ASSERT_TRUE(newest.checkpoint);
-  Replica replica(job);
-  replica.restore(*newest.checkpoint);
-  EXPECT_EQ(weights_of(replica), whole);
+  EXPECT_EQ(weights_of(*run.newest(job)), whole);
 }
 
 }  // namespace

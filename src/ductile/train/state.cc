@@ -89,11 +89,27 @@ JobState::JobState(nn::Model& model, const spec::JobOptions& job,
       optimizer(make_optimizer(flat.layout())),
       scaler(job.train.precision == "fp16" ? job.train.loss_scale : 1.0) {
   if (job.train.ema_decay > 0 || job.train.tail_average > 0) {
-    average = AlignedArray<float>(flat.layout().total_size());
+    average = untouched_zeros<float>(flat.layout().total_size());
+    for (size_t i = 0; i < flat.parameters().size(); ++i) {
+      if (!flat.is_blank(i)) begin_average(i);
+    }
     buffer_average = AlignedArray<float>(static_cast<int64_t>(flat.buffer_values().size()));
-    std::ranges::copy(flat.weights(), average.span().begin());
     std::ranges::copy(flat.buffer_values(), buffer_average.span().begin());
   }
+}
+
+void JobState::begin_average(size_t parameter) {
+  if (average.span().empty()) return;
+  const FlatModel::Entry& p = flat.parameters()[parameter];
+  std::copy_n(flat.weights().data() + p.offset, p.size, average.data() + p.offset);
+}
+
+void JobState::set_blank(const std::string& parameter, const at::Tensor& value) {
+  const auto found = std::ranges::find(flat.parameters(), parameter, &FlatModel::Entry::name);
+  DUCTILE_CHECK(found != flat.parameters().end(), "the model has no parameter {}", parameter);
+  const auto i = static_cast<size_t>(found - flat.parameters().begin());
+  flat.set_blank(i, value);
+  begin_average(i);
 }
 
 std::span<float> JobState::extra_array(const std::string& part, const std::string& name,
@@ -271,6 +287,15 @@ std::vector<ckpt::TensorView> JobState::tensors_of(const std::vector<bool>& para
   return out;
 }
 
+std::vector<std::string> JobState::tensor_names(const FlatModel::Entry& parameter) const {
+  std::vector<std::string> out = {"model/" + parameter.name};
+  for (const std::string& state : optimizer->state_names()) {
+    out.push_back(fmt::format("optimizer/{}/{}", state, parameter.name));
+  }
+  if (!average.span().empty()) out.push_back("average/" + parameter.name);
+  return out;
+}
+
 void JobState::add_pieces(const std::vector<Piece>& pieces, std::vector<ckpt::TensorView>& tensors,
                           std::vector<ckpt::TensorPiece>& of) {
   for (const Piece& piece : pieces) {
@@ -298,14 +323,34 @@ std::vector<ckpt::TensorView> JobState::tensors() {
 }
 
 void JobState::restore(const ckpt::Checkpoint& checkpoint, const Json& values) {
-  optimizer->hold({{0, optimizer->num_blocks()}});
+  restore(checkpoint, values, {{0, optimizer->num_blocks()}});
+}
+
+void JobState::restore(const ckpt::Checkpoint& checkpoint, const Json& values,
+                       const std::vector<optim::Optimizer::BlockRange>& blocks) {
+  optimizer->hold(blocks);
   // The arrays of the extra parts are those that the checkpoint names.
   extras_.clear();
   for (const auto& [name, saved] : values.at("extra").items()) {
     for (const auto& [array, size] : saved.at("arrays").items()) extra_array(name, array, size);
   }
   make_branches(values);
-  const std::vector<NamedTensor> wanted = named();
+  std::vector<NamedTensor> others, wanted;
+  add_others(others);
+  for (const FlatModel::Entry& p : flat.parameters()) {
+    for (std::string& name : tensor_names(p)) wanted.push_back({std::move(name), p.shape, {}});
+  }
+  wanted.insert(wanted.end(), others.begin(), others.end());
+  check_tensors(checkpoint, wanted);
+  for (const NamedTensor& t : others) checkpoint.read(t.name, bytes_of(t.values));
+  for (const optim::Optimizer::BlockRange& held : optimizer->held()) read_blocks(checkpoint, held);
+  share_branches();
+  set_values(values, checkpoint.step());
+}
+
+// They are those, and there are no others.
+void JobState::check_tensors(const ckpt::Checkpoint& checkpoint,
+                             const std::vector<NamedTensor>& wanted) {
   std::map<std::string_view, const ckpt::TensorInfo*> known;
   for (const ckpt::TensorInfo& info : checkpoint.tensors()) known[info.name] = &info;
   for (const NamedTensor& t : wanted) {
@@ -326,10 +371,24 @@ void JobState::restore(const ckpt::Checkpoint& checkpoint, const Json& values) {
          "the checkpoint holds tensor {}, which this model and optimiser do not have",
          known.begin()->first);
   }
-  for (const NamedTensor& t : wanted) checkpoint.read(t.name, bytes_of(t.values));
-  share_branches();
-  set_values(values, checkpoint.step());
-  flat.refresh_half_weights();
+}
+
+// What it has of the parameters in these blocks, which are held.
+void JobState::read_blocks(const ckpt::Checkpoint& checkpoint,
+                           const optim::Optimizer::BlockRange& blocks) {
+  const int64_t first = blocks.begin * optim::kBlockFloats;
+  const int64_t last = std::min(flat.layout().total_size(), blocks.end * optim::kBlockFloats);
+  for (const FlatModel::Entry& p : flat.parameters()) {
+    const int64_t begin = std::max(p.offset, first), end = std::min(p.offset + p.size, last);
+    if (begin >= end) continue;
+    std::vector<NamedTensor> parts;
+    add_parameter({p.name, {end - begin}, begin, end - begin}, /*with_state=*/true, parts);
+    for (const NamedTensor& part : parts) {
+      checkpoint.read_range(part.name, (begin - p.offset) * int64_t{sizeof(float)},
+                            bytes_of(part.values));
+    }
+  }
+  flat.refresh_half_weights({first, last});
 }
 
 // ---- To another worker.

@@ -97,6 +97,9 @@ class JobState {
   // Takes over the model's tensors (flat_model.h). The model outlives this object.
   JobState(nn::Model& model, const spec::JobOptions& job, const MakeOptimizer& make_optimizer);
 
+  // Gives a parameter of the model that is blank its first value.
+  void set_blank(const std::string& parameter, const at::Tensor& value);
+
   FlatModel flat;
   std::unique_ptr<optim::Optimizer> optimizer;
   AlignedArray<float> average, buffer_average;  // empty where averaging is off
@@ -141,6 +144,8 @@ class JobState {
     size_t parameter = 0;
     int64_t begin = 0, size = 0;
   };
+  // The names of the tensors of a parameter, whether they are held or not.
+  std::vector<std::string> tensor_names(const FlatModel::Entry& parameter) const;
   // Adds these elements of the tensors of parameters, as tensors of their own, and what they are.
   void add_pieces(const std::vector<Piece>& pieces, std::vector<ckpt::TensorView>& tensors,
                   std::vector<ckpt::TensorPiece>& of);
@@ -148,6 +153,9 @@ class JobState {
   // these converted to the present form. Throws invalid_argument, naming the tensor, if the
   // checkpoint belongs to another model (a tensor is missing, superfluous or of another shape).
   void restore(const ckpt::Checkpoint& checkpoint, const nlohmann::json& values);
+  // The same for a worker that is to hold these blocks: of tensors of parameters it reads no more.
+  void restore(const ckpt::Checkpoint& checkpoint, const nlohmann::json& values,
+               const std::vector<optim::Optimizer::BlockRange>& blocks);
 
   // Sends the state to a worker that has none yet, which calls receive(). The blocks of weights,
   // averages and the optimiser's state are not sent: ShardedUpdate::transfer() moves them.
@@ -211,9 +219,13 @@ class JobState {
     std::span<float> values;
   };
   std::vector<NamedTensor> named();
+  static void check_tensors(const ckpt::Checkpoint& checkpoint,
+                            const std::vector<NamedTensor>& wanted);
+  void read_blocks(const ckpt::Checkpoint& checkpoint, const optim::Optimizer::BlockRange& blocks);
   void add_parameter(const FlatModel::Entry& parameter, bool with_state,
                      std::vector<NamedTensor>& out);
   void add_others(std::vector<NamedTensor>& out);
+  void begin_average(size_t parameter);
   std::vector<std::span<std::byte>> fed();
 
   std::map<std::string, ExtraPart> extras_;

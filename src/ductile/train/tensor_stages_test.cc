@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -12,7 +11,6 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
-#include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/parallel/shards.h"
@@ -24,6 +22,7 @@ namespace ductile::train {
 namespace {
 
 using testing::disturb_and_compare;
+using testing::gpt_job;
 using testing::OneRun;
 using testing::run_serial;
 using testing::save_together_and_compare;
@@ -37,29 +36,6 @@ spec::JobOptions divided(spec::JobOptions job, std::vector<int64_t> tensor) {
     job.train.virtual_ranks += parts * job.train.pipelined.replicas;
   }
   job.train.pipelined.tensor = std::move(tensor);
-  return job;
-}
-
-// Tokens in a file. No layer draws: workers are threads here, which share libtorch's generator, and
-// the leader of a generation counts operations by a forward pass of its own (nn/flops.cc).
-spec::JobOptions gpt_job(const fs::path& folder) {
-  std::vector<uint16_t> tokens(4000);
-  Rng rng(1, 2);
-  for (uint16_t& t : tokens) t = static_cast<uint16_t>(rng.below(40));
-  const fs::path file = folder / "tokens.bin";
-  write_file_atomic(
-      file, std::string_view(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()));
-  spec::JobOptions job = small_job("gpt", 2);
-  job.data.format = "tokens";
-  job.data.path = job.data.test_path = file.string();
-  job.data.tokens.sequence_length = 8;
-  job.model.layers = 1;
-  job.model.dim = 16;
-  job.model.heads = 2;
-  job.model.dropout = 0;
-  job.model.vocab_size = 40;
-  job.optimizer.name = "adamw";
-  job.optimizer.lr = 0.002;
   return job;
 }
 
@@ -93,8 +69,10 @@ TEST(TensorStages, OfSeveralPipelinesHaveTheSameBitsThroughKillsAndResizes) {
 // Norms, a tied weight, and matrices whose columns lie apart in memory.
 TEST(TensorStages, OfGptHaveTheSameBitsThroughKillsAndResizes) {
   const TempFolder folder;
-  disturb_and_compare(divided(gpt_job(folder.path()), {2, 1}), {1, 2});
-  spec::JobOptions job = divided(gpt_job(folder.path()), {2, 2});
+  spec::JobOptions whole = gpt_job(2, 40, folder.path());
+  whole.model.layers = 1;
+  disturb_and_compare(divided(whole, {2, 1}), {1, 2});
+  spec::JobOptions job = divided(whole, {2, 2});
   job.train.shard_optimizer = true;
   job.train.shard_copies = 1;
   disturb_and_compare(job, {2, 3});
@@ -188,11 +166,7 @@ TEST(TensorStages, ACheckpointIsRestoredUnderOtherLettersAndOnOtherWorkers) {
     run.go_on(job, at == 2 ? 4 : at / 2, at, /*to_its_end=*/at == 6);
     at += 2;
   }
-  const auto newest = ckpt::open_latest(run.folder.checkpoints());
-  ASSERT_TRUE(newest.checkpoint);
-  Replica replica(job);
-  replica.restore(*newest.checkpoint);
-  EXPECT_EQ(weights_of(replica), whole);
+  EXPECT_EQ(weights_of(*run.newest(job)), whole);
 }
 
 // No worker has all of the first matrix: each writes its rows, and they become one tensor.

@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <fmt/format.h>
-
 #include <c10/util/Exception.h>
 
 #include "ductile/base/aligned_array.h"
@@ -20,7 +18,6 @@
 #include "ductile/base/log.h"
 #include "ductile/base/pages.h"
 #include "ductile/ckpt/checkpoint.h"
-#include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/control/worker_protocol.h"
 #include "ductile/link/addresses.h"
@@ -30,13 +27,16 @@
 #include "ductile/run/progress.h"
 #include "ductile/spec/methods.h"
 #include "ductile/train/batch_orders.h"
+#include "ductile/train/current_event.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/exchange_layout.h"
 #include "ductile/train/initial_weights.h"
 #include "ductile/train/meeting.h"
 #include "ductile/train/part_saver.h"
+#include "ductile/train/plan_parts.h"
 #include "ductile/train/recorder.h"
 #include "ductile/train/replica.h"
+#include "ductile/train/result.h"
 #include "ductile/train/stage_memory.h"
 #include "ductile/train/stage_trace.h"
 #include "ductile/train/torch_error.h"
@@ -47,21 +47,6 @@ namespace {
 using namespace control;
 using namespace std::chrono_literals;
 using Json = nlohmann::json;
-
-// What the exception under way means (control/worker_protocol.h); libtorch's, too.
-WorkerEvent event_of_current(Generation generation) try { throw; } catch (const c10::Error& e) {
-  return event_of(error_of(e), generation);
-} catch (const std::exception& e) {
-  return event_of(e, generation);
-}
-
-WorkerEvent restore_event_of_current(Generation generation) try {
-  throw;
-} catch (const c10::Error& e) {
-  return restore_event_of(error_of(e), generation);
-} catch (const std::exception& e) {
-  return restore_event_of(e, generation);
-}
 
 }  // namespace
 
@@ -91,17 +76,21 @@ class WorkerLoop::Impl {
   void enter(const std::shared_ptr<const GenerationPlan>& plan);
   void leave();
   void take_up();
+  void restore_checkpoint();
   void bring_parts(const Restore& command);
   void gather_all_at(int rank);
-  bool make_savable(int rank);
+  enum class CanSave { no, once, on_disk };  // as Restored has it
+  CanSave make_savable(int rank);
+  bool write_parts(const PartSaver::Shares& writers);
   void finish_step(const Apply& command);
   void record_trace(int64_t step);
   void record_memory();
-  Restored restored(Generation generation, int64_t step, bool done, bool can_save = false);
+  Restored restored(Generation generation, int64_t step, bool done, CanSave can_save = CanSave::no);
+  bool end_in_parts();
   void lead();
   void evaluate();
   void note_finished_saves();
-  void settled(Generation generation, int64_t step, bool can_save = false);
+  void settled(Generation generation, int64_t step, CanSave can_save = CanSave::no);
   void sum_up();
   void tell_error();
   int64_t ordered_batch();
@@ -134,8 +123,7 @@ class WorkerLoop::Impl {
   int saver_ = -1;                    // the rank that is to be able to save after this step
   bool saves_alone_ = false;          // so all parts are to be there
   std::unique_ptr<Meeting> meeting_;  // of the step loop alone
-  // Of the last state of the job, and of the weights to deploy, by its leader.
-  std::optional<std::string> digest_, weights_digest_;
+  std::optional<Digests> digests_;    // of the last state of the job, by its leader
 
   std::mutex mutex_;  // of what give_up() looks at
   std::shared_ptr<parallel::Exchange> exchange_;
@@ -149,7 +137,7 @@ void WorkerLoop::Impl::give_up(Generation generation) {
 
 void WorkerLoop::Impl::load() try {
   before_ = resident_now();
-  replica_ = std::make_unique<Replica>(input_.job, recipe_);
+  replica_ = std::make_unique<Replica>(input_.job, recipe_, /*may_be_blank=*/true);
   writer_ = std::make_unique<ckpt::CheckpointWriter>(
       input_.folder.checkpoints(),
       ckpt::WriterOptions{.pending_tag = link::checkpoint_tag(source_.worker()),
@@ -250,27 +238,6 @@ void WorkerLoop::Impl::leave() {
   meeting_ = nullptr;
 }
 
-namespace {
-
-Parts parts_of(const std::vector<parallel::BlockRange>& blocks) {
-  Parts parts;
-  for (const parallel::BlockRange& b : blocks) parts.push_back({b.begin, b.end});
-  return parts;
-}
-
-// All of the state, and not from another worker.
-bool from_outside(const Member& m) {
-  return m.source == StateSource::checkpoint || m.source == StateSource::initial;
-}
-
-std::vector<parallel::BlockRange> blocks_of(const Parts& parts) {
-  std::vector<parallel::BlockRange> blocks;
-  for (const PartRange& p : parts) blocks.push_back({p.begin, p.end});
-  return blocks;
-}
-
-}  // namespace
-
 void WorkerLoop::Impl::on(const Restore& command) {
   enter(command.plan);
   if (from_outside(command.self)) recorder_.reset();  // its lines go back, too
@@ -283,7 +250,7 @@ void WorkerLoop::Impl::on(const Restore& command) {
       break;
     case StateSource::checkpoint:
       try {
-        replica_->restore(ckpt::Checkpoint::open(input_.folder.checkpoints(), plan_->start));
+        restore_checkpoint();
       } catch (const std::exception&) {
         source_.tell(restore_event_of_current(plan_->number));
         return;
@@ -291,7 +258,7 @@ void WorkerLoop::Impl::on(const Restore& command) {
       break;
     case StateSource::initial:
       if (replica_->step() > 0 || !replica_->state().optimizer->holds_all()) {
-        replica_ = std::make_unique<Replica>(input_.job, recipe_);
+        replica_ = std::make_unique<Replica>(input_.job, recipe_, /*may_be_blank=*/true);
       }
       begin_with_initial_weights(*replica_, input_.folder);
       break;
@@ -299,6 +266,14 @@ void WorkerLoop::Impl::on(const Restore& command) {
   bring_parts(command);
   take_up();
   settled(plan_->number, plan_->start);
+}
+
+void WorkerLoop::Impl::restore_checkpoint() {
+  const parallel::ShardedUpdate& shards = replica_->shards();
+  Replica::Blocks blocks{{0, shards.num_blocks()}};
+  if (all_read_checkpoint(*plan_))
+    blocks = shards.spread(exchange_->layout().cut).held.at(static_cast<size_t>(exchange_->rank()));
+  replica_->restore(ckpt::Checkpoint::open(input_.folder.checkpoints(), plan_->start), blocks);
 }
 
 // All members together: what each holds goes to where this generation wants it. What was held stays
@@ -320,6 +295,7 @@ void WorkerLoop::Impl::bring_parts(const Restore& command) {
   if (from_outside(command.self)) {
     shards.hold(shards.layout().held[static_cast<size_t>(exchange_->rank())]);
   }
+  if (command.self.source == StateSource::initial) replica_->make_blanks();
 }
 
 // All members together, whose state is that of the layout.
@@ -332,23 +308,39 @@ void WorkerLoop::Impl::gather_all_at(int rank) {
 }
 
 // All members together, whose state is that of the layout. Returns whether this worker can save
-// now, though it does not have all of it.
-bool WorkerLoop::Impl::make_savable(int rank) {
-  const auto writers = parts_ && !saves_alone_ && !replica_->shards().layout().whole
-                           ? PartSaver::writers(*replica_)
-                           : std::nullopt;
-  if (!writers || replica_->done()) {
+// now, though it does not have all of it. Where one saves alone all stand still behind this step,
+// and may wait for the disk.
+WorkerLoop::Impl::CanSave WorkerLoop::Impl::make_savable(int rank) {
+  const auto writers =
+      parts_ && !replica_->shards().layout().whole ? PartSaver::writers(*replica_) : std::nullopt;
+  if (!writers || (saves_alone_ && !write_parts(*writers))) {
     gather_all_at(rank);
-    return false;
+    return CanSave::no;
   }
-  parts_->write(*replica_, *writers, *plan_);
-  return exchange_->rank() == rank;
+  if (!saves_alone_) parts_->write(*replica_, *writers, *plan_);
+  if (exchange_->rank() != rank) return CanSave::no;
+  return saves_alone_ ? CanSave::on_disk : CanSave::once;
 }
 
-Restored WorkerLoop::Impl::restored(Generation generation, int64_t step, bool done, bool can_save) {
-  return {
-      generation, step, done, replica_->shards().num_blocks(), parts_of(replica_->shards().held()),
-      can_save};
+// All members together. Returns whether the parts of all are durable.
+bool WorkerLoop::Impl::write_parts(const PartSaver::Shares& writers) {
+  parts_->wait();
+  exchange_->largest(0);
+  parts_->look_now();  // a save of an earlier step, whose parts are all there now
+  note_finished_saves();
+  parts_->write(*replica_, writers, *plan_);
+  return exchange_->largest(parts_->finish() ? 0 : 1) == 0;
+}
+
+Restored WorkerLoop::Impl::restored(Generation generation, int64_t step, bool done,
+                                    CanSave can_save) {
+  return {generation,
+          step,
+          done,
+          replica_->shards().num_blocks(),
+          parts_of(replica_->shards().held()),
+          can_save != CanSave::no,
+          can_save == CanSave::on_disk};
 }
 
 // Once per generation, all members together, with the state before its first step.
@@ -363,29 +355,45 @@ void WorkerLoop::Impl::take_up() {
 
 // The state before `step` is complete. If it is the last one, all members are here, and nobody says
 // that it is done before the weights and the figures are on disk, since the leader may be lost
-// meanwhile. If there is no room for the weights, the save of the result comes to that.
-void WorkerLoop::Impl::settled(Generation generation, int64_t step, bool can_save) {
+// meanwhile.
+void WorkerLoop::Impl::settled(Generation generation, int64_t step, CanSave can_save) {
   const bool done = replica_->done();
-  if (done) {
+  if (done && end_in_parts()) {
+    can_save = leads() ? CanSave::on_disk : CanSave::no;
+  } else if (done) {
     gather_all_at(0);
     if (leads()) {
-      const JobState::Deployed model = replica_->deployed();
-      weights_digest_ = ckpt::tensors_digest(model.views);
-      try {
-        replica_->write_model(input_.folder.model_file(), model);
-      } catch (const Error& e) {
-        // The save of the result, which is tried for a minute, writes it, too, where there will be
-        // one: where the last step was done just now.
-        const bool saved_next = input_.job.checkpoint.at_end && step > plan_->start;
-        if (e.code() != ErrorCode::unavailable || !saved_next) throw;
-        log_line(e.what());
-      }
-      digest_ = replica_->state().digest();
+      // If there is no room for the weights, the save of the result comes to that, which is tried
+      // for a minute, where there will be one: where the last step was done just now.
+      const bool saved_next = input_.job.checkpoint.at_end && step > plan_->start;
+      digests_ = write_result(*replica_, input_.folder.model_file(), saved_next);
       sum_up();
     }
     exchange_->largest(0);
   }
   source_.tell(restored(generation, step, done, can_save));
+}
+
+// All members together, none of whom needs all of the state for it: their parts of the last
+// checkpoint are durable then, which the leader may join, and the rest is as above. False where
+// that does not suit the job, or a disk refuses something: the leader alone, with all of the state,
+// tries that again for a while.
+bool WorkerLoop::Impl::end_in_parts() {
+  if (!parts_ || replica_->shards().layout().whole || !replica_->deploys_in_parts()) return false;
+  const auto writers = PartSaver::writers(*replica_);
+  if (!writers) return false;
+  const bool is_saved = replica_->step() == plan_->start && begins_from_checkpoint(*plan_);
+  if (!is_saved && !write_parts(*writers)) return false;
+  bool refused = false;
+  try {
+    digests_ = write_result_in_parts(*replica_, *exchange_, *writers, input_.folder.model_file());
+    if (leads()) sum_up();
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unavailable) throw;
+    log_line(e.what());
+    refused = true;
+  }
+  return exchange_->largest(refused ? 1 : 0) == 0;
 }
 
 // Whoever leads keeps the run's books; a new leader goes on with those of the one before.
@@ -475,7 +483,7 @@ void WorkerLoop::Impl::finish_step(const Apply& command) {
   // What needs whole weights or the whole state, while all members are there.
   if (replica_->evaluation_due()) evaluate();
   const int saver = std::exchange(saver_, -1);
-  const bool can_save = saver >= 0 && make_savable(saver);
+  const CanSave can_save = saver >= 0 && !replica_->done() ? make_savable(saver) : CanSave::no;
   settled(command.generation, command.step + 1, can_save);
 }
 
@@ -529,12 +537,14 @@ void WorkerLoop::Impl::on(const Abandon& command) {
 void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
   try {
     if (recorder_) recorder_->flush();
+    const bool holds_all = replica_->state().optimizer->holds_all();
     // The leader may have found no room for it.
-    if (replica_->done()) replica_->write_model(input_.folder.model_file(), replica_->deployed());
+    if (replica_->done() && holds_all)
+      replica_->write_model(input_.folder.model_file(), replica_->deployed());
     Json state = replica_->values();
     state["cost"] = run::to_json(source_.job_cost().value_or(cost_.read()));
     if (parts_) parts_->give_up();  // of an attempt before
-    if (parts_ && parts_->step() == replica_->step() && !replica_->state().optimizer->holds_all()) {
+    if (parts_ && parts_->step() == replica_->step() && !holds_all) {
       parts_->join(std::move(state));
     } else {
       writer_->save(replica_->step(), state, replica_->state().tensors());
@@ -557,7 +567,7 @@ void WorkerLoop::Impl::note_finished_saves() {
     if (report->error.empty()) {
       source_.tell(Saved{attempt, report->step});
     } else {
-      source_.tell(SaveFailed{attempt, report->error});
+      source_.tell(SaveFailed{attempt, report->error, parts_ && parts_->parts_lost()});
     }
   }
 }
@@ -569,9 +579,9 @@ void WorkerLoop::Impl::sum_up() {
                                   : replica_->target_reached() ? "target_reached"
                                                                : "done";
   Json figures = recorder_->summary(status);
-  if (replica_->done() && digest_) {
-    figures["digest"] = *digest_;
-    figures["weights_digest"] = *weights_digest_;
+  if (replica_->done() && digests_) {
+    figures["digest"] = digests_->state;
+    figures["weights_digest"] = digests_->weights;
   }
   recorder_->event("summary", figures);
   recorder_->flush();

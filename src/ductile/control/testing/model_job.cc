@@ -39,6 +39,8 @@ void ModelJob::draw_scenario() {
   const bool spread = chance(0.4) || mutation_ == Mutation::parts_are_claimed;
   const size_t few = chance(0.5) ? 2 : 1;
   copies_ = spread ? few : static_cast<size_t>(options_.max_workers);
+  ends_in_parts_ = ends_in_parts_ && spread && mutation_ != Mutation::parts_are_claimed;
+  options_.all_read = ends_in_parts_;
   worker_lease_ = mutation_ == Mutation::no_lease ? std::chrono::hours(1) : options_.lease;
   step_time_ = span(2'000, 12'000);
   data_deadline_ = span(40'000, 90'000);
@@ -410,6 +412,40 @@ void ModelJob::on_plan(const GenerationPlan& plan) {
     max_begun_ = plan.start - 1;
   }
   plans_.emplace(plan.number, plan);
+}
+
+void ModelJob::check_state(WorkerId id, const Process& process) {
+  require(process.state_step >= 0 && process.state_step <= steps_ &&
+              process.state == truth_[static_cast<size_t>(process.state_step)],
+          "worker {} has a wrong state of step {}", id, process.state_step);
+}
+
+// Who goes on in a generation, or is done there, comes to no meeting of it any more: one that has
+// not come by then would wait for it for ever.
+void ModelJob::check_meeting(WorkerId id, const Process& process) {
+  const WorkerPhase phase = process.machine.phase();
+  if (phase != WorkerPhase::running && phase != WorkerPhase::done) return;
+  const Generation generation = process.machine.generation();
+  for (const Member& member : plans_.at(generation).members)
+    require(met_[generation].contains(member.worker),
+            "worker {} goes on in generation {}, which worker {} has not come to", id, generation,
+            member.worker);
+}
+
+// A step is committed when all members of a generation voted for it. A generation that was followed
+// by another never commits one that the other does not start after.
+void ModelJob::check_commit(WorkerId id, const Apply& command) {
+  // Who begins a generation one step behind only catches up.
+  if (command.step < plans_.at(command.generation).start) return;
+  const auto next = plans_.upper_bound(command.generation);
+  if (next != plans_.end()) {
+    require(command.step + 1 <= next->second.start,
+            "worker {} commits step {} in generation {}, but {} started at {}", id, command.step,
+            command.generation, next->first, next->second.start);
+    return;
+  }
+  max_committed_ = std::max(max_committed_, command.step + 1);
+  faults_since_commit_ = 0;
 }
 
 int64_t ModelJob::newest_good() const {

@@ -37,6 +37,7 @@ inline uint64_t leaf(uint64_t state, int64_t step, int64_t rank) {
 // The parts of the state.
 constexpr int64_t kNumParts = 6;
 constexpr uint32_t kAllParts = (1u << kNumParts) - 1;
+constexpr size_t kAtLeader = ~size_t{0};  // and nowhere else, for a preemption
 inline uint32_t bits_of(const Parts& parts) {
   uint32_t bits = 0;
   for (const PartRange& range : parts)
@@ -85,7 +86,7 @@ struct DataMessage {
   RankRange ranks;
   uint64_t state = 0;
   Generation stop = 0;
-  size_t writer = 0;   // of a vote: 1 + the rank at which the parts are to be gathered
+  size_t writer = 0;  // of a vote: 1 + the rank at which the parts are to be gathered, or kAtLeader
   uint32_t parts = 0;  // of the state, as bits
 };
 
@@ -132,7 +133,9 @@ struct Process {
   std::set<WorkerId> waits_for;
   size_t writer = 0;
   bool gathering = false;
-  Restored applied;  // what is said once the parts are gathered
+  bool gathers_on_disk = false;
+  uint32_t on_disk = 0;  // of the state, where each writes its own
+  Restored applied;      // what is said once the parts are gathered
 };
 
 struct Cut {
@@ -143,7 +146,11 @@ struct Cut {
 class ModelJob {
  public:
   ModelJob(uint64_t seed, Mutation mutation, bool trace)
-      : rng_(seed, 0x636f6e74), hosts_rng_(seed, 0x686f7374), mutation_(mutation), trace_(trace) {}
+      : rng_(seed, 0x636f6e74),
+        hosts_rng_(seed, 0x686f7374),
+        ends_in_parts_(Rng(seed, 0x656e6473).below(2) == 0),
+        mutation_(mutation),
+        trace_(trace) {}
 
   ModelJobResult run();
 
@@ -201,6 +208,7 @@ class ModelJob {
   void parts_arrived(WorkerId id, Process& process, const DataMessage& message);
   void after_apply(WorkerId id, Process& process, const Apply& command);
   void end_gathering(WorkerId id, Process& process);
+  void end_in_parts(WorkerId id, Process& process);
   uint32_t parts_of(const GenerationPlan& plan, WorkerId id) const;
   void send_data(WorkerId from, WorkerId to, DataMessage message);
   void take_data(WorkerId id, Process& process, const DataMessage& message);
@@ -225,6 +233,9 @@ class ModelJob {
 
   Rng rng_;
   Rng hosts_rng_;  // of hosts, naps and the last save
+  // No worker gets all parts at the end, or at a preemption: each writes its own, and the leader
+  // may join them.
+  bool ends_in_parts_;
   Mutation mutation_;
   bool trace_;
   ModelJobResult result_;

@@ -123,7 +123,7 @@ void ModelJob::carry_out(WorkerId id, Process& process, WorkerCommand& command) 
     message.step = vote->step;
     message.from = id;
     message.stop = vote->stop;
-    if (vote->gather == CastVote::Gather::at_leader) message.writer = 1;
+    if (vote->gather == CastVote::Gather::at_leader) message.writer = kAtLeader;
     if (vote->gather == CastVote::Gather::here)
       message.writer =
           1 + static_cast<size_t>(process.plan->find(id) - process.plan->members.data());
@@ -148,7 +148,8 @@ void ModelJob::carry_out(WorkerId id, Process& process, WorkerCommand& command) 
   } else if (auto* write = std::get_if<WriteCheckpoint>(&command)) {
     require(process.state_step == write->step, "worker {} saves {} but has {}", id, write->step,
             process.state_step);
-    require(process.held == kAllParts, "worker {} saves without all parts", id);
+    require(process.held == kAllParts || process.on_disk == kAllParts,
+            "worker {} saves without all parts", id);
     WorkerEvent answer = Saved{write->attempt, write->step};
     if (disk_full_until_ > now_)
       answer = SaveFailed{write->attempt, "disk full"};
@@ -175,6 +176,7 @@ void ModelJob::run_step(WorkerId id, Process& process, const RunStep& command) {
   process.sums.assign(static_cast<size_t>(virtual_ranks_), 0);
   process.stop = 0;
   process.writer = 0;
+  process.on_disk = 0;
   require((parts_of(*command.plan, id) & ~process.held) == 0,
           "worker {} runs step {} without its parts", id, command.step);
   require(process.state_step == command.step, "worker {} runs step {} with state {}", id,
@@ -196,6 +198,7 @@ void ModelJob::restore_state(WorkerId id, Process& process, const Restore& comma
   process.plan = command.plan;
   process.restoring = true;
   process.writer = 0;
+  process.on_disk = 0;
   met_[command.plan->number].insert(id);
   const int64_t start = command.plan->start;
   const StateSource source = command.self.source;
@@ -236,9 +239,9 @@ void ModelJob::restore_state(WorkerId id, Process& process, const Restore& comma
 // ---- Parts.
 
 // The members that host virtual ranks share the parts evenly; each part is at its owner and at so
-// many after it as there are copies. At the end of the job the leader has all.
+// many after it as there are copies. At the end of the job the leader has all, or each has its own.
 uint32_t ModelJob::parts_of(const GenerationPlan& plan, WorkerId id) const {
-  if (plan.start == steps_ && plan.members[0].worker == id) return kAllParts;
+  if (plan.start == steps_ && plan.members[0].worker == id && !ends_in_parts_) return kAllParts;
   std::vector<WorkerId> hosts;
   for (const Member& member : plan.members)
     if (member.ranks.size() > 0) hosts.push_back(member.worker);
@@ -320,6 +323,10 @@ void ModelJob::parts_arrived(WorkerId id, Process& process, const DataMessage& m
   const uint32_t claimed =
       mutation_ == Mutation::parts_are_claimed ? process.held | process.missing : process.held;
   process.missing = 0;
+  if (start == steps_ && ends_in_parts_) {
+    process.applied = Restored{process.plan->number, start, true};
+    return end_in_parts(id, process);
+  }
   loop_event(id, process, span(100, 5'000),
              Restored{process.plan->number, start, start == steps_, kNumParts,
                       control::parts_of(claimed)});
@@ -333,7 +340,10 @@ void ModelJob::after_apply(WorkerId id, Process& process, const Apply& command) 
   const bool together = process.plan && process.plan->number == command.generation &&
                         process.step == command.step && !process.restoring;
   size_t writer = together ? std::exchange(process.writer, 0) : 0;
-  if (together && done) writer = 1;
+  const bool ends = together && (done || writer == kAtLeader);
+  if (ends && ends_in_parts_) return end_in_parts(id, process);
+  if (ends) writer = 1;
+  process.gathers_on_disk = false;
   if (writer != 0) {
     const WorkerId to = process.plan->members[writer - 1].worker;
     DataMessage message;
@@ -357,9 +367,31 @@ void ModelJob::after_apply(WorkerId id, Process& process, const Apply& command) 
   loop_event(id, process, span(50, 800), process.applied);
 }
 
+// All members, which write what they hold before they say that the step is done.
+void ModelJob::end_in_parts(WorkerId id, Process& process) {
+  const WorkerId leader = process.plan->members.front().worker;
+  if (leader != id) {
+    DataMessage message;
+    message.what = DataMessage::What::gathered;
+    message.generation = process.plan->number;
+    message.step = process.state_step;
+    message.from = id;
+    message.parts = process.held;
+    send_data(id, leader, message);
+    return end_gathering(id, process);
+  }
+  process.gathers_on_disk = true;
+  process.on_disk = process.held;
+  process.gathering = true;
+  schedule(now_ + data_deadline_, Kind::stalled, id, process.token);
+  look_at_early(id, process);
+  if (process.on_disk == kAllParts && process.gathering) end_gathering(id, process);
+}
+
 void ModelJob::end_gathering(WorkerId id, Process& process) {
   process.gathering = false;
   ++process.token;
+  process.applied.can_save = process.applied.on_disk = process.on_disk == kAllParts;
   process.applied.num_parts = kNumParts;
   process.applied.held = control::parts_of(process.held);
   loop_event(id, process, span(50, 800), process.applied);
@@ -396,8 +428,9 @@ void ModelJob::take_data(WorkerId id, Process& process, const DataMessage& messa
   if (message.what == DataMessage::What::gathered) {
     if (message.generation != current || message.step != process.state_step || !process.gathering)
       return later();
-    process.held |= message.parts;
-    if (process.held == kAllParts) end_gathering(id, process);
+    uint32_t& gathered = process.gathers_on_disk ? process.on_disk : process.held;
+    gathered |= message.parts;
+    if (gathered == kAllParts) end_gathering(id, process);
     return;
   }
   if (!here || process.restoring || message.step != process.step) return later();
@@ -448,40 +481,6 @@ void ModelJob::kill(WorkerId id, bool confirmed, int64_t signal) {
   if (!cut(id, 0) && chance(0.7)) to_controller_in(delay(), ConnectionClosed{id});
   if (confirmed || !chance(unconfirmed_))
     to_controller_in(span(100, 3'000), WorkerExited{id, signal == 0 ? 0 : 0, signal});
-}
-
-void ModelJob::check_state(WorkerId id, const Process& process) {
-  require(process.state_step >= 0 && process.state_step <= steps_ &&
-              process.state == truth_[static_cast<size_t>(process.state_step)],
-          "worker {} has a wrong state of step {}", id, process.state_step);
-}
-
-// Who goes on in a generation, or is done there, comes to no meeting of it any more: one that has
-// not come by then would wait for it for ever.
-void ModelJob::check_meeting(WorkerId id, const Process& process) {
-  const WorkerPhase phase = process.machine.phase();
-  if (phase != WorkerPhase::running && phase != WorkerPhase::done) return;
-  const Generation generation = process.machine.generation();
-  for (const Member& member : plans_.at(generation).members)
-    require(met_[generation].contains(member.worker),
-            "worker {} goes on in generation {}, which worker {} has not come to", id, generation,
-            member.worker);
-}
-
-// A step is committed when all members of a generation voted for it. A generation that was followed
-// by another never commits one that the other does not start after.
-void ModelJob::check_commit(WorkerId id, const Apply& command) {
-  // Who begins a generation one step behind only catches up.
-  if (command.step < plans_.at(command.generation).start) return;
-  const auto next = plans_.upper_bound(command.generation);
-  if (next != plans_.end()) {
-    require(command.step + 1 <= next->second.start,
-            "worker {} commits step {} in generation {}, but {} started at {}", id, command.step,
-            command.generation, next->first, next->second.start);
-    return;
-  }
-  max_committed_ = std::max(max_committed_, command.step + 1);
-  faults_since_commit_ = 0;
 }
 
 // ---- Network and faults.

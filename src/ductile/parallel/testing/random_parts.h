@@ -83,21 +83,15 @@ inline void expect_same(const PartOutcomes& a, const PartOutcomes& b, const std:
 
 // A pipeline of random stages, schedule and numbers of replicas; in every fourth all stages have as
 // many.
-struct RandomJob {
-  RandomJob(uint64_t seed, bool dropout) : rng(seed, 7), model(seed, dropout) {
-    operators = nn::training_operators(model, 0);
-    const graph::Graph graph = graph_of(operators, rng);
-    const int64_t micro_batches = 1 + rng.below(5), samples = 48;
-    const plan::Plan plan = random_plan(graph, micro_batches, samples, rng);
-    pipeline = pipeline_of(plan, random_orders(graph, plan, rng), graph, operators);
+struct RandomJob : RandomCase {
+  RandomJob(uint64_t seed, bool dropout)
+      : RandomCase(seed, /*stream=*/7, dropout, {1, 5}, /*samples=*/48) {
     constexpr int kReplicas[] = {1, 2, 3, 4, 6};
     is_even = seed % 4 == 1;
     const int even = 2 << rng.below(2);
     for (Pipeline::Stage& s : pipeline.stages)
       s.replicas = is_even ? even : kReplicas[rng.below(5)];
     if (!pipeline.is_replicated()) pipeline.stages.back().replicas = 2;
-    step.inputs = inputs_of(seed, micro_batches, samples);
-    step.seed = seed;
     num_parts = static_cast<int>(parts_of(pipeline).size());
     model.train(true);
   }
@@ -115,11 +109,6 @@ struct RandomJob {
     return out;
   }
 
-  Rng rng;
-  RandomModel model;
-  nn::OperatorGraph operators;
-  Pipeline pipeline;
-  PipelineHost::Step step;
   bool is_even = false;
   int num_parts = 0;
 };

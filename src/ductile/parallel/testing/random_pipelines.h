@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -380,6 +382,53 @@ inline Pipeline split(Pipeline pipeline) {
     }
   }
   return pipeline;
+}
+
+// A model drawn from a seed, in random stages and orders, and a step of it. A test draws on from
+// `rng`, of this stream.
+struct RandomCase {
+  // As many micro-batches as one of these numbers, and those between.
+  struct MicroBatches {
+    int64_t least = 1, most = 1;
+  };
+
+  RandomCase(uint64_t seed, uint64_t stream, bool dropout, MicroBatches number, int64_t samples = 8)
+      : rng(seed, stream), model(seed, dropout), operators(nn::training_operators(model, 0)) {
+    const graph::Graph graph = graph_of(operators, rng);
+    const int64_t micro_batches =
+        number.least + rng.below(static_cast<uint32_t>(number.most - number.least + 1));
+    const plan::Plan plan = random_plan(graph, micro_batches, samples, rng);
+    pipeline = pipeline_of(plan, random_orders(graph, plan, rng), graph, operators);
+    step.inputs = inputs_of(seed, micro_batches, samples);
+    step.seed = seed;
+  }
+
+  int num_stages() const { return static_cast<int>(pipeline.stages.size()); }
+
+  Rng rng;
+  RandomModel model;
+  nn::OperatorGraph operators;
+  Pipeline pipeline;
+  PipelineHost::Step step;
+};
+
+// y = scale(x, w), w being `width` ones, and the losses of y.
+inline nn::OperatorGraph scaled_and_lost(
+    int64_t width, const std::function<at::Tensor(const at::Tensor& x, const at::Tensor& w)>& scale,
+    const std::function<at::Tensor(const at::Tensor& y)>& losses, bool random = false) {
+  const at::Tensor w = at::ones({width}).requires_grad_();
+  nn::OperatorGraph out;
+  nn::Operator scaled, lost;
+  scaled.name = "scale";
+  scaled.inputs = {{nn::kModelInput, 0}};
+  scaled.parameters.push_back({.name = "w", .tensor = w});
+  scaled.random = random;
+  scaled.run = [w, scale](std::span<const at::Tensor> in) { return Tensors{scale(in[0], w)}; };
+  lost.name = "loss";
+  lost.inputs = {{out.add(scaled), 0}};
+  lost.run = [losses](std::span<const at::Tensor> in) { return Tensors{losses(in[0])}; };
+  out.set_results({{out.add(lost), 0}});
+  return out;
 }
 
 }  // namespace ductile::parallel

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -56,6 +57,35 @@ inline spec::JobOptions sharded_job() {
   return job;
 }
 
+// The job reads random tokens below `vocabulary`, from a file in `folder`.
+inline void read_tokens(spec::JobOptions& job, int64_t vocabulary, const fs::path& folder) {
+  std::vector<uint16_t> tokens(4000);
+  Rng rng(1, 2);
+  for (uint16_t& t : tokens)
+    t = static_cast<uint16_t>(rng.below(static_cast<uint32_t>(vocabulary)));
+  const fs::path file = folder / "tokens.bin";
+  write_file_atomic(
+      file, std::string_view(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()));
+  job.data.format = "tokens";
+  job.data.path = job.data.test_path = file.string();
+  job.data.tokens.sequence_length = 8;
+  job.model.vocab_size = vocabulary;
+}
+
+// A small gpt on such tokens. No layer draws: workers are threads here, which share libtorch's
+// generator, and the leader of a generation counts operations by a forward pass of its own
+// (nn/flops.cc).
+inline spec::JobOptions gpt_job(int64_t stages, int64_t vocabulary, const fs::path& folder) {
+  spec::JobOptions job = small_job("gpt", stages);
+  read_tokens(job, vocabulary, folder);
+  job.model.layers = job.model.heads = 2;
+  job.model.dim = 16;
+  job.model.dropout = 0;
+  job.optimizer.name = "adamw";
+  job.optimizer.lr = 0.002;
+  return job;
+}
+
 // A job from its first step to its last in this thread, on all stages.
 inline std::unique_ptr<Replica> run_serial(const spec::JobOptions& job) {
   auto replica = std::make_unique<Replica>(job);
@@ -82,6 +112,14 @@ struct OneRun {
   std::string digest() const {
     const auto newest = ckpt::open_latest(folder.checkpoints());
     return newest.checkpoint ? ckpt::state_digest(*newest.checkpoint) : "no checkpoint";
+  }
+  // A replica with the state of the newest checkpoint, which there is to be.
+  std::unique_ptr<Replica> newest(const spec::JobOptions& job) const {
+    auto replica = std::make_unique<Replica>(job);
+    const auto found = ckpt::open_latest(folder.checkpoints());
+    EXPECT_TRUE(found.checkpoint.has_value());
+    if (found.checkpoint) replica->restore(*found.checkpoint);
+    return replica;
   }
   // Where it stopped before, as this job: to `step`, where it is preempted, or to its end.
   void go_on(const spec::JobOptions& job, int64_t workers, int64_t step, bool to_its_end) const {
@@ -123,11 +161,7 @@ inline void disturb_and_compare(const spec::JobOptions& job, const std::vector<u
   for (const uint64_t seed : seeds) {
     const OneRun run(job);
     disturb(run, job, 8, seed);
-    const auto newest = ckpt::open_latest(run.folder.checkpoints());
-    ASSERT_TRUE(newest.checkpoint) << "seed " << seed;
-    Replica replica(job);
-    replica.restore(*newest.checkpoint);
-    EXPECT_EQ(weights_of(replica), whole)
+    EXPECT_EQ(weights_of(*run.newest(job)), whole)
         << job.model.name << ", " << job.optimizer.name << ", seed " << seed;
   }
 }
