@@ -302,6 +302,13 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
   if (command.plan) {
     spec::check(config.job);
     check_memory(config.job, plan, *command.plan);
+    const int64_t ranks = config.job.train.virtual_ranks;
+    const bool alone = !command.resume && !command.workers && !command.hosts.hosts;
+    if (alone && ranks > 1 && !command.dry_run)
+      context.console.say(
+          "one worker hosts all of the plan, whose stages take turns; --workers {} runs them side "
+          "by side",
+          ranks);
   }
   if (command.runs) config.job.runs = command.runs->string();
   return plan;
