@@ -20,10 +20,11 @@ int64_t optimizer_arrays(const OptimizerOptions& options) {
 
 double stage_state_factor(const JobOptions& job) {
   const auto micro_batches = static_cast<uint64_t>(job.train.pipelined.micro_batches);
-  const int gradients = job.train.pipeline_exact ? std::bit_width(micro_batches) : 1;
+  const double gradients =
+      job.train.pipeline_exact ? static_cast<double>(std::bit_width(micro_batches)) : 1;
   const bool averages = job.train.ema_decay > 0 || job.train.tail_average > 0;
   const bool halves = job.train.precision != "fp32";
-  return 3 + static_cast<double>(gradients) + (averages ? 1 : 0) + (halves ? 0.5 : 0);
+  return 3 + gradients + (averages ? 1 : 0) + (halves ? 0.5 : 0);
 }
 
 }  // namespace ductile::spec
