@@ -52,10 +52,9 @@ def zero_bubble(m, ahead, lag):
     return order + "W" * (m - weights)
 
 
-def step_times(run):
-    """When each step was committed, without those that are recorded."""
-    times = [m["time"] for m in base.lines(run / "metrics.jsonl") if "train/loss" in m]
-    return times[FIRST + RECORDED + 1:]
+def step_times(run, skipped):
+    """When each step was committed, but for the first ones."""
+    return [m["time"] for m in base.lines(run / "metrics.jsonl") if "train/loss" in m][skipped:]
 
 
 def seconds_per_step(times):
@@ -133,7 +132,7 @@ class Bench:
         self.ductile("train", "--out", run, "--workers", 2, "--plan", plan,
                      sets=[*self.job(), f"train.pipelined.trace_steps={RECORDED}", "train.shard_optimizer=true", "train.shard_copies=1"])
         lengths = [max(i["end"] for i in step["intervals"]) for step in base.lines(run / "trace.jsonl")]
-        out = statistics.median(lengths), seconds_per_step(step_times(run))
+        out = statistics.median(lengths), seconds_per_step(step_times(run, FIRST + RECORDED + 1))
         shutil.rmtree(run)
         return out
 
@@ -142,7 +141,7 @@ class Bench:
         runs = [self.folder / f"run{core}" for core in (0, 1)]
         self.at_once([self.command("train", "--out", run, "--workers", 1, sets=[*self.job(), f"train.virtual_ranks={ranks}"], core=core)
                       for core, run in enumerate(runs)])
-        times = [step_times(run) for run in runs]
+        times = [step_times(run, FIRST) for run in runs]
         begin, end = max(t[0] for t in times), min(t[-1] for t in times)
         both = [[t for t in own if begin <= t <= end] for own in times]
         if min(map(len, both)) < 5:
