@@ -31,6 +31,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
       "  ductile train job.toml --workers 4 --set train.virtual_ranks=8\n"
       "  ductile train job.toml --hosts node1:4,node2:4 --set train.virtual_ranks=8\n"
       "  ductile train train.py:Job --workers 4 -- --the-scripts-own-arguments\n"
+      "  ductile train job.toml --devices machine.toml\n"
       "  ductile train --resume runs/latest\n"
       "\n"
       "The command draws a progress bar and leaves a run directory with checkpoints, metrics and\n"
@@ -74,6 +75,14 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "the virtual ranks; a resumed run goes on by it, if it has as many stages and "
                   "micro-batches as the plan before")
       ->option_text("FILE")
+      ->excludes("--replay");
+  sub->add_option(
+         "--devices", c.devices,
+         "measure the model, plan its stages for the devices in this cluster file, and run "
+         "by that plan, which the run keeps; as many workers as it has devices")
+      ->option_text("FILE")
+      ->excludes("--plan")
+      ->excludes("--resume")
       ->excludes("--replay");
   sub->add_option(
          "--weights", c.weights,

@@ -70,8 +70,12 @@ bool is_other_command(int argc, const char* const* argv) {
   return false;
 }
 
+fs::path fleet_program() {
+  return fs::read_symlink("/proc/self/exe").parent_path() / "ductile-fleet";
+}
+
 void become_fleet(char* const* argv) {
-  const fs::path program = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-fleet";
+  const fs::path program = fleet_program();
   ::execv(program.c_str(), argv);
   const int error = errno;
   if (error == ENOENT)

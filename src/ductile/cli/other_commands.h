@@ -3,6 +3,8 @@
 #include <span>
 #include <string_view>
 
+#include "ductile/base/files.h"
+
 namespace ductile::cli {
 
 // The commands of `ductile` are two programs: `ductile` itself has those that train and what one
@@ -24,6 +26,9 @@ const char* other_help(std::string_view name);
 
 // Whether the first word that is no option is such a command.
 bool is_other_command(int argc, const char* const* argv);
+
+// The program, beside this one; whether it is there shows when it is started.
+fs::path fleet_program();
 
 // Becomes ductile-fleet with the same words. Returns only if there is none: throws unavailable,
 // which says how to get it.
