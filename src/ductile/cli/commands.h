@@ -148,8 +148,9 @@ ExitCode page_link(const ServiceCommand& command, Context& context);
 
 struct ProfileCommand {
   JobRequest job;
-  std::optional<fs::path> out;  // a file; else stdout
-  std::vector<int64_t> shares;  // samples at once; empty: powers of two up to the batch
+  std::optional<fs::path> out;      // a file; else stdout
+  std::optional<fs::path> devices;  // a cluster file of this machine, to be written
+  std::vector<int64_t> shares;      // samples at once; empty: powers of two up to the batch
   int64_t rounds = 7;
 };
 ExitCode profile(const ProfileCommand& command, Context& context);

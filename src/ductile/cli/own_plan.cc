@@ -1,14 +1,10 @@
 #include "ductile/cli/own_plan.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <string>
 
-#include <fcntl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/machine.h"
@@ -16,7 +12,6 @@
 #include "ductile/cli/worker_process.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/progress_bar.h"
-#include "ductile/process/spawn.h"
 #include "ductile/run/folder.h"
 #include "ductile/spec/cluster.h"
 
@@ -24,34 +19,6 @@ namespace ductile::cli {
 namespace {
 
 using nlohmann::json;
-
-// Runs `ductile plan` with these words: what it prints goes into `out`, and what it says into
-// `said`.
-int run_planner(const std::vector<std::string>& words, const fs::path& out, const fs::path& said) {
-  const Descriptor output =
-      opened(::open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600), out.string());
-  process::SpawnOptions options;
-  options.program = fleet_program();
-  options.arguments = {"-q", "plan"};
-  options.arguments.insert(options.arguments.end(), words.begin(), words.end());
-  options.log = said;
-  options.output_fd = output.get();
-  const pid_t planner = process::spawn(options);
-  int status = 0;
-  while (::waitpid(planner, &status, 0) < 0) {
-    if (errno != EINTR) fail_errno("waitpid", errno);
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-// The last thing that the planner said, without its name before it.
-std::string reason_in(const fs::path& said) {
-  std::string text = read_text(said);
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  const std::string_view name = "ductile: ";
-  if (text.starts_with(name)) text.erase(0, name.size());
-  return text.empty() ? "the planner ended without a word" : text;
-}
 
 // Threads of a worker, where there will be one on each device of this machine.
 int64_t threads_of(const JobConfig& config, int64_t devices) {
@@ -98,19 +65,16 @@ std::optional<TrainCommand> with_own_plan(const TrainCommand& command, Context& 
   const auto graph = measured_graph(config, {}, ProfileCommand().rounds,
                                     threads_of(config, num_devices), context.console);
   if (!graph) return std::nullopt;
-  const fs::path file = folder / "graph.json", said = folder / "planner.log";
+  const fs::path file = folder / "graph.json";
   write_file_atomic(file, dump_json(*graph));
   TrainCommand out = command;
   out.plan = folder / "plan.json";
-  const int code =
-      run_planner({file.string(), "--devices", devices.string(), "--batch",
-                   std::to_string(config.job.train.batch_size), "--runnable", "--json"},
-                  *out.plan, said);
-  if (code != kDone) {
-    fail(code == kFailed || code == kUsage ? ErrorCode::invalid_argument : ErrorCode::unavailable,
-         "--devices {}: {}", devices.string(), reason_in(said));
-  }
-  const json report = parse_json(read_text(*out.plan), out.plan->string(), ErrorCode::internal);
+  const std::string text =
+      fleet_output({"plan", file.string(), "--devices", devices.string(), "--batch",
+                    std::to_string(config.job.train.batch_size), "--runnable", "--json"},
+                   "--devices " + devices.string());
+  write_file_atomic(*out.plan, text);
+  const json report = parse_json(text, "ductile plan", ErrorCode::internal);
   int64_t ranks = 0;
   const json& stages = report.at("plan").at("stages");
   for (const json& stage : stages)
