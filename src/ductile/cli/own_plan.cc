@@ -8,6 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/machine.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/other_commands.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/page/numbers.h"

@@ -3,6 +3,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/machine.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/graph_file.h"
 #include "ductile/cli/own_plan.h"
