@@ -414,17 +414,6 @@ void compare(const Original& original, const Json& figures, Outcome& outcome, Co
              false, ErrorCode::conflict};
 }
 
-// The run; and that a plan of several stages on one worker is no pipeline, if nobody said so.
-void say_where(const TrainCommand& command, const spec::JobOptions& job,
-               const run::RunFolder& folder, int64_t workers, Console& console) {
-  console.say("run {}", folder.path().string());
-  const int64_t ranks = job.train.virtual_ranks;
-  if (!command.plan || command.resume || workers > 0 || ranks < 2) return;
-  console.say(
-      "one worker hosts all {} stages, replicas counted, in turn; --workers {} gives each a worker",
-      ranks, ranks);
-}
-
 ExitCode carry_out(const TrainCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig config;
@@ -463,7 +452,7 @@ ExitCode carry_out(const TrainCommand& command, Context& context) {
     settle_threads(config, console);  // of a version that left it open
   }
   const auto replaced = put_plan(command, plan, config, folder);
-  say_where(command, config.job, folder, workers, console);
+  console.say("run {}", folder.path().string());
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
   Outcome outcome;
