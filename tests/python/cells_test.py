@@ -127,6 +127,23 @@ class Cells(support.Case):
                 self.assertNotEqual(one, plain)  # batch norm's running statistics
                 self.assertIn("blocks.0.bn1.running_mean", plain[0])
 
+    def test_a_profile_of_the_file_counts_the_bytes_of_the_same_operators(self):
+        self.capture("Net")
+        self.run_ductile("-q", "profile", "-o", "counted.json", "--shares", "8,32", "--rounds", 1, "--set", "model.name=custom", "--set",
+                         "model.library=net.pt", "--set", "train.batch_size=32", "--set", "data.train_limit=96", "--set", "data.test_limit=40")
+        graphs = []
+        for name in ("graph.json", "counted.json"):
+            with open(self.out(name)) as file:
+                graphs.append(json.load(file))
+        names = [[op["name"] for op in graph["ops"]] for graph in graphs]
+        self.assertEqual(names[1], [*names[0], "loss"])
+        self.assertTrue(graphs[1]["counted"])
+        self.assertEqual((graphs[1]["state_factor"], graphs[1]["optimizer_factor"]), (4, 1))
+        self.write("plan.json", self.run_ductile("plan", "counted.json", "--devices", "machine.toml", "--batch", 32, "--micro-batch", 8,
+                                                 "--runnable", "--replicas", 1, "--json"))
+        one = self.trained("one", "train.method=pipelined", "train.pipelined.micro_batches=4")
+        self.assertEqual(self.trained("counted", words=("--plan", "plan.json")), one)
+
     def test_two_inputs_and_a_recurrent_layer_have_the_same_bits_by_stages(self):
         self.capture("Two")
         data = ("data.format=synthetic", 'data.synthetic.inputs=["vector:5", "indices:3:20"]', "data.synthetic.samples=96",

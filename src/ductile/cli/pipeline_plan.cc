@@ -14,6 +14,7 @@
 #include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
 #include "ductile/page/numbers.h"
+#include "ductile/spec/stage_state.h"
 
 namespace ductile::cli {
 namespace {
@@ -31,7 +32,7 @@ std::vector<std::string> names_of(const JsonFields& stage, const char* key) {
       fail(ErrorCode::invalid_argument, "{}: {} is no list of names", stage.where(), key);
     }
     const std::string& name = out.emplace_back(item.get<std::string>());
-    if (name.empty() || name.find_first_of(" \t\n") != std::string::npos) {
+    if (name.empty() || name.find_first_of(" \t\n\v\f\r") != std::string::npos) {
       fail(ErrorCode::invalid_argument, "{}: the operator \"{}\" has a space in its name",
            stage.where(), name);
     }
@@ -62,11 +63,17 @@ void check_format(const nlohmann::json& plan, const fs::path& file) {
          "{}: no plan; `ductile plan GRAPH --json` writes one, whose format is \"ductile.plan\"",
          file.string());
   }
-  (void)JsonFields(plan, file.string()).integer("version", 1, 1);
+  const JsonFields fields(plan, file.string());
+  (void)fields.integer("version", 1, 1);
+  fields.only({"format", "version", "graph", "planner", "batch", "schedule", "predicted_seconds",
+               "lower_bound", "bound_reason", "stages"});
 }
 
-// What a stage cannot be run with yet.
+// What a stage cannot be run with yet, or does not mean: a field that is misspelt would else be
+// left out without a word.
 void check_stage(const JsonFields& stage) {
+  stage.only({"ops", "replicas", "tensor", "micro_batch", "k", "in_flight", "recompute",
+              "shard_optimizer", "devices", "order"});
   if (stage.has("shard_optimizer") && stage.boolean("shard_optimizer")) {
     fail(
         ErrorCode::invalid_argument,
@@ -77,7 +84,30 @@ void check_stage(const JsonFields& stage) {
   }
 }
 
-constexpr double kMostBytes = 1e18;
+constexpr double kMostBytes = 1e18, kMostFactor = 1e6;
+
+// The state that a job has for its weights, beside that of the graph which was planned: it may be
+// one of another optimiser, or a captured one, which knows of none.
+struct StateScale {
+  double factor = 1;   // at least 1
+  std::string remedy;  // where it is more
+};
+
+StateScale scale_of(const spec::JobOptions& job, const JsonFields& evaluation) {
+  StateScale out;
+  if (!evaluation.has("state_factor")) return out;  // of an earlier version
+  const double state = evaluation.number("state_factor", 0, kMostFactor);
+  const double planned = state + evaluation.number("optimizer_factor", 0, kMostFactor);
+  const double own =
+      spec::stage_state_factor(job) + static_cast<double>(spec::optimizer_arrays(job.optimizer));
+  if (planned <= 0 || own <= planned) return out;
+  out.factor = own / planned;
+  out.remedy = fmt::format(
+      " The job has {:g} bytes of weights, gradients and optimiser state for each byte of weights, "
+      "and the plan counts {:g}; `ductile plan --optimizer-state {:g}` counts as many.",
+      own, planned, own - state);
+  return out;
+}
 
 // What a worker of a stage holds beside the stage's own memory, at most, of the weights, gradients
 // and optimiser state of other stages; and why.
@@ -149,9 +179,11 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
     return;  // a plan of somebody's own does not say what it needs
   }
   const JsonFields all(*evaluation, file.string());
-  const auto state_of = [](const JsonFields& fields) {  // where stages take turns it is not there
+  const StateScale scale = scale_of(job, all);
+  const auto planned_state = [](const JsonFields& fields) {  // where stages take turns: not there
     return fields.has("state_memory") ? fields.number("state_memory", 0, kMostBytes) : 0.0;
   };
+  const auto state_of = [&](const JsonFields& f) { return scale.factor * planned_state(f); };
   std::vector<JsonFields> stages;
   double copied = 0;
   for (const nlohmann::json& item : all.array("stages")) {
@@ -159,15 +191,17 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
     copied = std::max(copied, copied_bytes(job, stages.size() - 1, state_of(stages.back())));
   }
   for (const JsonFields& stage : stages) {
-    const double own = stage.number("peak_memory", 0, kMostBytes);
+    const double own =
+        stage.number("peak_memory", 0, kMostBytes) + (scale.factor - 1) * planned_state(stage);
     const double limit = stage.number("memory_limit", 0, kMostBytes);
     if (own > limit) {
       fail(ErrorCode::invalid_argument,
            "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
            "that it was planned for (16 GB where that says nothing); plan with more devices, "
            "smaller micro-batches or recomputation, or for devices with more memory (ductile plan "
-           "--devices)",
-           stage.where(), page::as_bytes(own), page::as_bytes(limit));
+           "--devices){}",
+           stage.where(), page::as_bytes(own), page::as_bytes(limit),
+           scale.remedy.empty() ? "" : "." + scale.remedy);
     }
     if (state_of(stage) == 0 || state_of(all) == 0) continue;
     const Beside others = beside(job, state_of(stage), copied, state_of(all));
@@ -175,9 +209,9 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
     fail(ErrorCode::invalid_argument,
          "{} needs {} of memory, and its worker holds up to {} of other stages' weights, gradients "
          "and optimiser state as well ({}); its devices have {}; {}, or plan for devices with more "
-         "memory (ductile plan --devices)",
+         "memory (ductile plan --devices){}",
          stage.where(), page::as_bytes(own), page::as_bytes(others.bytes), others.why,
-         page::as_bytes(limit), others.remedy);
+         page::as_bytes(limit), others.remedy, scale.remedy.empty() ? "" : "." + scale.remedy);
   }
 }
 
@@ -256,6 +290,7 @@ std::string change_plan(spec::JobOptions& job, const fs::path& file) {
   }
   const int64_t stages = spec::num_stages(job);
   spec::PipelinedOptions before = job.train.pipelined;
+  const std::vector<int64_t> tensor = before.tensor;
   if (!spec::divides_tensors(job)) before.tensor.clear();  // ones say nothing
   std::string text = set_plan(job, file);
   const int64_t stages_now = spec::num_stages(job);
@@ -275,6 +310,7 @@ std::string change_plan(spec::JobOptions& job, const fs::path& file) {
          "--plan",
          file.string());
   }
+  job.train.pipelined.tensor = tensor;  // with the ones: the run's checkpoints have them as well
   if (spec::divides_tensors(job) && now.stages != before.stages) {
     fail(ErrorCode::conflict,
          "{}: the plan cuts the model otherwise than the run was begun, and where stages are "

@@ -17,6 +17,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/options.h"
 #include "ductile/base/paths.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
@@ -24,6 +25,7 @@
 #include "ductile/cli/elastic_run.h"
 #include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
+#include "ductile/cli/python_job.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/weights_import.h"
 #include "ductile/cli/worker_process.h"
@@ -251,6 +253,40 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   console.print("{}", page::table(rows));
 }
 
+// The job of a new run by a plan, whose text it returns. What somebody asked for and the plan says
+// otherwise is not left out without a word.
+std::string read_planned(const TrainCommand& command, Context& context, JobConfig& config) {
+  const auto object = command.job.file ? python_object(*command.job.file) : std::nullopt;
+  if (object || command.job.arguments) {
+    fail(
+        ErrorCode::invalid_argument,
+        "--plan {}: a Python job is not trained by stages so far; leave the plan out, or train its "
+        "module in C++ (ductile capture --model, model.library)",
+        command.plan->string());
+  }
+  config.read_data(command.job, context.environment);
+  std::map<std::string, std::string> asked;
+  for (const OptionField& field : config.options.fields()) {
+    const std::string value = to_toml(field.ref);
+    if (!field.origin.is_default() && value != to_toml(field.default_value))
+      asked[field.path] = value;
+  }
+  std::string plan = set_plan(config.job, *command.plan);
+  for (const auto& [path, value] : asked) {
+    const OptionField& field = *config.options.find(path);
+    const std::string now = to_toml(field.ref);
+    if (now == value) continue;
+    fail(ErrorCode::invalid_argument,
+         "{}: {} is {}, and the job has {} ({}); leave one of the two out, or plan anew",
+         command.plan->string(), path, JsonFields::shorten(now), JsonFields::shorten(value),
+         field.origin.text);
+  }
+  if (config.options.find("train.shard_optimizer")->origin.is_default()) {
+    config.job.train.shard_optimizer = may_lie_by_stage(config.job);
+  }
+  return plan;
+}
+
 // Returns the text of the plan; empty where none is given.
 std::string read_job(const TrainCommand& command, Context& context, JobConfig& config) {
   std::string plan;
@@ -260,17 +296,20 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
   } else if (command.replay) {
     config.read_saved(run::RunFolder::open(*command.replay).job_file());
   } else if (command.plan) {
-    config.read_data(command.job, context.environment);
-    plan = set_plan(config.job, *command.plan);
-    if (config.options.find("train.shard_optimizer")->origin.is_default()) {
-      config.job.train.shard_optimizer = may_lie_by_stage(config.job);
-    }
+    plan = read_planned(command, context, config);
   } else {
     config.read(command.job, context.environment);
   }
   if (command.plan) {
     spec::check(config.job);
     check_memory(config.job, plan, *command.plan);
+    const int64_t ranks = config.job.train.virtual_ranks;
+    const bool alone = !command.resume && !command.workers && !command.hosts.hosts;
+    if (alone && ranks > 1 && !command.dry_run)
+      context.console.say(
+          "one worker hosts all of the plan, whose stages take turns; --workers {} runs them side "
+          "by side",
+          ranks);
   }
   if (command.runs) config.job.runs = command.runs->string();
   return plan;

@@ -163,9 +163,20 @@ Devices find_devices(const std::string& text) {
   if (n < 1 || n > kMaxDevices) {
     fail(ErrorCode::invalid_argument, "{} devices; from 1 to {} are possible", n, kMaxDevices);
   }
-  int per_node = std::min(n, 4);
-  while (n % per_node != 0) --per_node;
-  return uniform_devices(n, per_node, {});
+  // Nodes of equal size instead would be small ones where four do not divide the number, down to
+  // one device: five devices would be slower than four.
+  constexpr int kPerNode = 4;
+  std::vector<DeviceGroup> groups;
+  if (n >= kPerNode) {
+    groups.push_back({});
+    groups.back().nodes = n / kPerNode;
+    groups.back().devices_per_node = kPerNode;
+  }
+  if (n % kPerNode != 0) {
+    groups.push_back({});
+    groups.back().devices_per_node = n % kPerNode;
+  }
+  return Devices(std::move(groups));
 }
 
 }  // namespace ductile::plan

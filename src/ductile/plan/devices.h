@@ -73,7 +73,8 @@ Devices uniform_devices(int n, int devices_per_node, const DeviceGroup& like);
 Devices devices_of(const spec::Cluster& cluster);
 Devices devices_of(const spec::Cluster& cluster, std::span<const spec::NodeShare> allocation);
 
-// What a user names: a cluster file, or a number of devices like GraphPipe's, V100s, four a node.
+// What a user names: a cluster file, or a number of devices like GraphPipe's, V100s, four a node,
+// and the rest in one more.
 Devices find_devices(const std::string& text);
 
 }  // namespace ductile::plan

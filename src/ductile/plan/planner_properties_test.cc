@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <limits>
 #include <set>
+#include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -88,6 +90,22 @@ TEST(PlannerProperties, MoreDevicesNeverGiveASlowerPlan) {
     for (const auto& machine : c.machines) {
       const double now = seconds_of(graph, Devices(machine), batch_of(c.batch));
       EXPECT_LE(now, before * kSame) << c.graph << " on " << Devices(machine).size();
+      before = now;
+    }
+  }
+}
+
+// Those that a number names lie within each other, too.
+TEST(PlannerProperties, ALargerNumberOfDevicesNeverGivesASlowerPlan) {
+  for (const char* name : {"dlrm:3,3", "candle:3,2,256"}) {
+    double before = std::numeric_limits<double>::infinity();
+    for (int n = 1; n <= 9; ++n) {
+      const Devices devices = find_devices(std::to_string(n));
+      ASSERT_EQ(devices.size(), n);
+      EXPECT_EQ(devices.num_nodes(), (n + 3) / 4);
+      const graph::Graph graph = graph::build_graph(name, devices.groups().front().model);
+      const double now = seconds_of(graph, devices, batch_of(64));
+      EXPECT_LE(now, before * kSame) << name << " on " << n;
       before = now;
     }
   }

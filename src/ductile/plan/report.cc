@@ -203,6 +203,8 @@ nlohmann::json to_json(const Report& report) {
     for (size_t op = 0; op < report.graph.ops.size(); ++op)
       whole.ops.push_back(static_cast<OpId>(op));
     out["evaluation"]["state_memory"] = state_bytes(report.graph, whole);
+    out["evaluation"]["state_factor"] = report.graph.state_factor;
+    out["evaluation"]["optimizer_factor"] = report.graph.optimizer_factor;
     out["timeline"] = boxes_json(report.timeline);
   } else {
     out["advice"] = advice(report);

@@ -36,6 +36,8 @@ TEST(Report, JsonHoldsThePlanThatWasJudged) {
     EXPECT_GT(stage["state_memory"], 0);
     EXPECT_LE(stage["state_memory"], stage["peak_memory"]);
   }
+  EXPECT_EQ(json["evaluation"]["state_factor"], r.graph.state_factor);
+  EXPECT_EQ(json["evaluation"]["optimizer_factor"], r.graph.optimizer_factor);
   EXPECT_EQ(json["baselines"].size(), 2u);
   // Read back, its own orders give the same time and memory.
   const Plan again = plan_from_json(json["plan"], r.graph, "plan");

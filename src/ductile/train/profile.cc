@@ -19,6 +19,7 @@
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/allocation_count.h"
 #include "ductile/parallel/stage_executor.h"
+#include "ductile/spec/stage_state.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/state.h"
@@ -395,9 +396,7 @@ class Measurement {
             {"optimizer_factor",
              state_.optimizer->state_names().size()},  // arrays as large as the weights
             {"counted", true},
-            // Weights, a stage's sum of their gradients, what it gives to the sum over all
-            // workers, and that sum.
-            {"state_factor", 4},
+            {"state_factor", spec::stage_state_factor(job_)},
             {"ops", std::move(ops)},
             {"edges", std::move(edges)}};
   }

@@ -1,8 +1,11 @@
 // What `ductile profile` says of a model against what is known of it otherwise.
 #include "ductile/train/profile.h"
 
+#include <cstdint>
+#include <iterator>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -10,7 +13,11 @@
 #include "ductile/base/rng.h"
 #include "ductile/nn/model.h"
 #include "ductile/nn/operators.h"
+#include "ductile/spec/optimizers.h"
+#include "ductile/spec/stage_state.h"
 #include "ductile/train/environment.h"
+#include "ductile/train/ingredients.h"
+#include "ductile/train/state.h"
 
 namespace ductile::train {
 namespace {
@@ -121,6 +128,46 @@ TEST(Profile, CountsBytesPassByPass) {
     }
   }
   EXPECT_GE(waiting, 8);
+}
+
+int64_t arrays_of(const spec::JobOptions& job) {
+  const Ingredients parts = recipe_of(job)();
+  const JobState state(*parts.model, job, parts.make_optimizer);
+  return std::ssize(state.optimizer->state_names());
+}
+
+// Without torch it is known how much state a rule keeps: a plan is refused by it.
+TEST(StageState, TheArraysOfEachRuleAreThoseThatItKeeps) {
+  std::vector<spec::JobOptions> jobs(4, job_of("mlp"));
+  jobs[0].optimizer.momentum = 0;
+  jobs[1].optimizer.name = "muon";
+  jobs[1].optimizer.muon.rest = "sgd";
+  jobs[2].optimizer.name = jobs[3].optimizer.name = "nlcg";
+  jobs[2].optimizer.nlcg.preconditioner = "none";
+  jobs[3].optimizer.nlcg.update = "polak_ribiere";
+  for (const std::string& name : spec::optimizers().names()) {
+    jobs.push_back(job_of("mlp"));
+    jobs.back().optimizer.name = name;
+  }
+  for (const spec::JobOptions& job : jobs) {
+    EXPECT_EQ(spec::optimizer_arrays(job.optimizer), arrays_of(job)) << job.optimizer.name;
+  }
+}
+
+// An average of the weights and their copies in half precision are state as well.
+TEST(Profile, CountsTheStateOfTheJob) {
+  spec::JobOptions job = job_of("mlp");
+  EXPECT_EQ(profile_of(job).at("state_factor"), 4);
+  job.optimizer.name = "adamw";
+  job.train.ema_decay = 0.9;
+  job.train.precision = "bf16";
+  const Json graph = profile_of(job);
+  EXPECT_EQ(graph.at("state_factor"), 5.5);
+  EXPECT_EQ(graph.at("optimizer_factor"), 2);
+  job.train.method = "pipelined";
+  job.train.pipeline_exact = true;
+  job.train.pipelined.micro_batches = 4;  // 4 and 2 and 1 of them: three sums
+  EXPECT_EQ(spec::stage_state_factor(job), 7.5);
 }
 
 TEST(Profile, MeasuresTheSharesThatWereAskedFor) {

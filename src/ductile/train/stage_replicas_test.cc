@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,9 +19,14 @@
 #include "ductile/base/options.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
+#include "ductile/nn/operator_model.h"
+#include "ductile/parallel/exchange.h"
 #include "ductile/spec/job.h"
+#include "ductile/train/flat_model.h"
+#include "ductile/train/ingredients.h"
 #include "ductile/train/replica.h"
 #include "ductile/train/same_job.h"
+#include "ductile/train/stage_runner.h"
 #include "ductile/train/testing/stage_jobs.h"
 
 namespace ductile::train {
@@ -146,6 +152,39 @@ TEST(StageReplicas, RunningStatisticsAreTheMeanOverReplicas) {
   EXPECT_GT(most_apart(alone, std::vector<float>(alone.size())), 1e-3F);
   EXPECT_LT(most_apart(first_mean({2, 1}), alone), 1e-6F);
   EXPECT_LT(most_apart(first_mean({3, 2}), alone), 1e-6F);
+}
+
+// Its second operator turns the samples round, which no shape shows.
+class Turning final : public nn::OperatorModel {
+ public:
+  explicit Turning(const nn::ModelArgs& args) : OperatorModel(args) {
+    const nn::Source h = add_dense("fc1", add_linear("fc1", 28 * 28, 12), input(), true);
+    const nn::Source turned =
+        add("turn", "turn", {h}, {}, [](Inputs in) { return in[0].flip({0}); });
+    finish(add_dense("fc2", add_linear("fc2", 12, 10), turned, false));
+  }
+};
+
+// In the first step it would be too late: a worker has given back the weights of other stages by
+// then, and of zeros nobody sees which sample they are of.
+TEST(StageReplicas, AreRefusedWhileAllWeightsAreThereWhereSamplesChangePlaces) {
+  spec::JobOptions job = unequal_job("mlp", {1, 1, 2});
+  job.train.pipelined.stages = {"fc1", "turn", "fc2"};
+  nn::ModelArgs args;
+  args.info = {.channels = 1, .height = 28, .width = 28, .num_classes = 10};
+  Ingredients given;
+  given.model = std::make_unique<Turning>(args);
+  Ingredients parts = complete(std::move(given), job);
+  FlatModel flat(*parts.model, job.optimizer);
+  StageRunner runner(job, parts, flat);
+  std::string refusal;
+  try {
+    runner.host(parallel::ExchangeLayout{{0, 1, 2, 3, 4}, 0}, /*rank=*/1, nullptr);
+  } catch (const Error& e) {
+    refusal = e.what();
+  }
+  EXPECT_NE(refusal.find("operator turn does not have the samples first"), std::string::npos)
+      << refusal;
 }
 
 // Checkpoints belong to no schedule; who has which operators, and in how many replicas, is in the

@@ -283,7 +283,9 @@ void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
   rank_ = rank;
   exchange_ = exchange;
   hosts_.clear();
-  if (pipeline_.exact) find_forms();  // which may refuse the pipeline: before the first step
+  // Which may refuse these pipelines by what all of their operators make: before the first step, as
+  // from there on a worker may have given back the weights of other stages.
+  if (pipeline_.exact || pipeline_.is_replicated()) find_forms();
   for (int r = 0; r < layout.num_workers(); ++r) {
     const auto i = static_cast<size_t>(r);
     hosts_.insert(hosts_.end(), static_cast<size_t>(layout.cut[i + 1] - layout.cut[i]), r);
