@@ -1,12 +1,16 @@
 // Plans of models whose layers differ (vision with language, large vocabularies, layers of several
 // kinds) beside the pipelines that users know: interleaved 1F1B, ZB-H1 and ZB-V, each at its best
-// degrees and micro-batch size, one judge. Prints Markdown tables; plan_mixed_bench [DEVICES].
+// degrees and micro-batch size, one judge. Prints Markdown tables: plan_mixed_bench [DEVICES], 0
+// for 8, 16 and 32. `plan_mixed_bench DEVICES deep`: all devices are one pipeline on every side,
+// without replicas or splits, as where the depth is given, the batch being small or the model
+// large.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ductile/base/error.h"
@@ -140,17 +144,22 @@ graph::Graph three_senses() {
   return maker.finish();
 }
 
-// Interleaved 1F1B with the same number of layers in every part, as its users run it.
-double equal_layers(const graph::Graph& g, const Devices& devices, const PlannerOptions& options) {
+enum class Cut { equal_layers, equal_work };
+
+// The best plan of the kind, at any degrees or with all devices as one pipeline. Equal layers: as
+// many operators in every part, as its users run it.
+double best_uniform(std::string_view kind, Cut cut, bool deep, const graph::Graph& g,
+                    const Devices& devices, const PlannerOptions& options) {
   const std::vector<OpId> order = depth_first_order(g);
   double best = std::numeric_limits<double>::infinity();
-  for_uniform_shapes("interleaved", g, island_of(devices), options, [&](const UniformShape& s) {
+  for_uniform_shapes(kind, g, island_of(devices), options, [&](const UniformShape& s) {
     const auto n = static_cast<size_t>(s.ranks * s.parts);
-    if (n > order.size()) return;
+    if (n > order.size() || (deep && s.ranks != devices.size())) return;
     std::vector<size_t> ends;
     for (size_t i = 1; i <= n; ++i) ends.push_back(i * order.size() / n);
     for (int64_t b = 1; b <= options.batch; b *= 2) {
-      Plan plan = uniform_plan("interleaved", g, s, options, b, order, ends);
+      const Plan plan = cut == Cut::equal_layers ? uniform_plan(kind, g, s, options, b, order, ends)
+                                                 : uniform_plan(kind, g, s, options, b);
       if (plan.stages.empty()) continue;
       const graph::Graph row = chained(g, plan);
       const Timeline line = evaluate(row, devices, plan);
@@ -160,7 +169,20 @@ double equal_layers(const graph::Graph& g, const Devices& devices, const Planner
   return best;
 }
 
-void compare(int num_devices, std::vector<double>& over_layers, std::vector<double>& over_work) {
+struct Means {
+  std::vector<double> over_layers, over_work;
+};
+
+void note(double ratio, std::vector<double>* means) {
+  if (!std::isfinite(ratio)) {
+    std::printf(" none |");
+    return;
+  }
+  std::printf(" %.2f |", ratio);
+  if (means != nullptr) means->push_back(ratio);
+}
+
+void compare(int num_devices, bool deep, Means& means) {
   for (const auto& make :
        {vision_language, two_towers, large_vocabulary, hybrid, experts, three_senses}) {
     graph::Graph g = make();
@@ -173,21 +195,23 @@ void compare(int num_devices, std::vector<double>& over_layers, std::vector<doub
     const Devices devices = uniform_devices(num_devices, 8, group);
     PlannerOptions options;
     options.batch = 64;
+    if (deep) options.replicas = 1, options.split = false;
     const Planned p = make_plan(g, devices, options);
-    const double layers_ratio = equal_layers(g, devices, options) / p.simulated_seconds;
-    std::printf("| %s | %zu | %d | %.4f | %.1f | %.2f | %.2f |", g.name.c_str(), g.ops.size(),
-                num_devices, p.simulated_seconds, 100 * p.schedule_gap, p.cpu_seconds,
-                layers_ratio);
-    over_layers.push_back(layers_ratio);
-    for (const char* name : {"interleaved", "zb-h1", "zb-v", "pipedream"}) {
-      const BaselineResult r = run_baseline(name, g, devices, options);
-      const double ratio = r.ok() ? r.plan.predicted_seconds / p.simulated_seconds : 0;
-      if (r.ok()) {
-        std::printf(" %.2f |", ratio);
-      } else {
-        std::printf(" %s |", r.failure.c_str());
-      }
-      if (std::string(name) == "interleaved" && r.ok()) over_work.push_back(ratio);
+    if (!p.feasible) continue;
+    std::printf("| %s | %zu | %d | %.4f | %.1f | %.2f |", g.name.c_str(), g.ops.size(), num_devices,
+                p.simulated_seconds, 100 * p.schedule_gap, p.cpu_seconds);
+    const auto uniform = [&](std::string_view kind, Cut cut) {
+      return best_uniform(kind, cut, deep, g, devices, options) / p.simulated_seconds;
+    };
+    note(uniform("interleaved", Cut::equal_layers), &means.over_layers);
+    note(uniform("interleaved", Cut::equal_work), &means.over_work);
+    note(uniform("zb-h1", Cut::equal_work), nullptr);
+    note(uniform("zb-v", Cut::equal_work), nullptr);
+    if (!deep) {
+      const BaselineResult r = run_baseline("pipedream", g, devices, options);
+      note(r.ok() ? r.plan.predicted_seconds / p.simulated_seconds
+                  : std::numeric_limits<double>::infinity(),
+           nullptr);
     }
     std::printf("\n");
     std::fflush(stdout);
@@ -203,17 +227,18 @@ double mean(const std::vector<double>& v) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  const int only = argc > 1 ? std::atoi(argv[1]) : 0;
+  const bool deep = argc > 2 && std::string_view(argv[2]) == "deep";
   std::printf(
       "| model | operators | devices | ours s | gap to any schedule %% | CPU s | interleaved, "
-      "equal "
-      "layers | interleaved, equal work | ZB-H1 | ZB-V | PipeDream |\n"
-      "|---|---|---|---|---|---|---|---|---|---|---|\n");
-  std::vector<double> over_layers, over_work;
+      "equal layers | interleaved, equal work | ZB-H1 | ZB-V |%s\n|---|---|---|---|---|---|---|---|"
+      "---|---|%s\n",
+      deep ? "" : " PipeDream |", deep ? "" : "---|");
+  Means means;
   for (int devices : {8, 16, 32}) {
-    if (argc > 1 && std::atoi(argv[1]) != devices) continue;
-    compare(devices, over_layers, over_work);
+    if (only == 0 || only == devices) compare(devices, deep, means);
   }
-  if (over_layers.empty()) return 0;
+  if (means.over_layers.empty() || means.over_work.empty()) return 0;
   std::printf("\nMean over interleaved 1F1B: %.2f x with equal layers, %.2f x with equal work.\n",
-              mean(over_layers), mean(over_work));
+              mean(means.over_layers), mean(means.over_work));
 }

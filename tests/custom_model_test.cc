@@ -2,6 +2,7 @@
 
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -13,6 +14,7 @@
 #include "ductile/base/error.h"
 #include "ductile/nn/flops.h"
 #include "ductile/nn/init.h"
+#include "ductile/nn/operators.h"
 #include "ductile/nn/threads.h"
 
 namespace ductile::nn {
@@ -90,7 +92,33 @@ TEST_P(Library, NamesNormLayersAndRunningStatistics) {
   EXPECT_GT(norms, 0u);
 }
 
-INSTANTIATE_TEST_SUITE_P(Examples, Library, ::testing::Values(CUSTOM_MODEL, TORCH_MODEL));
+INSTANTIATE_TEST_SUITE_P(Examples, Library,
+                         ::testing::Values(CUSTOM_MODEL, TORCH_MODEL, SEQUENTIAL_MODEL));
+
+TEST(CustomModel, ASequentialGivesItsChildrenAsOperatorsAndOtherModulesAreOne) {
+  const auto model = make_model(args_for(SEQUENTIAL_MODEL));
+  const OperatorGraph graph = operators_of(*model);
+  std::vector<std::string> names, kinds;
+  std::vector<size_t> parameters, buffers;
+  for (const Operator& op : graph.operators()) {
+    names.push_back(op.name);
+    kinds.push_back(op.kind);
+    parameters.push_back(op.parameters.size());
+    buffers.push_back(op.buffers.size());
+    for (const NamedTensor& p : op.parameters) EXPECT_TRUE(p.name.starts_with(op.name + "."));
+  }
+  using Strings = std::vector<std::string>;
+  using Numbers = std::vector<size_t>;
+  EXPECT_EQ(names, (Strings{"flatten", "hidden", "norm", "relu", "dropout", "out"}));
+  EXPECT_EQ(kinds, (Strings{"Flatten", "Linear", "BatchNorm1d", "ReLU", "Dropout", "Linear"}));
+  EXPECT_EQ(parameters, (Numbers{0, 2, 2, 0, 0, 2}));
+  EXPECT_EQ(buffers, (Numbers{0, 0, 2, 0, 0, 0}));
+  for (size_t i = 0; i < names.size(); ++i) {
+    ASSERT_EQ(graph.operators()[i].inputs.size(), 1U);
+    EXPECT_EQ(graph.operators()[i].inputs[0], (Source{static_cast<int>(i) - 1, 0}));
+  }
+  EXPECT_EQ(operators_of(*make_model(args_for(TORCH_MODEL))).operators().size(), 1U);
+}
 
 TEST(CustomModel, MadeOfOurOperatorsTrainsInLowPrecision) {
   for (const char* precision : {"bf16", "fp16"}) {

@@ -22,7 +22,10 @@ inline toml::table parse_toml(std::string_view text, std::string_view name) {
   try {
     return toml::parse(text, std::string(name));
   } catch (const toml::parse_error& e) {
-    fail(ErrorCode::invalid_argument, "{}:{}: {}", name, e.source().begin.line, e.description());
+    const size_t first = text.find_first_not_of(" \t\r\n");
+    const bool is_json = first != std::string_view::npos && text[first] == '{';
+    fail(ErrorCode::invalid_argument, "{}:{}: {}{}", name, e.source().begin.line, e.description(),
+         is_json ? "; this is JSON, and what is read here is TOML" : "");
   }
 }
 

@@ -31,6 +31,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
       "  ductile train job.toml --workers 4 --set train.virtual_ranks=8\n"
       "  ductile train job.toml --hosts node1:4,node2:4 --set train.virtual_ranks=8\n"
       "  ductile train train.py:Job --workers 4 -- --the-scripts-own-arguments\n"
+      "  ductile train job.toml --devices machine.toml\n"
       "  ductile train --resume runs/latest\n"
       "\n"
       "The command draws a progress bar and leaves a run directory with checkpoints, metrics and\n"
@@ -74,6 +75,14 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "the virtual ranks; a resumed run goes on by it, if it has as many stages and "
                   "micro-batches as the plan before")
       ->option_text("FILE")
+      ->excludes("--replay");
+  sub->add_option(
+         "--devices", c.devices,
+         "measure the model, plan its stages for the devices in this cluster file, and run "
+         "by that plan, which the run keeps; as many workers as it has devices")
+      ->option_text("FILE")
+      ->excludes("--plan")
+      ->excludes("--resume")
       ->excludes("--replay");
   sub->add_option(
          "--weights", c.weights,
@@ -150,14 +159,19 @@ void add_profile(CLI::App& app, Parsed& parsed) {
       app.add_subcommand("profile", "measure the operators of a job's model, for `ductile plan`");
   parsed.example[sub] =
       "Example:\n"
-      "  ductile profile job.toml -o graph.json --set train.threads=1\n"
-      "  ductile plan graph.json --devices cluster.toml --batch 128 --runnable --json > plan.json\n"
+      "  ductile profile job.toml -o graph.json --devices machine.toml\n"
+      "  ductile plan graph.json --devices machine.toml --batch 128 --runnable --json > plan.json\n"
       "  ductile train job.toml --plan plan.json --workers 2\n"
       "\n"
       "The command runs each operator forward and backward on samples of the training set, at\n"
       "several numbers of them, and writes the graph of the model with times and bytes.\n";
   add_job(*sub, c.job);
   sub->add_option("-o,--out", c.out, "write the graph to this file (default: stdout)")
+      ->option_text("FILE");
+  sub->add_option(
+         "--devices", c.devices,
+         "write this machine to this file, for `ductile plan --devices`: a device for each "
+         "train.threads cores, their memory, and the link between them as it is measured")
       ->option_text("FILE");
   add_measurement(*sub, c);
   sub->callback([&parsed] {

@@ -37,6 +37,7 @@ struct TrainCommand {
   std::optional<fs::path> replay;   // the same: a new run does what that one recorded
   std::optional<int64_t> workers;   // default: one, or as many as before, or as the hosts take
   std::optional<fs::path> plan;     // a pipeline plan, which the job is to run by
+  std::optional<fs::path> devices;  // a cluster file, for which one is made first
   std::optional<fs::path> weights;  // those that it begins with, in place of drawn ones
   HostsRequest hosts;
   bool trust = false;  // resume: also what belongs to another user
@@ -157,8 +158,9 @@ ExitCode page_link(const ServiceCommand& command, Context& context);
 
 struct ProfileCommand {
   JobRequest job;
-  std::optional<fs::path> out;  // a file; else stdout
-  std::vector<int64_t> shares;  // samples at once; empty: powers of two up to the batch
+  std::optional<fs::path> out;      // a file; else stdout
+  std::optional<fs::path> devices;  // a cluster file of this machine, to be written
+  std::vector<int64_t> shares;      // samples at once; empty: powers of two up to the batch
   int64_t rounds = 7;
 };
 ExitCode profile(const ProfileCommand& command, Context& context);

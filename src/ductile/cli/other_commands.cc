@@ -4,10 +4,15 @@
 #include <cerrno>
 #include <string>
 
+#include <fcntl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/cli/exit_code.h"
+#include "ductile/process/spawn.h"
 
 namespace ductile::cli {
 namespace {
@@ -49,6 +54,19 @@ const OtherCommand* find_other(std::string_view name) {
   return nullptr;
 }
 
+// Beside this program; whether it is there shows when it is started.
+fs::path fleet_program() {
+  return fs::read_symlink("/proc/self/exe").parent_path() / "ductile-fleet";
+}
+
+// What a program said of its error, without its name before it.
+std::string last_word(std::string said) {
+  while (!said.empty() && said.back() == '\n') said.pop_back();
+  constexpr std::string_view kName = "ductile: ";
+  if (said.starts_with(kName)) said.erase(0, kName.size());
+  return said.empty() ? "ductile-fleet ended without a word" : said;
+}
+
 }  // namespace
 
 std::span<const OtherCommand> live_commands() { return kLive; }
@@ -70,8 +88,31 @@ bool is_other_command(int argc, const char* const* argv) {
   return false;
 }
 
+std::string fleet_output(const std::vector<std::string>& words, const std::string& what) {
+  const TempFolder folder("ductile-fleet");
+  const fs::path printed = folder.path() / "printed", said = folder.path() / "said";
+  Descriptor output =
+      opened(::open(printed.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), printed.string());
+  process::SpawnOptions options;
+  options.program = fleet_program();
+  options.arguments = {"-q"};
+  options.arguments.insert(options.arguments.end(), words.begin(), words.end());
+  options.log = said;
+  options.output_fd = output.get();
+  const pid_t child = process::spawn(options);
+  output.close();
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0) {
+    if (errno != EINTR) fail_errno("waitpid", errno);
+  }
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  if (code == kDone) return read_text(printed);
+  fail(code == kFailed || code == kUsage ? ErrorCode::invalid_argument : ErrorCode::unavailable,
+       "{}: {}", what, last_word(read_text(said)));
+}
+
 void become_fleet(char* const* argv) {
-  const fs::path program = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-fleet";
+  const fs::path program = fleet_program();
   ::execv(program.c_str(), argv);
   const int error = errno;
   if (error == ENOENT)

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace ductile::cli {
 
@@ -24,6 +26,11 @@ const char* other_help(std::string_view name);
 
 // Whether the first word that is no option is such a command.
 bool is_other_command(int argc, const char* const* argv);
+
+// What a command of ductile-fleet prints. Throws what it says where it fails, with `what` before
+// it: invalid_argument for its exit codes 1 and 2, unavailable for others, or where it is not
+// installed.
+std::string fleet_output(const std::vector<std::string>& words, const std::string& what);
 
 // Becomes ductile-fleet with the same words. Returns only if there is none: throws unavailable,
 // which says how to get it.

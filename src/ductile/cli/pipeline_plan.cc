@@ -40,6 +40,22 @@ std::vector<std::string> names_of(const JsonFields& stage, const char* key) {
   return out;
 }
 
+// All that the file says: `ductile plan --json` writes more than the plan.
+nlohmann::json report_of(const std::string& text, const fs::path& file) {
+  nlohmann::json report;
+  try {
+    report = parse_json(text, file.string(), ErrorCode::invalid_argument);
+  } catch (const Error& e) {
+    fail(e.code(), "{}; `ductile plan GRAPH --json` writes a plan", e.message());
+  }
+  if (report.is_object() && report.contains("feasible") && report["feasible"] == false) {
+    const bool told = report.contains("advice") && report["advice"].is_string();
+    fail(ErrorCode::invalid_argument, "{}: holds no plan, since none was found: {}", file.string(),
+         told ? report["advice"].get<std::string>() : "feasible is false");
+  }
+  return report;
+}
+
 void check_format(const nlohmann::json& plan, const fs::path& file) {
   if (!plan.is_object() || !plan.contains("stages") || !plan["stages"].is_array() ||
       plan["stages"].empty() || !plan.contains("format") || plan["format"] != "ductile.plan") {
@@ -201,7 +217,7 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
 
 std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   std::string text = read_text(file);
-  nlohmann::json plan = parse_json(text, file.string(), ErrorCode::invalid_argument);
+  nlohmann::json plan = report_of(text, file);
   if (plan.is_object() && plan.contains("plan")) plan = nlohmann::json(plan["plan"]);
   check_format(plan, file);
   const int64_t batch =

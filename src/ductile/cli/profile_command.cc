@@ -1,46 +1,43 @@
 // The graph of a job's model, measured; the worker, which links torch, runs it.
-#include <unistd.h>
+#include <algorithm>
 
 #include "ductile/base/error.h"
-#include "ductile/base/json.h"
-#include "ductile/base/json_value.h"
+#include "ductile/base/machine.h"
 #include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/graph_file.h"
-#include "ductile/cli/worker_process.h"
-#include "ductile/page/numbers.h"
-#include "ductile/page/progress_bar.h"
-#include "ductile/run/folder.h"
+#include "ductile/cli/own_plan.h"
+#include "ductile/cli/this_machine.h"
 
 namespace ductile::cli {
 
-using nlohmann::json;
-
 ExitCode profile(const ProfileCommand& command, Context& context) {
-  Console& console = context.console;
   JobConfig config;
   config.read(command.job, context.environment);
-  if (!config.job.python.object.empty())
-    fail(ErrorCode::invalid_argument,
-         "{}: the operators of a Python job's model are found by its own Python: ductile capture",
-         config.job.python.object);
   config.make_paths_absolute();
   if (command.out) check_graph_file(*command.out);
-  const TempFolder temporary("ductile-profile");
-  const auto folder = run::RunFolder::create_at(temporary.path() / "run", config.options.to_toml());
-  page::ProgressBar bar(STDERR_FILENO);
-  const json options = {{"shares", command.shares}, {"rounds", command.rounds}};
+  int64_t threads = config.job.train.threads;
+  if (command.devices) {
+    if (kind_of(*command.devices) != FileKind::none) {
+      fail(ErrorCode::conflict,
+           "--devices {}: is there already, and is to be written; name a new file, or leave it out",
+           command.devices->string());
+    }
+    if (const fs::path folder = fs::absolute(*command.devices).parent_path(); !is_folder(folder)) {
+      fail(ErrorCode::not_found,
+           "--devices {}: there is no folder {}; make it, or name another file",
+           command.devices->string(), folder.string());
+    }
+    threads = std::max<int64_t>(1, threads);  // a worker on each core, unless more are asked for
+  }
   const auto graph =
-      ask_worker({.arguments = {"--run", folder.path().string(), "--profile", dump_json(options)},
-                  .threads = config.job.train.threads,
-                  .on_row = [&](const json& row) {
-                    if (!console.err_terminal || console.verbosity < 0) return;
-                    const double share = row.at("share");
-                    bar.show({.parts = {{"profile"}, {page::as_percent(share)}}, .share = share});
-                  }});
-  bar.clear();
+      measured_graph(config, command.shares, command.rounds, threads, context.console);
   if (!graph) return kInterrupted;
-  put_graph(console, *graph, command.out, static_cast<double>(config.job.train.batch_size));
+  if (command.devices) {
+    const int64_t devices = std::max<int64_t>(1, cpu_share().usable() / threads);
+    write_file_atomic(*command.devices, describe_machine(devices));
+  }
+  put_graph(context.console, *graph, command.out, static_cast<double>(config.job.train.batch_size));
   return kDone;
 }
 

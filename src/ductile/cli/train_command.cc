@@ -23,6 +23,7 @@
 #include "ductile/ckpt/digest.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
+#include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/python_job.h"
 #include "ductile/cli/trust.h"
@@ -537,7 +538,10 @@ ExitCode carry_out(const TrainCommand& command, Context& context) {
 
 ExitCode train(const TrainCommand& command, Context& context) {
   try {
-    return carry_out(command, context);
+    if (!command.devices) return carry_out(command, context);
+    const TempFolder folder("ductile-plan");  // the run keeps a copy of the plan
+    const auto planned = with_own_plan(command, context, folder.path());
+    return planned ? carry_out(*planned, context) : kInterrupted;
   } catch (const Error& error) {
     // An exit code stands for several kinds of errors, which a program has to tell apart.
     if (command.json)

@@ -301,8 +301,9 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     for (const std::string& name : names) {
       compared.push_back({name, plan::run_baseline(name, graph, devices, options)});
     }
-    report = plan::make_report(std::move(graph), std::move(devices), options.objective,
-                               std::move(planned), std::move(compared));
+    report =
+        plan::make_report(std::move(graph), std::move(devices), options.objective,
+                          std::move(planned), std::move(compared), command.svg || command.html);
   }
   std::optional<Emulations> emulations;
   if (command.emulate && report.planned.feasible) {

@@ -204,6 +204,12 @@ bool looks_like_pipedream(std::string_view text) {
   return text.substr(0, size_t{1} << 20).find("forward_compute_time=") != std::string_view::npos;
 }
 
+// What `ductile plan --json` writes, with or without all that it found out.
+bool is_plan(const Json& value) {
+  return (value.contains("plan") && value.contains("evaluation")) ||
+         (value.contains("format") && value["format"] == "ductile.plan");
+}
+
 }  // namespace
 
 Graph graph_from_piper(const nlohmann::json& value) {
@@ -382,9 +388,17 @@ Graph read_graph_text(std::string_view text, std::string_view name, Format* foun
       note(Format::pipedream);
       graph = graph_from_pipedream(text);
     } else {
-      const Json value = parse_json(text, "no profile of PipeDream", ErrorCode::invalid_argument);
+      const bool braced = first != std::string_view::npos && text[first] == '{';
+      const Json value = parse_json(
+          text, braced ? "no graph" : "no graph, as `ductile profile JOB -o FILE` writes one",
+          ErrorCode::invalid_argument);
       if (!value.is_object()) {
         fail(ErrorCode::invalid_argument, "an object is wanted, not {}", value.type_name());
+      }
+      if (is_plan(value)) {
+        fail(ErrorCode::invalid_argument,
+             "this is a plan; `ductile plan GRAPH --plan FILE` judges it, with the graph that it "
+             "was made of");
       }
       const Json* nodes = value.contains("nodes") ? &value["nodes"] : nullptr;
       const auto has = [&](const char* key) {

@@ -11,7 +11,8 @@
 
 // A user's own model, by model.library of a job. Either a PyTorch module, in the file that
 // `ductile capture --model` wrote (script_model_impl.h), or a shared library: derive from Model (or
-// LayerModel, layers.h; or wrap a torch::nn::Module, torch_module.h), write
+// LayerModel, layers.h; or wrap a torch::nn::Module or a Sequential, torch_module.h and
+// torch_sequential.h), write
 //
 //   std::unique_ptr<ductile::nn::Model> make(const ductile::nn::ModelArgs& args);
 //   DUCTILE_EXPORT_MODEL(make)
@@ -30,7 +31,7 @@ struct ModelExport {
   Threads threads;
 };
 
-// Raise this number whenever Model, ModelArgs or a type in them changes.
+// Raise this number whenever Model, ModelArgs, Operator or a type in them changes.
 inline constexpr uint32_t kModelAbi = 5;
 // What the macros below say where they are not told.
 constexpr Threads threads_of(Threads threads = Threads::fixed) { return threads; }

@@ -67,6 +67,9 @@ class TorchModuleModel : public Model {
     net_->train(on);
   }
 
+ protected:
+  std::shared_ptr<Net> net_;
+
  private:
   template <class Visit>
   static void collect(torch::nn::Module& m, const std::string& at, const Visit& visit) {
@@ -78,8 +81,6 @@ class TorchModuleModel : public Model {
     visit(at, m, norm);
     for (auto& child : m.named_children()) collect(*child.value(), at + child.key() + ".", visit);
   }
-
-  std::shared_ptr<Net> net_;
 };
 
 }  // namespace ductile::nn

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <limits>
+#include <system_error>
 
 #include "ductile/base/error.h"
 
@@ -149,8 +151,15 @@ Devices devices_of(const spec::Cluster& cluster) {
 Devices find_devices(const std::string& text) {
   int n = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  if (error != std::errc() || end != text.data() + text.size())
+  if (error != std::errc() || end != text.data() + text.size()) {
+    std::error_code unknown;
+    if (std::filesystem::status(text, unknown).type() == std::filesystem::file_type::not_found) {
+      fail(ErrorCode::not_found,
+           "devices: {}: no such file; give a cluster file, or a number of devices from 1 to {}",
+           text, kMaxDevices);
+    }
     return devices_of(spec::read_cluster(text));
+  }
   if (n < 1 || n > kMaxDevices) {
     fail(ErrorCode::invalid_argument, "{} devices; from 1 to {} are possible", n, kMaxDevices);
   }

@@ -50,11 +50,15 @@ nlohmann::json to_json(const Plan& plan, const graph::Graph& graph) {
 Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std::string_view name) {
   try {
     const graph::Fields f(value, "plan");
+    if (f.has("format") && f.text("format") != "ductile.plan") {
+      fail(ErrorCode::invalid_argument,
+           "its format is \"{}\", and a plan's, which ductile plan GRAPH --json writes, is "
+           "\"ductile.plan\"",
+           f.text("format"));
+    }
     f.only({"format", "version", "graph", "planner", "batch", "schedule", "predicted_seconds",
             "lower_bound", "bound_reason", "stages"});
-    if (f.text("format") != "ductile.plan") {
-      fail(ErrorCode::invalid_argument, "plan: format must be \"ductile.plan\"");
-    }
+    (void)f.text("format");  // has to be there
     f.integer("version", 1, 1);
     std::unordered_map<std::string, OpId> ids;
     for (size_t i = 0; i < graph.ops.size(); ++i) {

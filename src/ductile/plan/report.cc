@@ -64,6 +64,12 @@ const char* kind_text(Box::Kind kind) {
 
 constexpr size_t kMostBoxes = 20'000;
 
+bool has_few_tasks(const Plan& plan) {
+  size_t tasks = 0;
+  for (const Stage& s : plan.stages) tasks += 2 * static_cast<size_t>(plan.batch / s.micro_batch);
+  return tasks <= kMostBoxes;
+}
+
 // Each task and message of one iteration, as the report of a run shows it beside what was recorded.
 // Of a long timeline nothing.
 Json boxes_json(const Timeline& t) {
@@ -84,11 +90,13 @@ Json boxes_json(const Timeline& t) {
 }  // namespace
 
 Report make_report(graph::Graph graph, Devices devices, Objective objective, Planned planned,
-                   std::vector<Compared> compared) {
+                   std::vector<Compared> compared, bool drawn) {
   Report report{std::move(graph),   std::move(devices), objective, std::move(planned), {}, {},
                 std::move(compared)};
   if (report.planned.feasible) {
-    report.timeline = judge(report.graph, report.devices, report.planned.plan, report.costs, true);
+    Plan& plan = report.planned.plan;
+    const bool record = drawn || has_few_tasks(plan);
+    report.timeline = judge(report.graph, report.devices, plan, report.costs, record);
     report.planned.simulated_seconds = report.timeline.seconds;
   }
   for (Compared& c : report.compared) {

@@ -29,9 +29,10 @@ struct Report {
 };
 
 // Evaluates the results of make_plan() and run_baseline() by the same judge; nothing is searched.
-// If there is no plan, costs and timeline stay empty: see Planned.
+// If there is no plan, costs and timeline stay empty: see Planned. What is not drawn has no boxes
+// where JSON leaves them out, since sorting millions takes longer than the search may.
 Report make_report(graph::Graph graph, Devices devices, Objective objective, Planned planned,
-                   std::vector<Compared> compared = {});
+                   std::vector<Compared> compared = {}, bool drawn = true);
 // Makes the report of a given plan. Throws the errors of check() and evaluate().
 Report make_report(graph::Graph graph, Devices devices, Plan plan);
 

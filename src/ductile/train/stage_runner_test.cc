@@ -54,6 +54,20 @@ TEST(Stages, EveryCutAndScheduleHasTheSameBits) {
   }
 }
 
+// A torch::nn::Sequential in a library of the user's, with a layer that draws.
+TEST(Stages, AUsersSequentialIsCutBetweenItsChildren) {
+  spec::JobOptions job = small_job("custom", 1);
+  job.model.library = SEQUENTIAL_MODEL;
+  const auto whole = weights_of(*run_serial(job));
+  job.train.virtual_ranks = 3;
+  using Stages = std::vector<std::string>;
+  for (const Stages& stages : {Stages{"flatten hidden", "norm relu", "dropout out"},
+                               Stages{"flatten", "hidden norm relu dropout", "out"}}) {
+    job.train.pipelined.stages = stages;
+    EXPECT_EQ(weights_of(*run_serial(job)), whole) << stages[0];
+  }
+}
+
 TEST(Stages, ThePlainMethodOnAsManyPartsComesToTheSameLoss) {
   for (const char* model : {"mlp", "cnn"}) {
     spec::JobOptions job = small_job(model, 2);

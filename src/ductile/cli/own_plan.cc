@@ -1,0 +1,90 @@
+#include "ductile/cli/own_plan.h"
+
+#include <algorithm>
+#include <string>
+
+#include <unistd.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/machine.h"
+#include "ductile/base/paths.h"
+#include "ductile/cli/other_commands.h"
+#include "ductile/cli/worker_process.h"
+#include "ductile/page/numbers.h"
+#include "ductile/page/progress_bar.h"
+#include "ductile/run/folder.h"
+#include "ductile/spec/cluster.h"
+
+namespace ductile::cli {
+namespace {
+
+using nlohmann::json;
+
+// Threads of a worker, where there will be one on each device of this machine.
+int64_t threads_of(const JobConfig& config, int64_t devices) {
+  if (config.job.train.threads > 0) return config.job.train.threads;
+  return std::max<int64_t>(1, cpu_share().usable() / std::max<int64_t>(1, devices));
+}
+
+}  // namespace
+
+std::optional<json> measured_graph(const JobConfig& config, const std::vector<int64_t>& shares,
+                                   int64_t rounds, int64_t threads, Console& console) {
+  if (!config.job.python.object.empty())
+    fail(ErrorCode::invalid_argument,
+         "{}: the operators of a Python job's model are found by its own Python: ductile capture",
+         config.job.python.object);
+  const TempFolder temporary("ductile-profile");
+  const auto folder = run::RunFolder::create_at(temporary.path() / "run", config.options.to_toml());
+  page::ProgressBar bar(STDERR_FILENO);
+  const json options = {{"shares", shares}, {"rounds", rounds}};
+  auto graph =
+      ask_worker({.arguments = {"--run", folder.path().string(), "--profile", dump_json(options)},
+                  .threads = threads,
+                  .on_row = [&](const json& row) {
+                    if (!console.err_terminal || console.verbosity < 0) return;
+                    const double share = row.at("share");
+                    bar.show({.parts = {{"profile"}, {page::as_percent(share)}}, .share = share});
+                  }});
+  bar.clear();
+  return graph;
+}
+
+std::optional<TrainCommand> with_own_plan(const TrainCommand& command, Context& context,
+                                          const fs::path& folder) {
+  const fs::path& devices = *command.devices;
+  if (kind_of(devices) == FileKind::none) {
+    fail(ErrorCode::not_found,
+         "--devices {}: no such file; it describes the machine, as for `ductile plan`",
+         devices.string());
+  }
+  const int64_t num_devices = spec::read_cluster(devices).devices();
+  JobConfig config;
+  config.read(command.job, context.environment);
+  config.make_paths_absolute();
+  const auto graph = measured_graph(config, {}, ProfileCommand().rounds,
+                                    threads_of(config, num_devices), context.console);
+  if (!graph) return std::nullopt;
+  const fs::path file = folder / "graph.json";
+  write_file_atomic(file, dump_json(*graph));
+  TrainCommand out = command;
+  out.plan = folder / "plan.json";
+  const std::string text =
+      fleet_output({"plan", file.string(), "--devices", devices.string(), "--batch",
+                    std::to_string(config.job.train.batch_size), "--runnable", "--json"},
+                   "--devices " + devices.string());
+  write_file_atomic(*out.plan, text);
+  const json report = parse_json(text, "ductile plan", ErrorCode::internal);
+  int64_t ranks = 0;
+  const json& stages = report.at("plan").at("stages");
+  for (const json& stage : stages)
+    ranks += stage.at("replicas").get<int64_t>() * stage.at("tensor").get<int64_t>();
+  if (!out.workers && !out.hosts.hosts) out.workers = ranks;
+  context.console.say("plan {} on {} of {} devices, {} an iteration predicted",
+                      page::plural(static_cast<double>(stages.size()), "stage"), ranks, num_devices,
+                      page::as_short_duration(report.at("evaluation").at("seconds").get<double>()));
+  return out;
+}
+
+}  // namespace ductile::cli

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
+#include "ductile/cli/commands.h"
+
+// A job that is measured and planned before it is trained: `ductile train --devices FILE`.
+namespace ductile::cli {
+
+// The graph of the job's model with times and bytes, measured by a worker with so many threads (0:
+// the cores that this process may use); nothing where a signal ended it. Throws invalid_argument
+// for a Python job.
+std::optional<nlohmann::json> measured_graph(const JobConfig& config,
+                                             const std::vector<int64_t>& shares, int64_t rounds,
+                                             int64_t threads, Console& console);
+
+// The same command with --plan: of the job as `ductile profile` measures it, for command.devices as
+// `ductile plan --runnable` finds it. Graph and plan are files in `folder`. Without --workers and
+// --hosts, as many workers as the plan has devices. Nothing where a signal ended it. Throws
+// what profile and plan report, naming the devices.
+std::optional<TrainCommand> with_own_plan(const TrainCommand& command, Context& context,
+                                          const fs::path& folder);
+
+}  // namespace ductile::cli
