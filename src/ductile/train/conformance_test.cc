@@ -426,6 +426,7 @@ TEST_P(Conformance, NeitherKillsNorResizesNorPreemptionsChangeABit) {
         default: {
           cluster->preempt();
           const int64_t workers = some_workers(rng);
+          cluster = nullptr;  // as a process that has ended
           cluster = std::make_unique<LocalCluster>(run.folder, row.job, row.recipe);
           cluster->start(workers);
           story += fmt::format(" resumed with {} at {};", workers, at);

@@ -89,7 +89,8 @@ void Recorder::warn_of_trouble() {
     run::offer_line(progress_fd_, run::Message{"warning", text});
 }
 
-void Recorder::log(const Window& window) {
+void Recorder::log() {
+  const Window& window = replica_.window();
   const int64_t samples = replica_.state().counters.samples_backward - window_begin_samples_;
   throughput_ = static_cast<double>(samples) / std::max(seconds_since(window_begin_), 1e-9);
   const auto updates = static_cast<double>(window.updates);
@@ -154,9 +155,11 @@ void Recorder::committed() {
   tell_of_controls();
 }
 
-// What a rate control or a tuner did with the last step, where it has something to tell.
-void Recorder::tell_of_controls() {
+// What a rate control or a tuner did with the last step, where it has something to tell. Events of
+// the kinds in `told_before` have told it already.
+void Recorder::tell_of_controls(const std::set<std::string>& told_before) {
   for (const auto& [part, kind] : {std::pair{kControlPart, "rate_control"}, {kTunerPart, "tune"}}) {
+    if (told_before.contains(kind)) continue;
     const auto found = replica_.state().extras().find(std::string(part));
     if (found == replica_.state().extras().end()) continue;
     const auto told = found->second.values.find("event");
@@ -213,8 +216,9 @@ void Recorder::log_evaluation(const Evaluation& result, std::optional<double> se
                    {"cost", run::to_json(cost())}});
 }
 
-void Recorder::make_up(const std::optional<Window>& window) {
+void Recorder::make_up() {
   bool has_window = false, has_evaluation = false;
+  std::set<std::string> told;
   try {
     run::for_each_diary_line(folder_.metrics_file(), [&](const Json& line) {
       const auto step = line.find("step");
@@ -223,7 +227,10 @@ void Recorder::make_up(const std::optional<Window>& window) {
       has_evaluation |= line.contains(run::kEvalLoss);
     });
     run::for_each_diary_line(folder_.events_file(), [&](const Json& line) {
-      if (line.value("kind", Json()) != "hyper") return;
+      const Json kind = line.value("kind", Json());
+      if (kind.is_string() && line.value("step", Json()) == replica_.step())
+        told.insert(kind.get<std::string>());
+      if (kind != "hyper") return;
       Json hyper = line.value("hyper", Json());
       add_staleness(hyper, replica_.job());
       noted_hyper_ = optim::hyper_from_json(hyper);
@@ -231,11 +238,12 @@ void Recorder::make_up(const std::optional<Window>& window) {
   } catch (const Error& e) {  // a line too many is better than one too few
     run::offer_line(progress_fd_, run::Message{"warning", e.what()});
   }
-  if (window && !has_window) log(*window);
+  if (replica_.window_due() && !has_window) log();
+  tell_of_controls(told);
   if (replica_.evaluated_here() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
 }
 
-void Recorder::checkpoint(const ckpt::SaveResult& report) {
+void Recorder::saved(const ckpt::SaveResult& report) {
   if (!report.error.empty() || !report.warning.empty()) {
     const std::string text = report.error.empty()
                                  ? report.warning
@@ -244,17 +252,7 @@ void Recorder::checkpoint(const ckpt::SaveResult& report) {
     event("error", {{"step", report.step}, {"message", text}});
     run::offer_line(progress_fd_, run::Message{"warning", text});
   }
-  const double blocking = report.wait_seconds + report.copy_seconds;
-  save_seconds_ += blocking;
-  if (!report.error.empty()) return;
-  Json fields = {{"step", report.step},
-                 {"bytes", report.total_bytes},
-                 {"bytes_written", report.new_bytes},
-                 {"blocking_ms", 1e3 * blocking},
-                 {"write_seconds", report.write_seconds},
-                 {"write_core_seconds", report.write_cpu_seconds}};
-  if (report.parts > 1) fields["parts"] = report.parts;
-  event("checkpoint", fields);
+  save_seconds_ += report.wait_seconds + report.copy_seconds;
 }
 
 void Recorder::show_now_and_then() {

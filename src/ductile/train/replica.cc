@@ -257,6 +257,7 @@ void Replica::apply(std::span<const float> sum) {
     fail(ErrorCode::conflict, "the loss is not finite at step {}: the run diverged; {}", step(),
          advice(job_));
   }
+  if (window_due()) state_.window = {};  // its line was written with the state before this step
   if (verdict.update && !has_diverged) {
     update(sum, judgement);
     note_noise(judgement);
@@ -403,6 +404,10 @@ void Replica::record(const Evaluation& result) {
   state_.evaluated_at = updates();
   state_.evaluated_step = step();
   state_.evaluated_epoch = epoch();
+}
+
+bool Replica::last_evaluation_due() const {
+  return evaluation_due() && (updates() >= total_updates() || !job_.target.metric.empty());
 }
 
 bool Replica::evaluation_due() const {

@@ -25,8 +25,9 @@
 
 namespace ductile::train {
 
-// Training figures between two metric lines. They are part of the state, so that the lines of a
-// resumed run equal those of an undisturbed one.
+// Training figures since the last metric line; in a state at which a line is due, the figures of
+// that line. They are part of the state, so that the lines of a resumed run equal those of an
+// undisturbed one.
 struct Window {
   std::map<std::string, double> sums;  // over updates: loss, correct, predictions, others by name
   int64_t updates = 0;
