@@ -18,7 +18,6 @@
 #include "ductile/run/new_folder.h"
 #include "ductile/trials/report.h"
 #include "ductile/trials/trial_process_impl.h"
-#include "ductile/tune/freeze_thaw.h"
 
 namespace ductile::trials {
 namespace {
@@ -145,10 +144,10 @@ void Session::make_policy() {
   policy.least_budget = std::min(std::max(1.0, unit()), full());
   policy.total_budget = budget();
   policy.mltuner.forks = false;  // a trial's state is its own
+  policy.freeze_thaw.finish_best = tuning_.setup.finish;
   policy_ = tune::make_trial_policy(
       tuning_.setup.policy, tune::make_searcher(tuning_.setup.searcher, tuning_.space, searcher),
       policy);
-  if (tuning_.setup.finish) tune::finish_best_afterwards(*policy_);
 }
 
 double Session::full() const { return static_cast<double>(job_.train.epochs); }
