@@ -149,6 +149,8 @@ void Trained::read_checkpoint(const run::RunFolder& folder, int64_t step) {
          step, folder.path().string());
   nlohmann::json values = checkpoint.state();
   add_staleness_to_state(values, job_);
+  if (!values.contains("evaluation"))  // of a version that counted evaluations in updates alone
+    values["evaluation"] = {{"step", values.at("evaluated_at")}, {"epoch", 0.0}};
   state_->restore(checkpoint, values);
   JobState::EvaluationWeights other = state_->evaluation_weights();
   add_statistics(*state_, other, *model_, job_, form_.augment,
