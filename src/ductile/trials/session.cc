@@ -77,24 +77,29 @@ struct Session::Running {
   uintmax_t events_size = 0;  // when they were read last
 };
 
-Session::Session(fs::path folder, Tuning tuning, const std::string& job_toml)
+Session::Session(fs::path folder, Tuning tuning, const std::string& job_toml,
+                 std::unique_ptr<run::RunLock> lock)
     : folder_(std::move(folder)),
       tuning_(std::move(tuning)),
-      job_(read_job(job_toml, (folder_ / "job.toml").string())) {
-  lock_ = std::make_unique<run::RunLock>(folder_, run::RunLock::kController);
-}
+      job_(read_job(job_toml, (folder_ / "job.toml").string())),
+      lock_(std::move(lock)) {}
 Session::Session(Session&&) noexcept = default;
 Session::~Session() = default;
 
 Session Session::create(const fs::path& folder, const std::string& job_toml, const Tuning& tuning) {
-  if (kind_of(folder) != FileKind::none && !half_made(folder))
-    fail(ErrorCode::conflict,
-         "{0}: exists already; name another folder, or go on with `ductile tune --resume {0}`",
-         folder.string());
+  const auto check_free = [&] {
+    if (kind_of(folder) != FileKind::none && !half_made(folder))
+      fail(ErrorCode::conflict,
+           "{0}: exists already; name another folder, or go on with `ductile tune --resume {0}`",
+           folder.string());
+  };
+  check_free();
   std::error_code error;
   fs::create_directories(folder / "trials", error);
   if (error) fail(ErrorCode::unavailable, "{}: {}", folder.string(), error.message());
-  Session out(folder, tuning, job_toml);
+  auto lock = std::make_unique<run::RunLock>(folder, run::RunLock::kTuner);
+  check_free();  // another one may have made its session and ended since
+  Session out(folder, tuning, job_toml, std::move(lock));
   std::vector<fs::path> unfinished;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder))
     if (is_unfinished(entry.path().filename().string())) unfinished.push_back(entry.path());
@@ -114,6 +119,8 @@ Session Session::open(const fs::path& folder) {
       fail(ErrorCode::data_loss, "{}: it is {}, and a tuning session has a file there",
            (folder / name).string(), kind_text(folder / name));
   }
+  // Before anything is read: another one may save and end meanwhile.
+  auto lock = std::make_unique<run::RunLock>(folder, run::RunLock::kTuner);
   try {
     const Json state = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
     const JsonFields fields(state, file.string());
@@ -122,7 +129,7 @@ Session Session::open(const fs::path& folder) {
     Setup setup;
     OptionSet(setup).read_json(fields.at("setup"), file.string());
     Session out(folder, {setup, tune::Space::from_json(fields.at("space"), file.string())},
-                read_file(folder / "job.toml"));
+                read_file(folder / "job.toml"), std::move(lock));
     out.make_policy();
     out.restore(state);
     return out;
