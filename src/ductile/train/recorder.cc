@@ -89,8 +89,7 @@ void Recorder::warn_of_trouble() {
     run::offer_line(progress_fd_, run::Message{"warning", text});
 }
 
-void Recorder::log() {
-  const Window& window = replica_.window();
+void Recorder::log(const Window& window) {
   const int64_t samples = replica_.state().counters.samples_backward - window_begin_samples_;
   throughput_ = static_cast<double>(samples) / std::max(seconds_since(window_begin_), 1e-9);
   const auto updates = static_cast<double>(window.updates);
@@ -238,7 +237,7 @@ void Recorder::make_up() {
   } catch (const Error& e) {  // a line too many is better than one too few
     run::offer_line(progress_fd_, run::Message{"warning", e.what()});
   }
-  if (replica_.window_due() && !has_window) log();
+  if (replica_.line() && !has_window) log(*replica_.line());
   tell_of_controls(told);
   if (replica_.evaluated_here() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
 }

@@ -41,8 +41,8 @@ class Recorder {
   // To be called after the replica has committed a step. Notes once which hyperparameters changed
   // for the next step, except the learning rate, which is in the metric lines.
   void committed();
-  // A metric line for the steps of the replica's window, which end at its present step.
-  void log();
+  // A metric line for the steps of `window`, which end at the replica's present step.
+  void log(const Window& window);
   // Logs what the recorder of a killed process did not log of the replica's present step: the
   // metric line that is due there, what controls told, and the evaluation. started() then notes
   // hyperparameters that the events do not have.

@@ -257,7 +257,7 @@ void Replica::apply(std::span<const float> sum) {
     fail(ErrorCode::conflict, "the loss is not finite at step {}: the run diverged; {}", step(),
          advice(job_));
   }
-  if (window_due()) state_.window = {};  // its line was written with the state before this step
+  state_.line.reset();
   if (verdict.update && !has_diverged) {
     update(sum, judgement);
     note_noise(judgement);
@@ -290,6 +290,10 @@ void Replica::apply(std::span<const float> sum) {
       {judgement.sums, figures_.shared(tail), gradient, samples_ ? &*samples_ : nullptr, cursor});
   if (tuner_) tell_tuner(has_diverged ? verdict.loss : state_.loss.value_or(0));
   choose_hyper();
+  const Window& window = state_.window;
+  if (window.updates > 0 &&
+      (window.updates >= job_.train.log_every || updates() == total_updates()))
+    state_.line = std::exchange(state_.window, {});
   begin_step();
 }
 

@@ -122,14 +122,8 @@ class Replica {
   // read them, and what was freed since. Only where the state lies where it is read.
   void tidy();
 
-  // The figures of the updates since the last metric line, and whether they are to become one now.
-  // They are in the state until the next step is applied: whoever has the state can write the line
-  // that a lost leader did not write.
-  const Window& window() const { return state_.window; }
-  bool window_due() const {
-    return state_.window.updates > 0 &&
-           (state_.window.updates >= job_.train.log_every || updates() == total_updates());
-  }
+  // The figures of the metric line that the last step completed, if it did.
+  const std::optional<Window>& line() const { return state_.line; }
   // What is known of the noise of the gradients, in units of the job's train.batch_size: the
   // estimates of |G|^2 and tr(Sigma) of McCandlish et al. 2018, appendix A, from the squared norms
   // of the virtual ranks' gradients and of their mean. None before the first update, in a job

@@ -159,7 +159,7 @@ TEST(Selective, TheRestOfAnEpochIsTrainedAndCountedWhole) {
   const double flops = run.replica.state().counters.flops;
   const double per_sample = Bench(job).parts.flops_per_sample;
   EXPECT_EQ(flops, per_sample * static_cast<double>(c.samples_forward + 2 * trained));
-  const auto& sums = run.replica.state().window.sums;
+  const auto& sums = run.replica.line().value().sums;
   EXPECT_EQ(sums.at("examined"), 6 * 96);
   EXPECT_EQ(sums.at("selected") + 96, trained);
 }

@@ -25,9 +25,8 @@
 
 namespace ductile::train {
 
-// Training figures since the last metric line; in a state at which a line is due, the figures of
-// that line. They are part of the state, so that the lines of a resumed run equal those of an
-// undisturbed one.
+// Training figures between two metric lines. They are part of the state, so that the lines of a
+// resumed run equal those of an undisturbed one.
 struct Window {
   std::map<std::string, double> sums;  // over updates: loss, correct, predictions, others by name
   int64_t updates = 0;
@@ -106,6 +105,9 @@ class JobState {
   optim::Hyper hyper;       // of the next step
   optim::Hyper last_hyper;  // of the last one
   Window window;
+  // Of the metric line that the last step completed: whoever has the state can write the line that
+  // a lost leader did not write. It decides nothing, and is outside the digest.
+  std::optional<Window> line;
   std::optional<double> loss;             // of the last update
   std::map<std::string, double> figures;  // of the last update, by name
   int64_t evaluated_at = -1;              // updates done when the last evaluation was made

@@ -456,7 +456,7 @@ void WorkerLoop::Impl::on(const Apply& command) {
 
 void WorkerLoop::Impl::finish_step(const Apply& command) {
   if (recorder_) {
-    if (replica_->window_due()) recorder_->log();
+    if (replica_->line()) recorder_->log(*replica_->line());
     recorder_->committed();
     recorder_->show_now_and_then();
   }
