@@ -14,6 +14,7 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/run/diary.h"
+#include "ductile/run/json_lines.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/testing/local_cluster.h"
 #include "ductile/train/testing/sample_optimizer.h"
@@ -239,6 +240,40 @@ TEST_F(LostLeaderAndPreemption, LeaveNoResultWithoutItsEvaluation) {
         });
     return given;
   });
+}
+
+// A line at a time: a leader that is killed has written those of an evaluation as far as it came.
+TEST(LostEvents, OfAnEvaluationWhoseMetricsAreThereComeOnce) {
+  spec::JobOptions job = small_job(false);
+  job.train.eval_every_epochs = 0.25;  // after each step
+  const TempFolder place;
+  spec::JobOptions options = job;
+  const auto folder = run::RunFolder::create(place.path(), job.name, OptionSet(options).to_toml());
+  {
+    LocalCluster cluster(folder, job, recipe_of(job));
+    cluster.start(2);
+    cluster.run_to(5);
+    cluster.preempt();
+  }
+  const auto steps_of_evaluations = [&] {
+    std::vector<int64_t> steps;
+    run::for_each_diary_line(folder.events_file(), [&](const Json& line) {
+      if (line.at("kind") == "evaluation") steps.push_back(line.at("step"));
+    });
+    return steps;
+  };
+  const int64_t last = steps_of_evaluations().back();
+  std::string kept;
+  for (const Json& line : run::read_json_lines(folder.events_file())) {
+    if (line.at("kind") != "evaluation" || line.at("step") != last) kept += line.dump() + "\n";
+  }
+  write_file_atomic(folder.events_file(), kept);
+  {
+    LocalCluster cluster(folder, job, recipe_of(job));
+    cluster.start(2);
+    EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+  }
+  EXPECT_EQ(steps_of_evaluations(), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Jobs, LostLeader, ::testing::Bool(), [](const auto& info) {

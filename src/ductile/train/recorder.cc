@@ -180,13 +180,14 @@ Evaluation Recorder::evaluate(Replica& replica) {
   replica.record(result);
   const double took = seconds_since(begin);
   eval_seconds_ += took;
-  log_evaluation(result, took);
+  log_evaluation(result);
+  tell_of_evaluation(result, took);
+  tell_of_target();
   window_begin_ += Clock::now() - begin;  // throughput speaks of training alone
   return result;
 }
 
-void Recorder::log_evaluation(const Evaluation& result, std::optional<double> seconds) {
-  const bool tokens = replica_.train_info().tokens;
+void Recorder::log_evaluation(const Evaluation& result) {
   std::vector<run::Metric> scalars = {{run::kEvalLoss, result.loss}};
   if (!std::isnan(result.accuracy)) scalars.push_back({run::kEvalAccuracy, result.accuracy});
   std::vector<std::string> names;
@@ -195,14 +196,20 @@ void Recorder::log_evaluation(const Evaluation& result, std::optional<double> se
   for (const auto& metric : result.metrics) scalars.push_back({*name++, metric.second});
   if (result.classes)
     scalars.push_back({run::kEvalCalibrationError, result.classes->calibration_error});
-  if (tokens) scalars.push_back({run::kEvalPerplexity, result.perplexity()});
+  if (replica_.train_info().tokens) scalars.push_back({run::kEvalPerplexity, result.perplexity()});
   metrics_.log(replica_.step(), replica_.epoch(), scalars);
   warn_of_trouble();
+}
+
+void Recorder::tell_of_evaluation(const Evaluation& result, std::optional<double> seconds) {
   Json fields = result.describe(replica_.class_names());
   fields.update({{"step", replica_.step()}, {"epoch", replica_.epoch()}});
   if (seconds) fields["duration"] = *seconds;
-  if (tokens) fields["perplexity"] = run::json_number(result.perplexity());
+  if (replica_.train_info().tokens) fields["perplexity"] = run::json_number(result.perplexity());
   event("evaluation", fields);
+}
+
+void Recorder::tell_of_target() {
   if (!replica_.target_reached()) return;
   const spec::TargetOptions& target = replica_.job().target;
   event("target", {{"step", replica_.step()},
@@ -239,7 +246,10 @@ void Recorder::make_up() {
   }
   if (replica_.line() && !has_window) log(*replica_.line());
   tell_of_controls(told);
-  if (replica_.evaluated_here() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
+  if (!replica_.evaluated_here()) return;
+  if (!has_evaluation) log_evaluation(*replica_.last());
+  if (!told.contains("evaluation")) tell_of_evaluation(*replica_.last(), std::nullopt);
+  if (!told.contains("target")) tell_of_target();
 }
 
 void Recorder::saved(const ckpt::SaveResult& report) {

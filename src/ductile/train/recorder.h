@@ -68,7 +68,9 @@ class Recorder {
 
  private:
   using Clock = std::chrono::steady_clock;
-  void log_evaluation(const Evaluation& result, std::optional<double> seconds);
+  void log_evaluation(const Evaluation& result);
+  void tell_of_evaluation(const Evaluation& result, std::optional<double> seconds);
+  void tell_of_target();
   void warn_of_trouble();
   void tell_of_controls(const std::set<std::string>& told_before = {});
   void note_bad_samples();

@@ -486,8 +486,10 @@ void Session::retry(int64_t trial, const std::string& why, std::map<int64_t, int
                     const Environment& environment) {
   if (++times[trial] >= most) {
     fail(ErrorCode::unavailable,
-         "trial {} failed {} times: {}\nWhen that is mended, go on with `ductile tune --resume {}`",
-         trial, most, why, folder_.string());
+         "trial {} failed {} times: {}\nWhen that is mended, or {} is removed (the trial then "
+         "begins "
+         "anew), go on with `ductile tune --resume {}`",
+         trial, most, why, trial_folder(trial).string(), folder_.string());
   }
   say(environment, trial, "failed and is tried again: " + why);
   launch(trial, environment);
