@@ -257,13 +257,13 @@ void Replica::apply(std::span<const float> sum) {
     fail(ErrorCode::conflict, "the loss is not finite at step {}: the run diverged; {}", step(),
          advice(job_));
   }
-  state_.line.reset();
   if (verdict.update && !has_diverged) {
     update(sum, judgement);
     note_noise(judgement);
   } else {
     shards_.skip();
   }
+  state_.line.reset();  // of the step before
   Counters& counters = state_.counters;
   ++counters.step;
   const auto forward = judgement.sums.at(std::string(kSamplesForward));
