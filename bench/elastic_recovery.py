@@ -104,6 +104,17 @@ class Job:
         return None
 
 
+def options(text, *counts):
+    """A parser with what both benches of losses take, and `counts`: the numbers (name, default) of one of them."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
+    for name, default in counts:
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--set", action="append", default=[], dest="sets")
+    parser.add_argument("--bin", type=pathlib.Path, default="build/release/bin")
+    parser.add_argument("--output", type=pathlib.Path)
+    return parser
+
+
 def machine():
     with open("/proc/cpuinfo") as cpu:
         model = next(line.split(":")[1].strip() for line in cpu if line.startswith("model name"))
@@ -124,15 +135,7 @@ def summary(values):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--stops", type=int, default=5)
-    parser.add_argument("--resizes", type=int, default=6)
-    parser.add_argument("--set", action="append", default=[], dest="sets")
-    parser.add_argument("--bin", type=pathlib.Path, default="build/release/bin")
-    parser.add_argument("--output", type=pathlib.Path)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, ("workers", 3), ("kills", 20), ("stops", 5), ("resizes", 6)).parse_args()
     sets = ["train.virtual_ranks=8", "train.batch_size=32", "model.name=resnet8", "augment.pad=2",
             "data.train_limit=1024", "train.epochs=100000", "train.eval_every_epochs=0",
             "train.log_every=1", "checkpoint.every_seconds=30", *arguments.sets]

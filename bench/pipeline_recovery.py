@@ -12,7 +12,6 @@ three other plans, each to the bits of the undisturbed one.
 
 Exit code 1: a step was done again, or bits differ.
 """
-import argparse
 import json
 import os
 import pathlib
@@ -162,13 +161,7 @@ def restore(bench, plans):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stages", type=int, default=4)
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--set", action="append", default=[], dest="sets")
-    parser.add_argument("--bin", type=pathlib.Path, default="build/release/bin")
-    parser.add_argument("--output", type=pathlib.Path)
-    arguments = parser.parse_args()
+    arguments = base.options(__doc__, ("stages", 4), ("kills", 100)).parse_args()
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(arguments.bin.resolve(), pathlib.Path(folder), arguments.stages, arguments.sets)

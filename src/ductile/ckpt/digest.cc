@@ -30,7 +30,7 @@ class Hash {
     add(fmt::format("{}:{} {} [{}]\n", name.size(), name, to_string(dtype), fmt::join(shape, ",")));
   }
   void add(int64_t step, nlohmann::json values) {
-    for (const char* outside : {"job", "cost"}) values.erase(outside);
+    for (const char* outside : {"job", "cost", "metric_line"}) values.erase(outside);
     add(fmt::format("step {} {}", step, dump_json(values)));
   }
   std::string hex() const {

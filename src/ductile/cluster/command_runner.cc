@@ -52,11 +52,7 @@ class CommandRunner : public JobRunner {
         command_(std::move(command)),
         lease_(lease),
         launcher_(engine.keepers(run_)) {
-    // It calls in each turn of the loop until it is asked: a timer that each call began anew would
-    // never be due.
-    launcher_->call_when_ready([this] {
-      if (!soon_.armed()) soon_ = loop_.after(milliseconds(0), [this] { look(); });
-    });
+    launcher_->call_when_ready([this] { look_soon(); });  // in each turn, until it is asked
   }
 
   void start(const std::vector<Holding>& devices, OnEnd on_end) override {
@@ -349,7 +345,10 @@ class CommandRunner : public JobRunner {
     if (end_) return;
     end_ = std::move(end);
     launcher_->finish();
-    soon_ = loop_.after(milliseconds(0), [this] { look(); });
+    look_soon();
+  }
+  void look_soon() {
+    loop_.arm_once(soon_, milliseconds(0), [this] { look(); });
   }
 
   // on_end may destroy this object.

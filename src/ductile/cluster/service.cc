@@ -265,8 +265,9 @@ void Service::Impl::decide_soon() {
   // A round over ten thousand jobs takes a while, and each submission asks for one: together they
   // take a quarter of a processor at most, and leave the rest to those who submit.
   const net::Deadline soonest = decided_ + 3 * turn_;
-  decide_soon_ = loop_.after(std::max<net::Clock::duration>(milliseconds(0), soonest - loop_.now()),
-                             [this] { decide(); });
+  loop_.arm_once(decide_soon_,
+                 std::max<net::Clock::duration>(milliseconds(0), soonest - loop_.now()),
+                 [this] { decide(); });
 }
 
 void Service::Impl::decide() {

@@ -428,7 +428,12 @@ void Service::Impl::say(Live& live, const std::string& reason) {
   if (reason.empty() || reason == live.record.reason) return;
   live.record.reason = reason;
   live.unsaid = true;
-  if (!say_soon_.armed()) say_soon_ = loop_.after(milliseconds(0), [this] { write_reasons(); });
+  write_reasons_in(milliseconds(0));
+}
+
+// Each round comes here.
+void Service::Impl::write_reasons_in(milliseconds wait) {
+  loop_.arm_once(say_soon_, wait, [this] { write_reasons(); });
 }
 
 // One job that ends changes what thousands of others wait for, and nobody may wait until all of
@@ -438,18 +443,14 @@ void Service::Impl::write_reasons() {
   constexpr size_t kMost = 500;  // in one change, which others may have to wait for
   static constexpr milliseconds kBetween{20}, kBusy{200};
   if (stopping_) return;
-  if (!writer_
-           .idle()) {  // each round comes here: one that began the wait anew would not let it end
-    if (!say_soon_.armed()) say_soon_ = loop_.after(kBusy, [this] { write_reasons(); });
-    return;
-  }
+  if (!writer_.idle()) return write_reasons_in(kBusy);
   const net::Deadline now = loop_.now();
   std::vector<std::pair<JobId, std::string>> reasons;
   for (auto& [id, live] : live_) {
     if (live.runner || live.starting || live.record.phase != Phase::queued) live.unsaid = false;
     if (!live.unsaid || (live.said && now < *live.said + kSayAgain)) continue;
     if (reasons.size() == kMost) {
-      say_soon_ = loop_.after(kBetween, [this] { write_reasons(); });
+      write_reasons_in(kBetween);
       break;
     }
     live.unsaid = false;

@@ -120,6 +120,7 @@ class Service::Impl {
   void end(JobId id, Phase phase, const std::string& reason, std::optional<int64_t> exit_code = {});
   void say(Live& live, const std::string& reason);
   void write_reasons();
+  void write_reasons_in(std::chrono::milliseconds wait);
   LiveState state_of(const Live& live) const;
   void show();        // to those who ask: what each job is doing
   void show_claim();  // and for whom a node is kept

@@ -97,7 +97,7 @@ void Service::Impl::follow_load(Live& live) {
   view_.set_serving(id, std::move(figures));
   if (!scheduler_.knows(id) || stopping_) return;
   if (scheduler_.served(id, live.front->load()))
-    decide_soon_ = loop_.after(std::chrono::milliseconds(0), [this] { decide(); });
+    loop_.arm_once(decide_soon_, std::chrono::milliseconds(0), [this] { decide(); });
 }
 
 // For people: what comes, where that is news.

@@ -107,6 +107,7 @@ struct PublishCheckpoint {
   WorkerId worker = 0;
   Generation generation = 0;
   int64_t step = 0;
+  SaveFigures figures{};
 };
 struct Release {  // no process of the job is left: free its resources (perhaps a second time)
   std::string reason;

@@ -69,7 +69,10 @@ struct CommandWriter {
   }
   json operator()(const PublishCheckpoint& c) {
     return named("command", "publish_checkpoint",
-                 {{"worker", c.worker}, {"generation", c.generation}, {"step", c.step}});
+                 {{"worker", c.worker},
+                  {"generation", c.generation},
+                  {"step", c.step},
+                  {"figures", to_json(c.figures)}});
   }
   json operator()(const Release& c) { return named("command", "release", {{"reason", c.reason}}); }
   json operator()(const Note& c) {
@@ -184,6 +187,7 @@ Command command_from_json(const json& value) {
     in.read("worker", command.worker);
     in.read("generation", command.generation);
     in.read("step", command.step);
+    command.figures = save_figures_from_json(in.at("figures"));
     return command;
   }
   if (name == "release") {
@@ -291,7 +295,8 @@ json Membership::save() const {
   if (s.publishing)
     value["publishing"] = {{"worker", s.publishing->worker},
                            {"generation", s.publishing->generation},
-                           {"step", s.publishing->step}};
+                           {"step", s.publishing->step},
+                           {"figures", to_json(s.publishing->figures)}};
   return value;
 }
 
@@ -367,6 +372,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
       from.read("worker", s.publishing->worker);
       from.read("generation", s.publishing->generation);
       from.read("step", s.publishing->step);
+      if (from.has("figures")) s.publishing->figures = save_figures_from_json(from.at("figures"));
     }
   } catch (const Error& error) {
     fail(ErrorCode::data_loss, "{}", error.message());

@@ -24,7 +24,7 @@ void Membership::State::take_save_status(WorkerRecord& worker) {
     if (publishing) return;  // it will be offered again
     offered_attempt = save.attempt;
     if (save.step > newest_checkpoint()) {
-      publishing = PublishCheckpoint{worker.id, generation, save.step};
+      publishing = PublishCheckpoint{worker.id, generation, save.step, save.figures};
       out.commands.emplace_back(*publishing);
       out.must_save = true;
     }

@@ -126,6 +126,28 @@ GenerationPlan plan_from_json(const json& value) {
   return plan;
 }
 
+json to_json(const SaveFigures& figures) {
+  return {{"bytes", figures.bytes},
+          {"bytes_written", figures.bytes_written},
+          {"blocking_seconds", figures.blocking_seconds},
+          {"write_seconds", figures.write_seconds},
+          {"write_core_seconds", figures.write_core_seconds},
+          {"parts", figures.parts}};
+}
+
+SaveFigures save_figures_from_json(const json& value) {
+  constexpr double kMost = 1e18;
+  const JsonFields in(value, "figures of a save");
+  SaveFigures figures;
+  in.read("bytes", figures.bytes);
+  in.read("bytes_written", figures.bytes_written);
+  figures.blocking_seconds = in.number("blocking_seconds", 0, kMost);
+  figures.write_seconds = in.number("write_seconds", 0, kMost);
+  figures.write_core_seconds = in.number("write_core_seconds", 0, kMost);
+  in.read("parts", figures.parts);
+  return figures;
+}
+
 json to_json(const WorkerStatus& report) {
   return {{"worker", report.worker},
           {"sequence", report.sequence},
@@ -144,7 +166,8 @@ json to_json(const WorkerStatus& report) {
            {{"attempt", report.save.attempt},
             {"state", word_of(kSaveStates, report.save.state)},
             {"step", report.save.step},
-            {"text", report.save.text}}},
+            {"text", report.save.text},
+            {"figures", to_json(report.save.figures)}}},
           {"unreadable", report.unreadable},
           {"faulted", report.faulted},
           {"leaving", report.leaving},
@@ -179,6 +202,8 @@ WorkerStatus worker_status_from_json(const json& value) {
   save.read("state", report.save.state, kSaveStates);
   save.read("step", report.save.step);
   save.read("text", report.save.text);
+  // Earlier versions kept them to themselves.
+  if (save.has("figures")) report.save.figures = save_figures_from_json(save.at("figures"));
   in.read("unreadable", report.unreadable);
   in.read("faulted", report.faulted);
   in.read("leaving", report.leaving);

@@ -77,13 +77,25 @@ enum class WorkerPhase {
   done,       // it has the state after the last step
 };
 
+// What a checkpoint took, for the job's event log.
+struct SaveFigures {
+  int64_t bytes = 0;            // of the state
+  int64_t bytes_written = 0;    // of them new on disk
+  double blocking_seconds = 0;  // training waited
+  double write_seconds = 0;
+  double write_core_seconds = 0;
+  int64_t parts = 1;  // that several workers wrote
+  bool operator==(const SaveFigures&) const = default;
+};
+
 // A checkpoint as its writer sees it. `attempt` is that of the Save instruction that it answers.
 struct SaveStatus {
   enum class State { none, saving, written, failed };
   uint64_t attempt = 0;
   State state = State::none;
-  int64_t step = 0;  // the state it holds
-  std::string text;  // why it failed
+  int64_t step = 0;       // the state it holds
+  std::string text;       // why it failed
+  SaveFigures figures{};  // if it is written
   bool operator==(const SaveStatus&) const = default;
 };
 
@@ -163,9 +175,11 @@ std::string_view to_string(WorkerPhase phase);
 // JSON as on the wire: {"instruction": "halt", ...}. Reading throws invalid_argument that names the
 // key if it is missing, of the wrong type or out of range.
 nlohmann::json to_json(const GenerationPlan& plan);
+nlohmann::json to_json(const SaveFigures& figures);
 nlohmann::json to_json(const WorkerStatus& report);
 nlohmann::json to_json(const Instruction& instruction);
 GenerationPlan plan_from_json(const nlohmann::json& value);
+SaveFigures save_figures_from_json(const nlohmann::json& value);
 WorkerStatus worker_status_from_json(const nlohmann::json& value);
 Instruction instruction_from_json(const nlohmann::json& value);
 

@@ -37,7 +37,7 @@ WorkerStatus some_report() {
   report.next = {{2, 3}};
   report.can_save = true;
   report.suspects = {4, 5};
-  report.save = {2, SaveStatus::State::failed, 40, "disk full"};
+  report.save = {2, SaveStatus::State::failed, 40, "disk full", {100, 20, 0.5, 2, 1.5, 4}};
   report.unreadable = 30;
   report.faulted = true;
   report.leaving = true;
@@ -91,6 +91,15 @@ TEST(Protocol, ReportsAndInstructionsSurviveTheWire) {
     EXPECT_EQ(instruction_from_json(json::parse(to_json(instruction).dump())), instruction);
 }
 
+// Those of a worker that is older than its controller, or of a state that an older one saved.
+TEST(Protocol, AReportWithoutTheFiguresOfItsSaveIsRead) {
+  json value = to_json(some_report());
+  value.at("save").erase("figures");
+  WorkerStatus want = some_report();
+  want.save.figures = {};
+  EXPECT_EQ(worker_status_from_json(value), want);
+}
+
 TEST(Protocol, EventsAndCommandsSurviveJson) {
   for (const Event& event : some_events()) {
     const json written = to_json(event);
@@ -100,7 +109,7 @@ TEST(Protocol, EventsAndCommandsSurviveJson) {
   const std::vector<Command> commands = {LaunchWorker{3, "2 workers are wanted"},
                                          KillWorker{3, "silent"},
                                          SendInstruction{some_instructions()[2]},
-                                         PublishCheckpoint{3, 7, 40},
+                                         PublishCheckpoint{3, 7, 40, {100, 20, 0.5, 2, 1.5, 4}},
                                          Release{"preempted"},
                                          Note{"lost", "worker 3"}};
   for (const Command& command : commands) {

@@ -281,7 +281,8 @@ void WorkerProtocol::on(const Restored& event, Time) {
   on_disk_ = event.can_save && event.on_disk;
   if (phase_ == WorkerPhase::halted) {
     report_due_ = true;
-    save_if_due();
+    // The next generation first completes a state whose evaluation a lost leader left undone.
+    if (!waiting_) save_if_due();
     enter_if_free();
   } else if (caught_up) {
     activity_ = Activity::restoring;
@@ -331,6 +332,7 @@ void WorkerProtocol::on(const Abandoned& event, Time) {
 void WorkerProtocol::on(const Saved& event, Time) {
   if (save_.state != SaveStatus::State::saving || event.attempt != save_.attempt) return;
   save_.state = SaveStatus::State::written;
+  save_.figures = event.figures;
   report_due_ = true;
 }
 

@@ -62,6 +62,7 @@ struct Abandoned {  // after Abandon: the step loop does nothing more in that ge
 struct Saved {
   uint64_t attempt = 0;
   int64_t step = 0;
+  SaveFigures figures{};
 };
 struct SaveFailed {
   uint64_t attempt = 0;

@@ -256,6 +256,24 @@ TEST_F(WorkerProtocolTest, SavesAtTheStepAskedForAndOnlyUnderItsGeneration) {
   EXPECT_EQ(report().save.state, SaveStatus::State::written);
 }
 
+// An apply that was disturbed may have left the state without its evaluation.
+TEST_F(WorkerProtocolTest, ASaveForTheNextGenerationWaitsUntilThatHasTheState) {
+  begin();
+  tell(Reduced{1, 0});
+  tell(AllVoted{1, 0, 0});
+  hear(Halt{2, false, "a worker is gone"});
+  enter(2, 1, StateSource::apply_voted);
+  hear(Save{2, 1, 1, "of that generation"});
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+  tell(Restored{1, 1, false});
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+  ASSERT_NE(said<Restore>(), nullptr);
+  EXPECT_EQ(said<Restore>()->plan->number, 2u);
+  tell(Restored{2, 1, false});
+  ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+  EXPECT_EQ(said<WriteCheckpoint>()->step, 1);
+}
+
 // Not here, where another one is to save: each would save its own, and nobody have all at the end.
 TEST_F(WorkerProtocolTest, APreemptionGathersAtTheLeaderThoughASaveIsDueHere) {
   renew_lease();

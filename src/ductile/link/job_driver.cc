@@ -148,6 +148,9 @@ void JobDriver::start(int64_t workers, OnAnswer on_answer) {
     on_answer = [](const RequestAnswer& a) {
       if (!a.refused.empty()) fail(ErrorCode::invalid_argument, "{}", a.refused);
     };
+  publishes_again_ = std::ranges::any_of(first_.commands, [](const Command& command) {
+    return std::holds_alternative<PublishCheckpoint>(command);
+  });
   first_.must_save = true;  // also: that this job has a control
   handle(std::exchange(first_, {}));
   const Phase phase = membership_->phase();
@@ -269,7 +272,11 @@ void JobDriver::look_at_clock() {
 }
 
 void JobDriver::take_published() {
-  for (Event& event : publisher_.take()) inbox_.push_back(std::move(event));
+  for (Event& event : publisher_.take()) {
+    if (const auto* published = std::get_if<CheckpointPublished>(&event))
+      note_published(published->step);
+    inbox_.push_back(std::move(event));
+  }
 }
 
 milliseconds JobDriver::patience() const {
@@ -336,11 +343,57 @@ void JobDriver::log(std::string_view event, const std::string& text) {
   write_event("control", std::move(fields));
 }
 
-void JobDriver::write_event(std::string_view kind, json fields) {
+json JobDriver::stamped(std::string_view kind, json fields) const {
   fields["kind"] = kind;
   fields["time"] = rounded(wall_seconds());
   fields["seconds"] = rounded(seconds());
-  disk_.run([events = events_, fields = std::move(fields)] { events->append(fields); });
+  return fields;
+}
+
+void JobDriver::write_event(std::string_view kind, json fields) {
+  disk_.run(
+      [events = events_, event = stamped(kind, std::move(fields))] { events->append(event); });
+}
+
+namespace {
+
+// Of a diary that cannot be read now it is not known: an event too many is better than one too few.
+bool has_checkpoint_event(const run::RunFolder& folder, int64_t step) {
+  bool found = false;
+  try {
+    run::for_each_diary_line(folder.events_file(), [&](const json& line) {
+      found |= line.value("kind", json()) == "checkpoint" && line.value("step", json()) == step;
+    });
+  } catch (const Error&) {
+  }
+  return found;
+}
+
+}  // namespace
+
+void JobDriver::on(const PublishCheckpoint& command) {
+  publishing_ = command;
+  publisher_.publish(command);
+}
+
+// The diary tells of a checkpoint when it is there, and not when its writer has done its part. What
+// a control before this one had published it may have written down, too.
+void JobDriver::note_published(int64_t step) {
+  json fields = {{"step", step}, {"generation", membership_->generation().number}};
+  const SaveFigures& figures = publishing_.figures;
+  if (publishing_.step == step && figures.bytes > 0) {
+    fields.update({{"bytes", figures.bytes},
+                   {"bytes_written", figures.bytes_written},
+                   {"blocking_ms", 1e3 * figures.blocking_seconds},
+                   {"write_seconds", figures.write_seconds},
+                   {"write_core_seconds", figures.write_core_seconds}});
+    if (figures.parts > 1) fields["parts"] = figures.parts;
+  }
+  const bool again = std::exchange(publishes_again_, false);
+  disk_.run([events = events_, folder = folder_, again, step,
+             event = stamped("checkpoint", std::move(fields))] {
+    if (!again || !has_checkpoint_event(folder, step)) events->append(event);
+  });
 }
 
 // The report draws the number of workers over time by these events.

@@ -142,13 +142,15 @@ class JobDriver {
   void on(const control::LaunchWorker& command) { world_.launch(command); }
   void on(const control::KillWorker& command) { world_.kill(command); }
   void on(const control::SendInstruction& command);
-  void on(const control::PublishCheckpoint& command) { publisher_.publish(command); }
+  void on(const control::PublishCheckpoint& command);
   void on(const control::Release&) {}  // processes hold nothing once they are gone
   void on(const control::Note& command);
   std::string waits_for_disk() const;
   double seconds() const;
   run::Cost cost() const;
+  nlohmann::json stamped(std::string_view kind, nlohmann::json fields) const;
   void write_event(std::string_view kind, nlohmann::json fields);
+  void note_published(int64_t step);
   void note_size();
 
   JobDriverOptions options_;
@@ -162,6 +164,8 @@ class JobDriver {
   double seconds_before_ = 0;
   const control::Time epoch_;
   Publisher publisher_;
+  control::PublishCheckpoint publishing_;  // the last one
+  bool publishes_again_ = false;           // what a control before this one was publishing
 
   std::optional<control::Membership> membership_;
   control::Outcome first_;

@@ -2,6 +2,7 @@
 // step was lost, doubled, or computed from another state.
 #include "ductile/link/local_control.h"
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <functional>
@@ -177,6 +178,51 @@ TEST_F(LocalControlTest, IsPreemptedFromAnotherThreadAndBeforeTheFirstStep) {
   EXPECT_EQ(end.phase, Phase::preempted);
   EXPECT_EQ(loop.steps_done, 0);
   EXPECT_TRUE(events_of("signal").empty());
+}
+
+// The writer has done its part before that.
+TEST_F(LocalControlTest, TheDiaryTellsOfACheckpointOnceItIsThere) {
+  options_.keep_checkpoints = 100;
+  const auto told = [&] {
+    std::vector<int64_t> steps;
+    for (const json& event : events_of("checkpoint")) steps.push_back(event.at("step"));
+    return steps;
+  };
+  Loop loop{.before_step = [&](CommandSource&, int64_t) {
+    const std::vector<int64_t> there = ckpt::verify(run_ / "checkpoints").good;
+    for (const int64_t step : told()) EXPECT_EQ(std::ranges::count(there, step), 1) << step;
+  }};
+  expect_result(train(loop));
+  EXPECT_EQ(told(), (std::vector<int64_t>{10, 20, 30, 40, 50, 60}));
+  EXPECT_EQ(events_of("checkpoint").back().at("bytes"), 8);
+  EXPECT_EQ(events_of("checkpoint").back().at("bytes_written"), 4);
+}
+
+// Killed after it had published a checkpoint: before it wrote that down, or after.
+TEST_F(LocalControlTest, TheDiaryTellsOnceOfACheckpointThatAControlBeforeThisOnePublished) {
+  for (const bool noted : {false, true}) {
+    SCOPED_TRACE(noted);
+    for (const char* name : {"checkpoints", "membership.json", "events.jsonl"})
+      fs::remove_all(run_ / name);
+    fs::create_directories(run_ / "checkpoints");
+    Loop first{.before_step = preempting_at(33)};
+    train(first);
+    json saved = read_state(state_file(run_)).value();
+    saved["publishing"] = {
+        {"worker", 1}, {"generation", 1}, {"step", 34}, {"figures", to_json(SaveFigures{8, 4})}};
+    write_file_atomic(state_file(run_), sealed(saved));
+    std::string kept;
+    for (const json& line : run::read_json_lines(run_ / "events.jsonl")) {
+      if (noted || line.value("kind", "") != "checkpoint" || line.at("step") != 34)
+        kept += line.dump() + "\n";
+    }
+    write_file_atomic(run_ / "events.jsonl", kept);
+    expect_result(train());
+    std::vector<json> told = events_of("checkpoint");
+    std::erase_if(told, [](const json& event) { return event.at("step") != 34; });
+    ASSERT_EQ(told.size(), 1U);
+    EXPECT_EQ(told.front().at("bytes"), 8);
+  }
 }
 
 TEST_F(LocalControlTest, AProcessThatWasKilledIsFollowedFromTheLastCheckpoint) {

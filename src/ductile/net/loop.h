@@ -132,6 +132,11 @@ class Loop {
   [[nodiscard]] Timer after(Clock::duration wait, Callback callback) {
     return at(now() + wait, std::move(callback));
   }
+  // The same for a timer that is not armed; an armed one stays as it is. So it is called however
+  // often it is asked for, where one that each request begins anew might never be due.
+  void arm_once(Timer& timer, Clock::duration wait, Callback callback) {
+    if (!timer.armed()) timer = after(wait, std::move(callback));
+  }
   // Calls `callback` at now() + interval and then at every further multiple. Those that were missed
   // are left out: the calls neither pile up nor drift.
   [[nodiscard]] Timer every(Clock::duration interval, Callback callback);

@@ -329,6 +329,20 @@ TEST(Loop, ATimerThatIsMadeInATimersCallWaitsForTheNextTurn) {
   }
 }
 
+TEST(Loop, ATimerThatIsArmedOnceIsCalledHoweverOftenItIsAskedFor) {
+  ManualClock clock;
+  Loop loop(clock.function());
+  Loop::Timer timer;
+  std::vector<int> called;
+  for (int i = 0; i < 6; ++i) {
+    loop.arm_once(timer, 10ms, [&called, i] { called.push_back(i); });
+    clock.now += 4ms;
+    loop.turn(clock.now);
+  }
+  EXPECT_EQ(called, (std::vector<int>{0, 3}));
+  EXPECT_FALSE(timer.armed());
+}
+
 TEST(Loop, ARepeatedTimerNeitherDriftsNorPilesUp) {
   ManualClock clock;
   Loop loop(clock.function());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mutex>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 
+#include "ductile/nn/generator.h"
 #include "ductile/nn/generator_impl.h"
 #include "ductile/nn/model.h"
 #include "ductile/nn/operators.h"
@@ -178,6 +180,7 @@ std::optional<double> forward_flops(Model& model, const at::Tensor& sample) {
 
 std::optional<double> forward_flops(Model& model, std::span<const at::Tensor> inputs) {
   const at::NoGradGuard no_grad;
+  const std::lock_guard lock(generator_mutex());
   const KeepGenerator generator;
   const KeepTensors tensors(model);
   Count count;

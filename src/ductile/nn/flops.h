@@ -24,7 +24,8 @@ class Model;
 // the model starts.
 //
 // Afterwards the model's parameters and buffers and libtorch's CPU generator are unchanged, to the
-// bit, and the model is in training mode.
+// bit, and the model is in training mode. The generator is locked meanwhile (generator.h): other
+// threads may be drawing from it.
 std::optional<double> forward_flops(Model& model, const at::Tensor& sample);
 // The same for a model of several inputs.
 std::optional<double> forward_flops(Model& model, std::span<const at::Tensor> inputs);

@@ -2,9 +2,11 @@
 
 #include <cmath>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/version.h>
 
+#include "ductile/nn/generator.h"
 #include "ductile/nn/operators.h"
 #include "ductile/nn/ops.h"
 #include "ductile/nn/threads.h"
@@ -412,6 +415,20 @@ TEST(Flops, CountingLeavesNoTrace) {
   EXPECT_TRUE(at::equal(model.weight, weight));
   EXPECT_TRUE(at::equal(model.buffer, buffer));
   EXPECT_TRUE(at::equal(generator.get_state(), state));
+}
+
+// What another thread draws meanwhile would be lost when the generator is put back.
+TEST(Flops, NobodyDrawsWhileAModelIsCounted) {
+  bool drawn = true;
+  const auto flops = flops_of([&](const at::Tensor& x) {
+    std::thread([&] {
+      const std::unique_lock lock(generator_mutex(), std::try_to_lock);
+      drawn = lock.owns_lock();
+    }).join();
+    return x;
+  });
+  EXPECT_TRUE(flops.has_value());
+  EXPECT_FALSE(drawn);
 }
 
 TEST(Flops, ATrainingStepAfterCountingHasTheSameBits) {

@@ -5,6 +5,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/generator.h"
 #include "ductile/nn/model.h"
 #include "ductile/parallel/kept_buffers_impl.h"
 
@@ -34,15 +35,10 @@ int64_t numbers_between(at::mt19937 from, const at::mt19937& to) {
 
 }  // namespace
 
-std::mutex& generator_mutex() {
-  static std::mutex mutex;
-  return mutex;
-}
-
 Draws draws_of(const nn::OperatorGraph& operators, const nn::Tensors& inputs) {
   constexpr uint64_t kSeed = 1;
   const at::NoGradGuard no_grad;
-  const std::lock_guard lock(generator_mutex());
+  const std::lock_guard lock(nn::generator_mutex());
   std::map<nn::Source, at::Tensor> made;
   Draws out;
   int64_t sum = 0;

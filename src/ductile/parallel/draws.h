@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -12,9 +11,6 @@
 // after the other. A stage that does not run those in front of its own has to know where they would
 // have left it.
 namespace ductile::parallel {
-
-// Held while an operator draws: the generator is one for all threads.
-std::mutex& generator_mutex();
 
 // By operator, in numbers of 32 bits.
 struct Draws {

@@ -15,7 +15,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "ductile/base/error.h"
-#include "ductile/parallel/draws.h"
+#include "ductile/nn/generator.h"
 #include "ductile/parallel/kept_buffers_impl.h"
 #include "ductile/parallel/stage_executor.h"
 
@@ -122,7 +122,7 @@ AllUses uses_of(const OperatorGraph& operators, const Tensors& inputs) {
     const KeptBuffers buffers(op);
     Tensors outputs;
     {
-      const std::lock_guard lock(generator_mutex());
+      const std::lock_guard lock(nn::generator_mutex());
       const at::AutoGradMode mode(wants[i]);
       outputs = op.run(leaves);
     }

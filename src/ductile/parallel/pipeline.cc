@@ -9,7 +9,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "ductile/base/error.h"
-#include "ductile/parallel/draws.h"
+#include "ductile/nn/generator.h"
 #include "ductile/parallel/kept_buffers_impl.h"
 
 namespace ductile::parallel {
@@ -191,7 +191,7 @@ TensorForms tensor_forms(const OperatorGraph& operators, const nn::Tensors& inpu
     const KeptBuffers buffers(op);
     // Others draw what they are seeded for, perhaps in another thread.
     std::unique_lock<std::mutex> draws;
-    if (op.random) draws = std::unique_lock(generator_mutex());
+    if (op.random) draws = std::unique_lock(nn::generator_mutex());
     const nn::Tensors result = op.run(in);
     buffers.put_back();
     for (size_t k = 0; k < result.size(); ++k) {

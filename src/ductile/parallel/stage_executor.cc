@@ -12,6 +12,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/nn/generator.h"
 #include "ductile/parallel/allocation_count.h"
 #include "ductile/parallel/draws.h"
 #include "ductile/parallel/exact_sums_impl.h"
@@ -154,7 +155,7 @@ bool StageExecutor::wants_gradient(const Source& source) const {
 Tensors StageExecutor::call(int op, int64_t micro_batch, const Tensors& inputs) {
   const Operator& o = graph_.operators()[static_cast<size_t>(op)];
   if (!o.random) return o.run(inputs);
-  const std::lock_guard lock(generator_mutex());
+  const std::lock_guard lock(nn::generator_mutex());
   if (exact_) return draw_as_rank(op, micro_batch, inputs);
   nn::seed_step(mix(mix(seed_, static_cast<uint64_t>(micro_batch)), static_cast<uint64_t>(op)));
   return o.run(inputs);

@@ -53,6 +53,11 @@ Written read_lock(int fd) {
          "{}: {} that trained in this run is gone, and its worker still saves and ends; try again "
          "in a moment",
          run.string(), holder);
+  if (driver == RunLock::kTuner)
+    fail(ErrorCode::conflict,
+         "{0}: {1} drives this tuning session already; wait for its end, or let it save (kill -INT "
+         "{2}) and go on with `ductile tune --resume {0}`",
+         run.string(), holder, pid);
   if (driver == RunLock::kController)
     fail(ErrorCode::conflict,
          "{0}: a controller runs this job already ({1}); `ductile status {0}` shows it, `ductile "

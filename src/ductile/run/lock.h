@@ -18,6 +18,7 @@ class RunLock {
  public:
   static constexpr std::string_view kLocal = "local";
   static constexpr std::string_view kController = "controller";
+  static constexpr std::string_view kTuner = "tuner";  // of a tuning session, not of a run
 
   // `driver` says what this process does, for the message to another process. If somebody else
   // trains there, throws conflict, which names the holder and what to do. Changes nothing else.
@@ -33,7 +34,7 @@ class RunLock {
 // A process of this machine that trains in a run directory.
 struct LockHolder {
   pid_t pid = 0;
-  std::string driver;  // RunLock::kLocal or kController
+  std::string driver;  // RunLock::kLocal, kController or kTuner
 };
 
 fs::path lock_file(const fs::path& run);

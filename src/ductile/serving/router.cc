@@ -150,7 +150,7 @@ void Router::Impl::dispatch(const PassagePtr& passage) {
   // None, or none that has not lost this one: a new one comes, or one of these recovers.
   passage->refused.clear();
   waiting_.push_back(passage);
-  if (!retry_.armed()) retry_ = loop_.after(kRetry, [this] { dispatch_all(); });
+  loop_.arm_once(retry_, kRetry, [this] { dispatch_all(); });
 }
 
 void Router::Impl::dispatch_all() {

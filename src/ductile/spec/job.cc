@@ -351,7 +351,9 @@ void describe(Describer& d, InfoBatchOptions& o) {
   d.field("ratio", o.ratio,
           "share of the samples with a loss below the mean that is skipped in each epoch")
       .range(0, 0.9);
-  d.field("end", o.end, "share of the epochs after which no sample is skipped").range(0, 1);
+  d.field("end", o.end,
+          "share of the epochs, or of train.max_steps, after which no sample is skipped")
+      .range(0, 1);
 }
 
 void describe(Describer& d, GradedOptions& o) {
@@ -364,7 +366,9 @@ void describe(Describer& d, GradedOptions& o) {
           "a kept sample's loss is multiplied by its probability ^ -unbias: 1 = the expectation of "
           "the gradient stays, 0 = samples with large losses count for more")
       .range(0, 1);
-  d.field("end", o.end, "share of the epochs after which no sample is skipped").range(0, 1);
+  d.field("end", o.end,
+          "share of the epochs, or of train.max_steps, after which no sample is skipped")
+      .range(0, 1);
 }
 
 void describe(Describer& d, LrtunerOptions& o) {

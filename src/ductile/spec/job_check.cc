@@ -512,15 +512,23 @@ void check(const JobOptions& job) {
   if (job.train.staleness > 0) {
     needs_whole_weights(fmt::format("train.staleness = {}", job.train.staleness));
   }
-  if (job.train.rate_control == "lrtuner" && job.optimizer.lr == 0) {
-    bad("train.rate_control = \"lrtuner\" looks along the updates, and with optimizer.lr = 0 there "
-        "are none; any other value will do");
+  // It begins with a hundredth of that.
+  if (job.train.rate_control == "lrtuner" && static_cast<float>(job.optimizer.lr / 100) == 0) {
+    bad(
+        fmt::format("train.rate_control = \"lrtuner\" looks along the updates, and with "
+                    "optimizer.lr = {} there are none; any other value will do",
+                    job.optimizer.lr));
   }
   check_noise_control(job, bad);
   check_tune(job, bad);
   check_batch_stays(job, bad);
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
+  }
+  if (static_cast<float>(job.train.ema_decay) == 1) {
+    bad("train.ema_decay = 1 would evaluate the first weights for ever; choose a value below 1, "
+        "for "
+        "example 0.999, or 0 for no average");
   }
   if (job.train.ema_decay > 0 && job.train.tail_average > 0) {
     bad("train.ema_decay and train.tail_average both say what is evaluated; set one of them to 0");

@@ -247,6 +247,7 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
       "\"flip\"\n",
       "eval.views");
   expect_refused("[train]\nema_decay = 0.9\ntail_average = 0.1\n", "tail_average");
+  expect_refused("[train]\nema_decay = 1\n", "for ever");
   expect_refused("[model]\nname = \"custom\"\n", "model.library");
   expect_refused("[model]\nlibrary = \"/model.so\"\n", "model.name is \"cnn\"");
   expect_refused("[target]\nmetric = \"perplexity\"\n", "data.format is \"digits\"");

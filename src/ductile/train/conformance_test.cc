@@ -154,6 +154,9 @@ void Rows::add_evaluated_weights() {
   add("schedule_free_statistics", evaluated);
   evaluated.train.shard_optimizer = true;
   add("schedule_free_statistics_spread", evaluated);
+  evaluated.train.precision = "bf16";
+  evaluated.optimizer.clip_norm = 1;
+  add("schedule_free_bf16_spread", evaluated);
   spec::JobOptions tail = small_job();
   tail.train.ema_decay = 0;
   tail.train.tail_average = 0.4;
@@ -426,6 +429,7 @@ TEST_P(Conformance, NeitherKillsNorResizesNorPreemptionsChangeABit) {
         default: {
           cluster->preempt();
           const int64_t workers = some_workers(rng);
+          cluster = nullptr;  // as a process that has ended
           cluster = std::make_unique<LocalCluster>(run.folder, row.job, row.recipe);
           cluster->start(workers);
           story += fmt::format(" resumed with {} at {};", workers, at);

@@ -38,6 +38,7 @@ class Graded final : public ScoredMethod {
              std::span<float> weights) const override {
     weigh_graded(options_, seed_, epochs_, epoch, scores, weights);
   }
+  double end() const override { return options_.end; }
 
  private:
   spec::GradedOptions options_;

@@ -51,6 +51,7 @@ class InfoBatch final : public ScoredMethod {
              std::span<float> weights) const override {
     weigh_infobatch(options_, seed_, epochs_, epoch, scores, weights);
   }
+  double end() const override { return options_.end; }
 
  private:
   spec::InfoBatchOptions options_;

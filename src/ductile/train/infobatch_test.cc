@@ -144,6 +144,26 @@ TEST(InfoBatch, TrainsWhatTheAuthorsLoopTrainsAtTheRatesOfItsOwnEpochs) {
   }
 }
 
+// Such a run ends by its updates, and with them the part in which samples are skipped.
+TEST(InfoBatch, SkipsNothingInTheLastUpdatesOfARunThatIsCutShort) {
+  for (const char* method : {"infobatch", "graded"}) {
+    spec::JobOptions job = selection_job(method);
+    job.train.max_steps = 40;
+    WatchedRun run(job);
+    int64_t skipping = 0;
+    for (; !run.replica.done(); run.step()) {
+      const auto part = run.replica.state().extras().find(method);
+      if (part == run.replica.state().extras().end()) continue;
+      const auto weight = part->second.arrays.at("weight").span();
+      const bool skips = std::ranges::count(weight, 0.0F) > 0;
+      EXPECT_TRUE(!skips || run.replica.updates() < 35) << method;  // 0.875 of 40
+      skipping += skips ? 1 : 0;
+    }
+    EXPECT_GT(skipping, 5) << method;
+    EXPECT_EQ(run.replica.updates(), 40) << method;
+  }
+}
+
 // The same for graded skipping, sample by sample: in expectation each counts once, and the larger
 // its loss, the likelier it is kept.
 TEST(Graded, SkipsSmallLossesMoreOftenAndEachSampleCountsOnceInExpectation) {

@@ -435,8 +435,8 @@ void OnlineTuner::go_back(JobState& state, Json& memory) const {
 bool OnlineTuner::watch(JobState& state, Json& memory) const {
   if (!state.last || state.evaluated_at == memory["evaluated_at"]) return false;
   memory["evaluated_at"] = state.evaluated_at;
-  const bool tokens = job_.data.format == "tokens";
-  memory["losses"].push_back(json_of(tokens ? state.last->loss : 1 - state.last->accuracy));
+  const bool by_loss = job_.data.format == "tokens" || std::isnan(state.last->accuracy);
+  memory["losses"].push_back(json_of(by_loss ? state.last->loss : 1 - state.last->accuracy));
   std::vector<double> losses;
   for (const Json& l : memory["losses"]) losses.push_back(l.is_null() ? NAN : l.get<double>());
   const int64_t without_best = tune::values_without_best(losses);

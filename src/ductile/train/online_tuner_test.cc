@@ -115,6 +115,35 @@ TEST(OnlineTuner, BeginsWithTheJobsOwnSettingAndOthersAroundItsRate) {
   EXPECT_EQ(first(job).size(), 1U);
 }
 
+// As a task of a user's own may be.
+TEST(OnlineTuner, JudgesAJobWithoutAnAccuracyByItsLoss) {
+  for (const double factor : {0.9, 1.1}) {
+    spec::JobOptions job = small_job();
+    job.optimizer.lr = 0.05;
+    job.train.epochs = 12;
+    job.train.eval_every_epochs = 0.25;
+    job.tune.online = true;
+    job.tune.patience = 2;
+    job.tune.budget = 0.1;
+    Replica replica(job);
+    replica.host_all();
+    std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+    Evaluation result;
+    result.loss = 4;
+    result.accuracy = NAN;
+    while (!replica.done()) {
+      if (replica.evaluation_due()) {
+        replica.record(result);
+        result.loss *= factor;
+        continue;
+      }
+      replica.compute(replica.num_ranks(), sum);
+      replica.apply(sum);
+    }
+    EXPECT_EQ(memory_of(replica).at("searches"), factor < 1 ? 1 : 2);
+  }
+}
+
 TEST(OnlineTuner, SearchesAgainFromAPlateauAndKeepsTheWork) {
   spec::JobOptions job = small_job();
   job.optimizer.lr = 0.05;
@@ -348,8 +377,7 @@ TEST(OnlineTuner, BranchesHoldTheWholeState) {
     again.compute(again.num_ranks(), other);
     again.apply(other);
   }
-  again.take_window();
-  state.window = {};
+  again.state().window = state.window = {};
   EXPECT_EQ(nlohmann::json(state.values()).dump(), nlohmann::json(again.state().values()).dump());
   const auto here = state.tensors(), there = again.state().tensors();
   ASSERT_EQ(here.size(), there.size());

@@ -36,6 +36,17 @@ int first_with(const std::vector<Replica::Blocks>& held, const FlatModel::Entry&
 
 }  // namespace
 
+control::SaveFigures save_figures(const ckpt::SaveResult& result) {
+  control::SaveFigures out;
+  out.bytes = result.total_bytes;
+  out.bytes_written = result.new_bytes;
+  out.blocking_seconds = result.wait_seconds + result.copy_seconds;
+  out.write_seconds = result.write_seconds;
+  out.write_core_seconds = result.write_cpu_seconds;
+  out.parts = result.parts;
+  return out;
+}
+
 PartSaver::PartSaver(fs::path folder, control::WorkerId self)
     : folder_(std::move(folder)),
       self_(self),

@@ -14,6 +14,9 @@
 
 namespace ductile::train {
 
+// What a save took, as the worker reports it.
+control::SaveFigures save_figures(const ckpt::SaveResult& result);
+
 // Saves a state of which no worker has all: each member of a generation writes the tensors that are
 // its to write, and one of them makes a checkpoint of what all have written (ckpt/join.h). So no
 // worker needs memory for more than its own part, twice.

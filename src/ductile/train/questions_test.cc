@@ -8,6 +8,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -19,6 +22,7 @@
 #include "ductile/data/dataset.h"
 #include "ductile/data/testing/images.h"
 #include "ductile/run/diary.h"
+#include "ductile/run/lock.h"
 #include "ductile/train/replica.h"
 #include "ductile/train/workers.h"
 
@@ -187,7 +191,8 @@ TEST(Eval, OfACheckpointGivesWhatTheRunMeasuredThen) {
   }
 }
 
-// Before a tuner could choose the staleness, no state held it.
+// Before a tuner could choose the staleness, no state held it; before that, evaluations were
+// counted in updates alone.
 TEST(Eval, OfACheckpointOfAnOlderVersion) {
   const Trainee run(asked_job());
   Replica again(run.job);
@@ -197,10 +202,14 @@ TEST(Eval, OfACheckpointOfAnOlderVersion) {
   {
     ckpt::CheckpointWriter writer(run.folder.checkpoints(), {.keep = 5});
     writer.save(31, values, again.state().tensors());
+    EXPECT_EQ(values.erase("evaluation"), 1U);
+    writer.save(32, values, again.state().tensors());
     writer.wait();
   }
-  EXPECT_EQ(run.ask({.what = "eval", .checkpoint = 31}).at("weights_digest"),
-            run.ask({.what = "eval", .checkpoint = 30}).at("weights_digest"));
+  for (const int64_t older : {31, 32}) {
+    EXPECT_EQ(run.ask({.what = "eval", .checkpoint = older}).at("weights_digest"),
+              run.ask({.what = "eval", .checkpoint = 30}).at("weights_digest"));
+  }
 }
 
 TEST(Eval, CountsAddUp) {
@@ -393,6 +402,29 @@ TEST(Eval, RefusesWhatIsNoTrainedModelByName) {
   fs::remove_all(run.folder.checkpoints());
   EXPECT_NE(run.refusal({.what = "eval"}, ErrorCode::not_found).find("train --resume"),
             std::string::npos);
+}
+
+TEST(Eval, OfARunThatStillTrainsNamesWhoTrainsIt) {
+  const Trainee run(asked_job());
+  fs::remove(run.folder.model_file());
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const run::RunLock lock(run.folder.path(), run::RunLock::kLocal);
+    ::close(ready[1]);
+    ::pause();
+    ::_exit(0);
+  }
+  ::close(ready[1]);
+  char none;
+  EXPECT_EQ(::read(ready[0], &none, 1), 0) << "the child has the lock";
+  ::close(ready[0]);
+  EXPECT_NE(run.refusal({.what = "eval"}, ErrorCode::not_found)
+                .find(fmt::format("process {} trains it", child)),
+            std::string::npos);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
 }
 
 // A bit of the weights is another one than the run wrote.

@@ -154,9 +154,11 @@ void Recorder::committed() {
   tell_of_controls();
 }
 
-// What a rate control or a tuner did with the last step, where it has something to tell.
-void Recorder::tell_of_controls() {
+// What a rate control or a tuner did with the last step, where it has something to tell. Events of
+// the kinds in `told_before` have told it already.
+void Recorder::tell_of_controls(const std::set<std::string>& told_before) {
   for (const auto& [part, kind] : {std::pair{kControlPart, "rate_control"}, {kTunerPart, "tune"}}) {
+    if (told_before.contains(kind)) continue;
     const auto found = replica_.state().extras().find(std::string(part));
     if (found == replica_.state().extras().end()) continue;
     const auto told = found->second.values.find("event");
@@ -178,13 +180,14 @@ Evaluation Recorder::evaluate(Replica& replica) {
   replica.record(result);
   const double took = seconds_since(begin);
   eval_seconds_ += took;
-  log_evaluation(result, took);
+  log_evaluation(result);
+  tell_of_evaluation(result, took);
+  tell_of_target();
   window_begin_ += Clock::now() - begin;  // throughput speaks of training alone
   return result;
 }
 
-void Recorder::log_evaluation(const Evaluation& result, std::optional<double> seconds) {
-  const bool tokens = replica_.train_info().tokens;
+void Recorder::log_evaluation(const Evaluation& result) {
   std::vector<run::Metric> scalars = {{run::kEvalLoss, result.loss}};
   if (!std::isnan(result.accuracy)) scalars.push_back({run::kEvalAccuracy, result.accuracy});
   std::vector<std::string> names;
@@ -193,14 +196,20 @@ void Recorder::log_evaluation(const Evaluation& result, std::optional<double> se
   for (const auto& metric : result.metrics) scalars.push_back({*name++, metric.second});
   if (result.classes)
     scalars.push_back({run::kEvalCalibrationError, result.classes->calibration_error});
-  if (tokens) scalars.push_back({run::kEvalPerplexity, result.perplexity()});
+  if (replica_.train_info().tokens) scalars.push_back({run::kEvalPerplexity, result.perplexity()});
   metrics_.log(replica_.step(), replica_.epoch(), scalars);
   warn_of_trouble();
+}
+
+void Recorder::tell_of_evaluation(const Evaluation& result, std::optional<double> seconds) {
   Json fields = result.describe(replica_.class_names());
   fields.update({{"step", replica_.step()}, {"epoch", replica_.epoch()}});
   if (seconds) fields["duration"] = *seconds;
-  if (tokens) fields["perplexity"] = run::json_number(result.perplexity());
+  if (replica_.train_info().tokens) fields["perplexity"] = run::json_number(result.perplexity());
   event("evaluation", fields);
+}
+
+void Recorder::tell_of_target() {
   if (!replica_.target_reached()) return;
   const spec::TargetOptions& target = replica_.job().target;
   event("target", {{"step", replica_.step()},
@@ -213,8 +222,9 @@ void Recorder::log_evaluation(const Evaluation& result, std::optional<double> se
                    {"cost", run::to_json(cost())}});
 }
 
-void Recorder::make_up(const std::optional<Window>& window) {
+void Recorder::make_up() {
   bool has_window = false, has_evaluation = false;
+  std::set<std::string> told;
   try {
     run::for_each_diary_line(folder_.metrics_file(), [&](const Json& line) {
       const auto step = line.find("step");
@@ -223,7 +233,10 @@ void Recorder::make_up(const std::optional<Window>& window) {
       has_evaluation |= line.contains(run::kEvalLoss);
     });
     run::for_each_diary_line(folder_.events_file(), [&](const Json& line) {
-      if (line.value("kind", Json()) != "hyper") return;
+      const Json kind = line.value("kind", Json());
+      if (kind.is_string() && line.value("step", Json()) == replica_.step())
+        told.insert(kind.get<std::string>());
+      if (kind != "hyper") return;
       Json hyper = line.value("hyper", Json());
       add_staleness(hyper, replica_.job());
       noted_hyper_ = optim::hyper_from_json(hyper);
@@ -231,11 +244,15 @@ void Recorder::make_up(const std::optional<Window>& window) {
   } catch (const Error& e) {  // a line too many is better than one too few
     run::offer_line(progress_fd_, run::Message{"warning", e.what()});
   }
-  if (window && !has_window) log(*window);
-  if (replica_.evaluated_here() && !has_evaluation) log_evaluation(*replica_.last(), std::nullopt);
+  if (replica_.line() && !has_window) log(*replica_.line());
+  tell_of_controls(told);
+  if (!replica_.evaluated_here()) return;
+  if (!has_evaluation) log_evaluation(*replica_.last());
+  if (!told.contains("evaluation")) tell_of_evaluation(*replica_.last(), std::nullopt);
+  if (!told.contains("target")) tell_of_target();
 }
 
-void Recorder::checkpoint(const ckpt::SaveResult& report) {
+void Recorder::saved(const ckpt::SaveResult& report) {
   if (!report.error.empty() || !report.warning.empty()) {
     const std::string text = report.error.empty()
                                  ? report.warning
@@ -244,17 +261,7 @@ void Recorder::checkpoint(const ckpt::SaveResult& report) {
     event("error", {{"step", report.step}, {"message", text}});
     run::offer_line(progress_fd_, run::Message{"warning", text});
   }
-  const double blocking = report.wait_seconds + report.copy_seconds;
-  save_seconds_ += blocking;
-  if (!report.error.empty()) return;
-  Json fields = {{"step", report.step},
-                 {"bytes", report.total_bytes},
-                 {"bytes_written", report.new_bytes},
-                 {"blocking_ms", 1e3 * blocking},
-                 {"write_seconds", report.write_seconds},
-                 {"write_core_seconds", report.write_cpu_seconds}};
-  if (report.parts > 1) fields["parts"] = report.parts;
-  event("checkpoint", fields);
+  save_seconds_ += report.wait_seconds + report.copy_seconds;
 }
 
 void Recorder::show_now_and_then() {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include <nlohmann/json_fwd.hpp>
@@ -43,13 +44,15 @@ class Recorder {
   // A metric line for the steps of `window`, which end at the replica's present step.
   void log(const Window& window);
   // Logs what the recorder of a killed process did not log of the replica's present step: the
-  // metric line of `window`, if the window ended there, and the evaluation. started() then notes
+  // metric line that is due there, what controls told, and the evaluation. started() then notes
   // hyperparameters that the events do not have.
-  void make_up(const std::optional<Window>& window);
+  void make_up();
   // Times `evaluate()`, and logs its result and, if it is reached, the target. When this returns,
   // the replica has recorded the result.
   Evaluation evaluate(Replica& replica);
-  void checkpoint(const ckpt::SaveResult& report);
+  // How a save went. The event that tells of the checkpoint is the controller's, which makes it
+  // count.
+  void saved(const ckpt::SaveResult& report);
   void event(std::string_view kind, const nlohmann::json& fields);
   // Brings everything logged so far to stable storage, if the disk accepts it.
   void flush();
@@ -65,9 +68,11 @@ class Recorder {
 
  private:
   using Clock = std::chrono::steady_clock;
-  void log_evaluation(const Evaluation& result, std::optional<double> seconds);
+  void log_evaluation(const Evaluation& result);
+  void tell_of_evaluation(const Evaluation& result, std::optional<double> seconds);
+  void tell_of_target();
   void warn_of_trouble();
-  void tell_of_controls();
+  void tell_of_controls(const std::set<std::string>& told_before = {});
   void note_bad_samples();
   void note_hyper();
 

@@ -275,6 +275,7 @@ void Replica::apply(std::span<const float> sum) {
   } else {
     shards_.skip();
   }
+  state_.line.reset();  // of the step before
   Counters& counters = state_.counters;
   ++counters.step;
   const auto forward = judgement.sums.at(std::string(kSamplesForward));
@@ -301,6 +302,10 @@ void Replica::apply(std::span<const float> sum) {
       {judgement.sums, figures_.shared(tail), gradient, samples_ ? &*samples_ : nullptr, cursor});
   if (tuner_) tell_tuner(has_diverged ? verdict.loss : state_.loss.value_or(0));
   choose_hyper();
+  const Window& window = state_.window;
+  if (window.updates > 0 &&
+      (window.updates >= job_.train.log_every || updates() == total_updates()))
+    state_.line = std::exchange(state_.window, {});
   begin_step();
 }
 
@@ -415,6 +420,10 @@ void Replica::record(const Evaluation& result) {
   state_.evaluated_at = updates();
   state_.evaluated_step = step();
   state_.evaluated_epoch = epoch();
+}
+
+bool Replica::last_evaluation_due() const {
+  return evaluation_due() && (updates() >= total_updates() || !job_.target.metric.empty());
 }
 
 bool Replica::evaluation_due() const {

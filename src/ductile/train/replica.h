@@ -126,12 +126,8 @@ class Replica {
   // read them, and what was freed since. Only where the state lies where it is read.
   void tidy();
 
-  // Whether the figures of the updates since the last metric line are to become one now.
-  bool window_due() const {
-    return state_.window.updates > 0 &&
-           (state_.window.updates >= job_.train.log_every || updates() == total_updates());
-  }
-  Window take_window() { return std::exchange(state_.window, {}); }
+  // The figures of the metric line that the last step completed, if it did.
+  const std::optional<Window>& line() const { return state_.line; }
   // What is known of the noise of the gradients, in units of the job's train.batch_size: the
   // estimates of |G|^2 and tr(Sigma) of McCandlish et al. 2018, appendix A, from the squared norms
   // of the virtual ranks' gradients and of their mean. None before the first update, in a job
@@ -153,6 +149,8 @@ class Replica {
   void record(const Evaluation& result);
   // Whether the present state is to be evaluated and has not been evaluated yet.
   bool evaluation_due() const;
+  // Whether it is, and may turn out to be the last one of the run.
+  bool last_evaluation_due() const;
   bool evaluated() const { return state_.evaluated_at == updates(); }
   // After this very step; later steps may leave the weights as they were.
   bool evaluated_here() const { return state_.evaluated_step == step(); }

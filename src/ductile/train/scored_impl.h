@@ -34,6 +34,8 @@ class ScoredMethod : public StepMethod {
   // Sets the weights of the epoch's samples, which are 1, by their scores.
   virtual void weigh(int64_t epoch, std::span<const float> scores,
                      std::span<float> weights) const = 0;
+  // The share of the run after which no sample is skipped.
+  virtual double end() const = 0;
 
   const uint64_t seed_;
   const int64_t epochs_;
@@ -45,7 +47,7 @@ class ScoredMethod : public StepMethod {
   void begin_epoch(JobState& state, int64_t epoch) const;
 
   const std::string name_;
-  const int64_t batch_size_, num_ranks_;
+  const int64_t batch_size_, num_ranks_, max_steps_;
   StreamOrder order_;
 };
 

@@ -22,7 +22,8 @@ ScoredMethod::ScoredMethod(const spec::JobOptions& job)
       epochs_(job.train.epochs),
       name_(job.train.method),
       batch_size_(job.train.batch_size),
-      num_ranks_(job.train.virtual_ranks) {}
+      num_ranks_(job.train.virtual_ranks),
+      max_steps_(job.train.max_steps) {}
 
 void ScoredMethod::prepare(const spec::JobOptions& job, Ingredients& ingredients) {
   order_ = StreamOrder::of(job, ingredients);
@@ -127,7 +128,10 @@ void ScoredMethod::begin_epoch(JobState& state, int64_t epoch) const {
   std::ranges::fill(weight, 1.0F);
   weigh(epoch, state.extra_array(name_, "score", size), weight);
   auto kept = std::ranges::count_if(weight, [](float w) { return w > 0; });
-  if (kept < batch_size_) {  // not even one step: nothing is skipped
+  // A run that train.max_steps cuts short has its last share in its last updates.
+  const auto until = static_cast<double>(state.counters.updates + kept / batch_size_);
+  const bool is_late = max_steps_ > 0 && until > end() * static_cast<double>(max_steps_);
+  if (is_late || kept < batch_size_) {  // or not even one step: nothing is skipped
     std::ranges::fill(weight, 1.0F);
     kept = size;
   }

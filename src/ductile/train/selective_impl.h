@@ -60,7 +60,7 @@ class SelectiveMethod : public StepMethod {
   spec::SelectiveOptions options_;
   const std::string name_;
   const uint64_t seed_;
-  const int64_t batch_size_, num_ranks_, epochs_;
+  const int64_t batch_size_, num_ranks_, epochs_, max_steps_;
   const bool by_updates_;
   StreamOrder order_;
   double look_cost_ = 1;

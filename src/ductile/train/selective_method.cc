@@ -52,6 +52,7 @@ SelectiveMethod::SelectiveMethod(const spec::JobOptions& job)
       batch_size_(job.train.batch_size),
       num_ranks_(job.train.virtual_ranks),
       epochs_(job.train.epochs),
+      max_steps_(job.train.max_steps),
       by_updates_(job.train.selective.length == "updates") {}
 
 void SelectiveMethod::prepare(const spec::JobOptions& job, Ingredients& ingredients) {
@@ -71,7 +72,13 @@ bool SelectiveMethod::trains_whole(const JobState& state, const data::StepSample
   const auto done = static_cast<double>(by_updates_ ? state.counters.updates
                                                     : step.epoch * num_samples() + step.first);
   const auto all = static_cast<double>(by_updates_ ? planned(state) : epochs_ * num_samples());
-  return done < options_.start * all || done >= options_.end * all;
+  // A run that train.max_steps cuts short has its shares in its updates.
+  const auto updates = static_cast<double>(state.counters.updates);
+  const auto is_over = [&](double share) {
+    return done >= share * all ||
+           (max_steps_ > 0 && updates >= share * static_cast<double>(max_steps_));
+  };
+  return !is_over(options_.start) || is_over(options_.end);
 }
 
 SelectiveMethod::Turn SelectiveMethod::turn(const JobState& state) const {

@@ -159,9 +159,34 @@ TEST(Selective, TheRestOfAnEpochIsTrainedAndCountedWhole) {
   const double flops = run.replica.state().counters.flops;
   const double per_sample = Bench(job).parts.flops_per_sample;
   EXPECT_EQ(flops, per_sample * static_cast<double>(c.samples_forward + 2 * trained));
-  const auto& sums = run.replica.state().window.sums;
+  const auto& sums = run.replica.line().value().sums;
   EXPECT_EQ(sums.at("examined"), 6 * 96);
   EXPECT_EQ(sums.at("selected") + 96, trained);
+}
+
+// Such a run ends by its updates, and with them the part in which samples are chosen.
+TEST(Selective, ChoosesNothingAfterTheEndOfARunThatIsCutShort) {
+  for (const char* length : {"epochs", "updates"}) {
+    spec::JobOptions job = selection_job("selective");
+    job.train.max_steps = 20;
+    job.train.selective.first_epochs = 0;
+    job.train.selective.start = 0.1;
+    job.train.selective.end = 0.5;
+    job.train.selective.length = length;
+    WatchedRun run(job);
+    run.finish();
+    int64_t updates = 0, looks = 0;
+    for (const Story::Step& step : run.story->steps) {
+      if (!step.update) {
+        EXPECT_GE(updates, 2) << length;
+        EXPECT_LT(updates, 10) << length;
+        ++looks;
+      }
+      updates += step.update ? 1 : 0;
+    }
+    EXPECT_EQ(updates, 20) << length;
+    EXPECT_GT(looks, 4) << length;
+  }
 }
 
 TEST(Selective, StartEndAndInterruptTrainWholeBatches) {

@@ -1,6 +1,7 @@
 #include "ductile/train/stage_runner.h"
 
 #include <algorithm>
+#include <mutex>
 #include <numeric>
 #include <sstream>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/pages.h"
 #include "ductile/base/rng.h"
+#include "ductile/nn/generator.h"
 #include "ductile/nn/threads.h"
 #include "ductile/parallel/exact.h"
 #include "ductile/parallel/tensor_tree.h"
@@ -330,11 +332,13 @@ void StageRunner::check_bits(const nn::Tensors& like) const {
   constexpr uint64_t kSeed = 1;
   const std::span<float> buffers = flat_.buffer_values();
   const std::vector<float> before(buffers.begin(), buffers.end());
+  std::unique_lock draws(nn::generator_mutex());
   nn::seed_step(kSeed);
   nn::Tensors inputs;
   for (const at::Tensor& t : like) {
     inputs.push_back(t.is_floating_point() ? at::randn_like(t) : t);
   }
+  draws.unlock();
   parallel::Pipeline pipeline = pipeline_;
   pipeline.num_micro_batches = 1;
   for (parallel::Pipeline::Stage& stage : pipeline.stages) {
@@ -351,12 +355,14 @@ void StageRunner::check_bits(const nn::Tensors& like) const {
   step.draws = &draws_;
   host.run(step);
 
+  draws.lock();
   nn::seed_step(mix(kSeed, 0));
   const at::AutoGradMode differentiates(true);
   const at::Tensor logits =
       nn::forward(*ingredients_.model, std::span(inputs).first(inputs.size() - 1));
   const nn::LossOutput loss =
       ingredients_.model->loss(logits, inputs.back(), job_.train.label_smoothing);
+  draws.unlock();
   const std::vector<at::Tensor> whole = flat_.gradients(loss.losses.mean());
   std::ranges::copy(before, buffers.begin());
   for (size_t i = 0; i < whole.size(); ++i) {

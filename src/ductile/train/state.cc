@@ -146,6 +146,7 @@ Json JobState::values() const {
               {"best", json_of(best)},
               {"last", json_of(last)},
               {"loss", loss ? run::json_number(*loss) : Json()}};
+  if (line) out["metric_line"] = line->to_json();
   Json& last_figures = out["figures"] = Json::object();
   for (const auto& [name, value] : figures) last_figures[name] = run::json_number(value);
   if (average.span().empty() && optimizer->evaluates_other_weights({})) {
@@ -187,6 +188,9 @@ void JobState::set_values(const Json& values, int64_t step) {
   hyper = optim::hyper_from_json(values.at("hyper"));
   last_hyper = optim::hyper_from_json(values.at("last_hyper"));
   window = Window::from_json(values.at("window"));
+  line.reset();
+  if (const auto saved = values.find("metric_line"); saved != values.end())
+    line = Window::from_json(*saved);
   evaluated_at = values.at("evaluated_at");
   evaluated_step = values.at("evaluation").at("step");
   evaluated_epoch = values.at("evaluation").at("epoch");

@@ -108,6 +108,9 @@ class JobState {
   optim::Hyper hyper;       // of the next step
   optim::Hyper last_hyper;  // of the last one
   Window window;
+  // Of the metric line that the last step completed: whoever has the state can write the line that
+  // a lost leader did not write. It decides nothing, and is outside the digest.
+  std::optional<Window> line;
   std::optional<double> loss;             // of the last update
   std::map<std::string, double> figures;  // of the last update, by name
   int64_t evaluated_at = -1;              // updates done when the last evaluation was made

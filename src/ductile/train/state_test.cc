@@ -79,6 +79,10 @@ TEST(JobState, HasOneDigestForEqualStatesAndAnotherForEveryOther) {
       [](JobState& s) { s.extra("tuner").values["branch"] = 2; },
       [](JobState& s) { s.extra_array("tuner", "mask", 4)[1] = 1; },
   };
+  state.line = Window{{{"loss", 1.0}}, 3};
+  EXPECT_EQ(digest(a), whole) << "it decides nothing";
+  EXPECT_EQ(a.state().fork().values().at("metric_line").at("steps"), 3);
+  state.line.reset();
   for (const auto& change : changes) {
     const StateImage image = state.fork();
     change(state);

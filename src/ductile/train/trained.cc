@@ -17,6 +17,7 @@
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/augment.h"
 #include "ductile/optim/optimizer.h"
+#include "ductile/run/lock.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/staleness.h"
 #include "ductile/train/statistics.h"
@@ -71,17 +72,18 @@ auto read_sound(const run::RunFolder& folder, Read read) {
 }
 
 [[noreturn]] void fail_unfinished(const run::RunFolder& folder) {
+  const std::string path = folder.path().string();
   const std::vector<int64_t> steps = checkpoint_steps(folder);
+  const auto holder = run::lock_holder(folder.path());
+  const std::string remedy =
+      holder ? fmt::format("process {} trains it: wait for its end", holder->pid)
+             : fmt::format("finish it with `ductile train --resume {}`", path);
   if (steps.empty())
-    fail(ErrorCode::not_found,
-         "{0}: the run has neither final weights nor a checkpoint; finish it with `ductile train "
-         "--resume {0}`",
-         folder.path().string());
-  fail(
-      ErrorCode::not_found,
-      "{0}: the run has no final weights yet; finish it with `ductile train --resume {0}`, or name "
-      "a checkpoint: --checkpoint {1}",
-      folder.path().string(), fmt::join(steps, " or "));
+    fail(ErrorCode::not_found, "{}: the run has neither final weights nor a checkpoint; {}", path,
+         remedy);
+  fail(ErrorCode::not_found,
+       "{}: the run has no final weights yet; {}, or name a checkpoint: --checkpoint {}", path,
+       remedy, fmt::join(steps, " or "));
 }
 
 }  // namespace
@@ -149,6 +151,8 @@ void Trained::read_checkpoint(const run::RunFolder& folder, int64_t step) {
          step, folder.path().string());
   nlohmann::json values = checkpoint.state();
   add_staleness_to_state(values, job_);
+  if (!values.contains("evaluation"))  // of a version that counted evaluations in updates alone
+    values["evaluation"] = {{"step", values.at("evaluated_at")}, {"epoch", 0.0}};
   state_->restore(checkpoint, values);
   JobState::EvaluationWeights other = state_->evaluation_weights();
   add_statistics(*state_, other, *model_, job_, form_.augment,

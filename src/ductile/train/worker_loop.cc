@@ -89,6 +89,7 @@ class WorkerLoop::Impl {
   bool end_in_parts();
   void lead();
   void evaluate();
+  void evaluate_alone();
   void note_finished_saves();
   void settled(Generation generation, int64_t step, CanSave can_save = CanSave::no);
   void sum_up();
@@ -109,10 +110,8 @@ class WorkerLoop::Impl {
   Resident before_;            // what this process had before it made the job
   Generation memory_told_ = 0;
   std::unique_ptr<Replica> replica_;
-  run::CostMeter cost_;                             // of this process
-  std::optional<Recorder> recorder_;                // of the leader
-  std::pair<int64_t, Window> last_window_{-1, {}};  // the step where it ended; a leader may be
-                                                    // killed before it has logged that
+  run::CostMeter cost_;               // of this process
+  std::optional<Recorder> recorder_;  // of the leader
   std::unique_ptr<ckpt::CheckpointWriter> writer_;
   std::optional<PartSaver> parts_;  // where no worker has all of the state
   uint64_t saving_ = 0;             // the attempt under way; 0: none
@@ -402,8 +401,7 @@ void WorkerLoop::Impl::lead() {
     const bool resumed = plan_->start > 0 || plan_->number > 1;
     recorder_.emplace(input_.folder, *replica_, resumed, input_.progress_fd, plan_->number,
                       [this] { return source_.job_cost(); });
-    const bool ended = last_window_.first == replica_->step();
-    if (resumed) recorder_->make_up(ended ? std::optional(last_window_.second) : std::nullopt);
+    if (resumed) recorder_->make_up();
   }
   recorder_->started(static_cast<int64_t>(plan_->members.size()));
 }
@@ -465,11 +463,8 @@ void WorkerLoop::Impl::on(const Apply& command) {
 }
 
 void WorkerLoop::Impl::finish_step(const Apply& command) {
-  if (replica_->window_due()) {
-    last_window_ = {replica_->step(), replica_->take_window()};
-    if (recorder_) recorder_->log(last_window_.second);
-  }
   if (recorder_) {
+    if (replica_->line()) recorder_->log(*replica_->line());
     recorder_->committed();
     recorder_->show_now_and_then();
   }
@@ -534,8 +529,22 @@ void WorkerLoop::Impl::on(const Abandon& command) {
   source_.tell(Abandoned{command.generation});
 }
 
+// What is saved of the last step is the result: nobody saves this step again. So an evaluation that
+// a lost leader left undone belongs to it, and whoever has all of the state can make up for it.
+void WorkerLoop::Impl::evaluate_alone() {
+  if (!replica_->last_evaluation_due() || !replica_->state().optimizer->holds_all() ||
+      replica_->shards().kept_where_read())
+    return;
+  if (recorder_) {
+    recorder_->evaluate(*replica_);
+  } else {
+    replica_->record(replica_->evaluate([](int64_t) {}));
+  }
+}
+
 void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
   try {
+    evaluate_alone();
     if (recorder_) recorder_->flush();
     const bool holds_all = replica_->state().optimizer->holds_all();
     // The leader may have found no room for it.
@@ -562,10 +571,10 @@ void WorkerLoop::Impl::note_finished_saves() {
     return result || !parts_ ? result : parts_->take_result(plan_->number);
   };
   while (const auto report = next()) {
-    if (recorder_) recorder_->checkpoint(*report);
+    if (recorder_) recorder_->saved(*report);
     const uint64_t attempt = std::exchange(saving_, 0);
     if (report->error.empty()) {
-      source_.tell(Saved{attempt, report->step});
+      source_.tell(Saved{attempt, report->step, save_figures(*report)});
     } else {
       source_.tell(SaveFailed{attempt, report->error, parts_ && parts_->parts_lost()});
     }

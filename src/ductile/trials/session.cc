@@ -18,7 +18,6 @@
 #include "ductile/run/new_folder.h"
 #include "ductile/trials/report.h"
 #include "ductile/trials/trial_process_impl.h"
-#include "ductile/tune/freeze_thaw.h"
 
 namespace ductile::trials {
 namespace {
@@ -78,24 +77,29 @@ struct Session::Running {
   uintmax_t events_size = 0;  // when they were read last
 };
 
-Session::Session(fs::path folder, Tuning tuning, const std::string& job_toml)
+Session::Session(fs::path folder, Tuning tuning, const std::string& job_toml,
+                 std::unique_ptr<run::RunLock> lock)
     : folder_(std::move(folder)),
       tuning_(std::move(tuning)),
-      job_(read_job(job_toml, (folder_ / "job.toml").string())) {
-  lock_ = std::make_unique<run::RunLock>(folder_, run::RunLock::kController);
-}
+      job_(read_job(job_toml, (folder_ / "job.toml").string())),
+      lock_(std::move(lock)) {}
 Session::Session(Session&&) noexcept = default;
 Session::~Session() = default;
 
 Session Session::create(const fs::path& folder, const std::string& job_toml, const Tuning& tuning) {
-  if (kind_of(folder) != FileKind::none && !half_made(folder))
-    fail(ErrorCode::conflict,
-         "{0}: exists already; name another folder, or go on with `ductile tune --resume {0}`",
-         folder.string());
+  const auto check_free = [&] {
+    if (kind_of(folder) != FileKind::none && !half_made(folder))
+      fail(ErrorCode::conflict,
+           "{0}: exists already; name another folder, or go on with `ductile tune --resume {0}`",
+           folder.string());
+  };
+  check_free();
   std::error_code error;
   fs::create_directories(folder / "trials", error);
   if (error) fail(ErrorCode::unavailable, "{}: {}", folder.string(), error.message());
-  Session out(folder, tuning, job_toml);
+  auto lock = std::make_unique<run::RunLock>(folder, run::RunLock::kTuner);
+  check_free();  // another one may have made its session and ended since
+  Session out(folder, tuning, job_toml, std::move(lock));
   std::vector<fs::path> unfinished;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder))
     if (is_unfinished(entry.path().filename().string())) unfinished.push_back(entry.path());
@@ -115,6 +119,8 @@ Session Session::open(const fs::path& folder) {
       fail(ErrorCode::data_loss, "{}: it is {}, and a tuning session has a file there",
            (folder / name).string(), kind_text(folder / name));
   }
+  // Before anything is read: another one may save and end meanwhile.
+  auto lock = std::make_unique<run::RunLock>(folder, run::RunLock::kTuner);
   try {
     const Json state = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
     const JsonFields fields(state, file.string());
@@ -123,7 +129,7 @@ Session Session::open(const fs::path& folder) {
     Setup setup;
     OptionSet(setup).read_json(fields.at("setup"), file.string());
     Session out(folder, {setup, tune::Space::from_json(fields.at("space"), file.string())},
-                read_file(folder / "job.toml"));
+                read_file(folder / "job.toml"), std::move(lock));
     out.make_policy();
     out.restore(state);
     return out;
@@ -145,10 +151,10 @@ void Session::make_policy() {
   policy.least_budget = std::min(std::max(1.0, unit()), full());
   policy.total_budget = budget();
   policy.mltuner.forks = false;  // a trial's state is its own
+  policy.freeze_thaw.finish_best = tuning_.setup.finish;
   policy_ = tune::make_trial_policy(
       tuning_.setup.policy, tune::make_searcher(tuning_.setup.searcher, tuning_.space, searcher),
       policy);
-  if (tuning_.setup.finish) tune::finish_best_afterwards(*policy_);
 }
 
 double Session::full() const { return static_cast<double>(job_.train.epochs); }
@@ -480,8 +486,10 @@ void Session::retry(int64_t trial, const std::string& why, std::map<int64_t, int
                     const Environment& environment) {
   if (++times[trial] >= most) {
     fail(ErrorCode::unavailable,
-         "trial {} failed {} times: {}\nWhen that is mended, go on with `ductile tune --resume {}`",
-         trial, most, why, folder_.string());
+         "trial {} failed {} times: {}\nWhen that is mended, or {} is removed (the trial then "
+         "begins "
+         "anew), go on with `ductile tune --resume {}`",
+         trial, most, why, trial_folder(trial).string(), folder_.string());
   }
   say(environment, trial, "failed and is tried again: " + why);
   launch(trial, environment);

@@ -80,7 +80,8 @@ class Session {
   std::string job_with(int64_t trial) const;
 
  private:
-  Session(fs::path folder, Tuning tuning, const std::string& job_toml);
+  Session(fs::path folder, Tuning tuning, const std::string& job_toml,
+          std::unique_ptr<run::RunLock> lock);
   void make_policy();
   void save() const;
 

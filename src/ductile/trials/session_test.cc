@@ -42,7 +42,14 @@ TEST(Session, IsMadeOnceAndOpenedAgain) {
   EXPECT_EQ(session.best(), -1);
   EXPECT_EQ(session.budget(), 100);
   EXPECT_NE(report_html(session).find("Not finished"), std::string::npos);
-  EXPECT_EQ(open_error(folder), ErrorCode::conflict);  // this process drives it
+  try {
+    Session::open(folder);
+    ADD_FAILURE() << "opened twice";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::conflict);
+    EXPECT_NE(e.message().find("drives this tuning session already"), std::string::npos)
+        << e.message();
+  }
 }
 
 TEST(Session, BeginsAgainWhereItsMakingWasCutOff) {

@@ -94,6 +94,11 @@ void check(const Tuning& tuning, const spec::JobOptions& job, std::string_view s
          "high",
          source);
   for (const tune::Dimension& d : tuning.space.dimensions()) check(d, job, source);
+  if (job.tune.online)
+    fail(
+        ErrorCode::invalid_argument,
+        "tune.online = true: each trial would look for hyperparameters of its own; set tune.online "
+        "= false, or run the job once with `ductile train`");
   if (job.train.max_steps > 0)
     fail(ErrorCode::invalid_argument,
          "train.max_steps = {}: trials are compared by epochs; set train.max_steps = 0 and "

@@ -81,6 +81,10 @@ TEST(Setup, NamesWhatCannotBeTuned) {
   EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("eval_every_epochs"),
             std::string::npos);
   job = {};
+  job.tune.online = true;
+  EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("tune.online = false"),
+            std::string::npos);
+  job.tune.online = false;
   job.train.max_steps = 5;
   EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("max_steps"), std::string::npos);
 }

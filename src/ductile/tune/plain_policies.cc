@@ -3,7 +3,6 @@
 #include <limits>
 
 #include "ductile/base/json_fields.h"
-#include "ductile/tune/freeze_thaw.h"
 #include "ductile/tune/searchers_impl.h"
 #include "ductile/tune/trial_policies_impl.h"
 
@@ -105,7 +104,6 @@ class FreezeThawPolicy final : public TrialPolicy {
          "freeze_thaw: the searcher \"{}\" does not forecast curves; take \"curves\"",
          this->searcher().name());
   }
-  void finish_best_afterwards() { finishes_best_ = true; }
 
  private:
   Move decide() override {
@@ -117,7 +115,8 @@ class FreezeThawPolicy final : public TrialPolicy {
     // with, a new one is: nothing else can be had for the rest.
     if (paused.empty() && !pays_for_new && num_running() > 0)
       return wait_or_stop("what is left of the total budget is kept for the trials that run");
-    const double reach = finishes_best_ ? std::numeric_limits<double>::infinity() : left();
+    const double reach =
+        options().freeze_thaw.finish_best ? std::numeric_limits<double>::infinity() : left();
     forecasting_->set_rest({reach, pays_for_new});
     const std::optional<int64_t> trial = own_searcher().ask_or_resume(paused);
     if (!trial) return wait_or_stop("every setting of the space has been run to its end");
@@ -137,12 +136,12 @@ class FreezeThawPolicy final : public TrialPolicy {
   // find it. Else the search has to pay for that end, without which a look is worth nothing; where
   // the total is less than two runs, half of it still goes to looks.
   double enough_for_new() const {
-    return finishes_best_ ? rounded(first_look())
-                          : std::min(options().full_budget, options().total_budget / 2);
+    return options().freeze_thaw.finish_best
+               ? rounded(first_look())
+               : std::min(options().full_budget, options().total_budget / 2);
   }
 
   ForecastingSearcher* const forecasting_;
-  bool finishes_best_ = false;  // what is kept is judged at the full budget
 };
 
 }  // namespace
@@ -157,10 +156,6 @@ MadePolicy make_one_epoch(std::unique_ptr<Searcher> searcher, const PolicyOption
 
 MadePolicy make_freeze_thaw(std::unique_ptr<Searcher> searcher, const PolicyOptions& options) {
   return std::make_unique<FreezeThawPolicy>("freeze_thaw", std::move(searcher), options);
-}
-
-void finish_best_afterwards(TrialPolicy& policy) {
-  if (auto* own = dynamic_cast<FreezeThawPolicy*>(&policy)) own->finish_best_afterwards();
 }
 
 }  // namespace ductile::tune

@@ -76,6 +76,11 @@ void describe(Describer& d, PolicyOptions::MlTuner& o) {
 void describe(Describer& d, PolicyOptions::FreezeThaw& o) {
   d.field("growth", o.growth, "factor between the budgets at which a trial is paused")
       .range(1.01, 100);
+  d.field(
+      "finish_best", o.finish_best,
+      "whoever runs the trials runs the best one to its end after the search, beside the total "
+      "budget: ends are forecast at the full budget, however little is left, and new trials begin "
+      "as long as a first look at them is paid for");
 }
 
 void describe(Describer& d, PolicyOptions& o) {

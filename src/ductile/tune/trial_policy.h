@@ -67,6 +67,7 @@ struct PolicyOptions {
   } mltuner;
   struct FreezeThaw {
     double growth = 1.5;
+    bool finish_best = false;
   } freeze_thaw;
 };
 void describe(Describer& d, PolicyOptions& o);

@@ -10,7 +10,6 @@
 
 #include "ductile/base/json.h"
 #include "ductile/base/testing.h"
-#include "ductile/tune/freeze_thaw.h"
 #include "ductile/tune/halving.h"
 #include "ductile/tune/testing/problems.h"
 
@@ -294,10 +293,10 @@ TEST(FreezeThawTest, DecidesWithoutTheTotalIfTheBestIsRunToItsEndAfterwards) {
   for (const bool finish : {false, true}) {
     PolicyOptions options;
     options.full_budget = 20;
+    options.freeze_thaw.finish_best = finish;
     const auto moves = [&](double total) {
       options.total_budget = total;
       const auto policy = make("freeze_thaw", options);
-      if (finish) finish_best_afterwards(*policy);
       return drive(*policy, 200).moves;
     };
     const auto ends = moves(40), goes_on = moves(1000);

@@ -71,7 +71,7 @@ struct Loop {
         } else if (const auto* save = std::get_if<WriteCheckpoint>(&*command)) {
           try {
             write_checkpoint(checkpoints, state, checkpoint_tag(source.worker()));
-            source.tell(Saved{save->attempt, save->step});
+            source.tell(Saved{save->attempt, save->step, {8, 4}});
             // These steps take no time: a checkpoint would come too late for what a test does next.
             for (int i = 0; i < 100 && !published(save->step); ++i) {
               std::this_thread::sleep_for(2ms);

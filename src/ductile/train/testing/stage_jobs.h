@@ -179,13 +179,13 @@ inline void save_together_and_compare(spec::JobOptions job) {
     cluster.run_to(80);  // a save takes longer than a step
     cluster.preempt();
   }
-  // The job's end may overtake a save that was written and not yet published.
   const std::vector<int64_t> published = ckpt::verify(run.folder.checkpoints()).good;
   int64_t together = 0;
   run::for_each_diary_line(run.folder.events_file(), [&](const nlohmann::json& line) {
     if (line.value("kind", "") != "checkpoint" || line.value("parts", 1) != 4) return;
     const auto step = line.at("step").get<int64_t>();
-    if (std::find(published.begin(), published.end(), step) == published.end()) return;
+    EXPECT_NE(std::find(published.begin(), published.end(), step), published.end())
+        << "the diary tells of a checkpoint of step " << step << " that is not there";
     ++together;
     Replica saved(job), undisturbed(job);
     saved.restore(ckpt::Checkpoint::open(run.folder.checkpoints(), step));
