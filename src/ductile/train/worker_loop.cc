@@ -308,8 +308,7 @@ void WorkerLoop::Impl::gather_all_at(int rank) {
 }
 
 // All members together, whose state is that of the layout. Returns whether this worker can save
-// now, though it does not have all of it. Where one saves alone all stand still behind this step,
-// and may wait for the disk.
+// now, though it does not have all of it. Where one saves alone all stand still, and may wait.
 WorkerLoop::Impl::CanSave WorkerLoop::Impl::make_savable(int rank) {
   const auto writers =
       parts_ && !replica_->shards().layout().whole ? PartSaver::writers(*replica_) : std::nullopt;
@@ -363,8 +362,8 @@ void WorkerLoop::Impl::settled(Generation generation, int64_t step, CanSave can_
   } else if (done) {
     gather_all_at(0);
     if (leads()) {
-      // If there is no room for the weights, the save of the result comes to that, which is tried
-      // for a minute, where there will be one: where the last step was done just now.
+      // The save of the result, which is tried for a minute, writes the weights, too, where there
+      // will be one: where the last step was done just now.
       const bool saved_next = input_.job.checkpoint.at_end && step > plan_->start;
       digests_ = write_result(*replica_, input_.folder.model_file(), saved_next);
       sum_up();
@@ -374,15 +373,17 @@ void WorkerLoop::Impl::settled(Generation generation, int64_t step, CanSave can_
   source_.tell(restored(generation, step, done, can_save));
 }
 
-// All members together, none of whom needs all of the state for it: their parts of the last
-// checkpoint are durable then, which the leader may join, and the rest is as above. False where
-// that does not suit the job, or a disk refuses something: the leader alone, with all of the state,
-// tries that again for a while.
+// All members together, none of whom needs all of the state: their parts of the last checkpoint are
+// durable then, which the leader may join, and the rest is as above. False where that does not suit
+// the job, or a disk refuses something: the leader alone, with all of the state, tries again.
 bool WorkerLoop::Impl::end_in_parts() {
   if (!parts_ || replica_->shards().layout().whole || !replica_->deploys_in_parts()) return false;
   const auto writers = PartSaver::writers(*replica_);
   if (!writers) return false;
-  const bool is_saved = replica_->step() == plan_->start && begins_from_checkpoint(*plan_);
+  const bool began_so = replica_->step() == plan_->start;
+  const bool is_saved = began_so && begins_from_checkpoint(*plan_);
+  // Parts that nobody asks for would stay on the disk.
+  if (!is_saved && !input_.job.checkpoint.at_end && (began_so || !saves_alone_)) return false;
   if (!is_saved && !write_parts(*writers)) return false;
   bool refused = false;
   try {
