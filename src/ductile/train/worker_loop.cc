@@ -353,8 +353,7 @@ void WorkerLoop::Impl::take_up() {
 }
 
 // The state before `step` is complete. If it is the last one, all members are here, and nobody says
-// that it is done before the weights and the figures are on disk, since the leader may be lost
-// meanwhile.
+// that it is done before the weights and the figures are on disk: the leader may be lost meanwhile.
 void WorkerLoop::Impl::settled(Generation generation, int64_t step, CanSave can_save) {
   const bool done = replica_->done();
   if (done && end_in_parts()) {
