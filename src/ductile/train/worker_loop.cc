@@ -260,10 +260,11 @@ void WorkerLoop::Impl::on(const Restore& command) {
       if (replica_->step() > 0 || !replica_->state().optimizer->holds_all()) {
         replica_ = std::make_unique<Replica>(input_.job, recipe_, /*may_be_blank=*/true);
       }
-      begin_with_initial_weights(*replica_, input_.folder);
       break;
   }
   bring_parts(command);
+  if (command.self.source == StateSource::initial)
+    begin_with_initial_weights(*replica_, input_.folder);
   take_up();
   settled(plan_->number, plan_->start);
 }
@@ -295,7 +296,6 @@ void WorkerLoop::Impl::bring_parts(const Restore& command) {
   if (from_outside(command.self)) {
     shards.hold(shards.layout().held[static_cast<size_t>(exchange_->rank())]);
   }
-  if (command.self.source == StateSource::initial) replica_->make_blanks();
 }
 
 // All members together, whose state is that of the layout.
