@@ -333,13 +333,9 @@ bool WorkerLoop::Impl::write_parts(const PartSaver::Shares& writers) {
 
 Restored WorkerLoop::Impl::restored(Generation generation, int64_t step, bool done,
                                     CanSave can_save) {
-  return {generation,
-          step,
-          done,
-          replica_->shards().num_blocks(),
-          parts_of(replica_->shards().held()),
-          can_save != CanSave::no,
-          can_save == CanSave::on_disk};
+  const parallel::ShardedUpdate& shards = replica_->shards();
+  const bool savable = can_save != CanSave::no, on_disk = can_save == CanSave::on_disk;
+  return {generation, step, done, shards.num_blocks(), parts_of(shards.held()), savable, on_disk};
 }
 
 // Once per generation, all members together, with the state before its first step.
@@ -380,10 +376,11 @@ bool WorkerLoop::Impl::end_in_parts() {
   const auto writers = PartSaver::writers(*replica_);
   if (!writers) return false;
   const bool began_so = replica_->step() == plan_->start;
-  const bool is_saved = began_so && begins_from_checkpoint(*plan_);
-  // Parts that nobody asks for would stay on the disk.
-  if (!is_saved && !input_.job.checkpoint.at_end && (began_so || !saves_alone_)) return false;
-  if (!is_saved && !write_parts(*writers)) return false;
+  if (!began_so || !begins_from_checkpoint(*plan_)) {
+    // Parts that nobody wants would stay on the disk; who asks for them all the same gathers all.
+    const bool asked_for = input_.job.checkpoint.at_end || (!began_so && saves_alone_);
+    if (asked_for ? !write_parts(*writers) : began_so) return false;
+  }
   bool refused = false;
   try {
     digests_ = write_result_in_parts(*replica_, *exchange_, *writers, input_.folder.model_file());
@@ -546,6 +543,8 @@ void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
     if (parts_) parts_->give_up();  // of an attempt before
     if (parts_ && parts_->step() == replica_->step() && !holds_all) {
       parts_->join(std::move(state));
+    } else if (!holds_all) {
+      return source_.tell(SaveFailed{command.attempt, "no parts of it were written", true});
     } else {
       writer_->save(replica_->step(), state, replica_->state().tensors());
     }
