@@ -45,8 +45,10 @@ class Reader {
  public:
   Reader(const ckpt::SafetensorsFile& file, const fs::path& path) : file_(file), path_(path) {}
 
-  // Nothing is changed by a tensor that does not fit.
-  void read(const FlatModel::Entry& entry, std::span<float> flat) {
+  // Writes the elements of `flat` that lie in these ranges. Nothing is changed by a tensor that
+  // does not fit.
+  void read(const FlatModel::Entry& entry, std::span<const parallel::FloatRange> ranges,
+            std::span<float> flat) {
     const ckpt::TensorInfo* found = file_.find(entry.name);
     if (found == nullptr) {
       std::vector<std::string> names;
@@ -62,9 +64,16 @@ class Reader {
            "other types f32",
            path_.string(), entry.name, to_string(found->dtype), fmt::join(found->shape, ", "),
            fmt::join(entry.shape, ", "));
-    const auto bytes = std::as_writable_bytes(
-        flat.subspan(static_cast<size_t>(entry.offset), static_cast<size_t>(entry.size)));
-    std::ranges::copy(file_.bytes(*found), bytes.begin());
+    const std::span<const std::byte> bytes = file_.bytes(*found);
+    for (const parallel::FloatRange& r : ranges) {
+      const int64_t begin = std::max(r.begin, entry.offset);
+      const int64_t end = std::min(r.end, entry.offset + entry.size);
+      if (begin >= end) continue;
+      const auto part = std::as_writable_bytes(
+          flat.subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
+      const size_t first = static_cast<size_t>(begin - entry.offset) * sizeof(float);
+      std::ranges::copy(bytes.subspan(first, part.size()), part.begin());
+    }
     used_.insert(entry.name);
   }
 
@@ -83,11 +92,7 @@ class Reader {
   std::set<std::string> used_;
 };
 
-}  // namespace
-
-void begin_with_initial_weights(Replica& replica, const run::RunFolder& folder) {
-  const fs::path path = run::initial_weights_of(folder);
-  if (kind_of(path) == FileKind::none) return;
+void read_weights(Replica& replica, const fs::path& path) {
   if (replica.job().tune.online)
     fail(ErrorCode::invalid_argument,
          "{}: a run that begins with given weights cannot have tune.online = true", path.string());
@@ -96,22 +101,37 @@ void begin_with_initial_weights(Replica& replica, const run::RunFolder& folder) 
   check_digest(file, views, path);
   JobState& state = replica.state();
   FlatModel& flat = state.flat;
+  std::vector<parallel::FloatRange> held;
+  for (const parallel::BlockRange& b : replica.shards().held())
+    held.push_back(replica.shards().floats(b));
   if (Task* const task = replica.task()) {
     carry_in(*task, state);  // a step that was given up may have left it otherwise
     task->take_weights(views, path.string());
     carry_out(*task, state);
   } else {
     Reader reader(file, path);
-    for (const FlatModel::Entry& p : flat.parameters()) reader.read(p, flat.weights());
-    for (const FlatModel::Entry& b : flat.buffers()) reader.read(b, flat.buffer_values());
+    const std::span<float> buffers = flat.buffer_values();
+    const std::vector<parallel::FloatRange> all = {{0, std::ssize(buffers)}};
+    for (const FlatModel::Entry& p : flat.parameters()) reader.read(p, held, flat.weights());
+    for (const FlatModel::Entry& b : flat.buffers()) reader.read(b, all, buffers);
     reader.check_rest();
     flat.none_is_blank();
   }
   if (!state.average.span().empty()) {
-    std::ranges::copy(flat.weights(), state.average.span().begin());
+    for (const parallel::FloatRange& r : held)
+      std::copy(flat.weights().begin() + r.begin, flat.weights().begin() + r.end,
+                state.average.span().begin() + r.begin);
     std::ranges::copy(flat.buffer_values(), state.buffer_average.span().begin());
   }
-  flat.refresh_half_weights();
+  for (const parallel::FloatRange& r : held) flat.refresh_half_weights(r);
+}
+
+}  // namespace
+
+void begin_with_initial_weights(Replica& replica, const run::RunFolder& folder) {
+  const fs::path path = run::initial_weights_of(folder);
+  if (kind_of(path) != FileKind::none) read_weights(replica, path);
+  replica.make_blanks();
 }
 
 }  // namespace ductile::train

@@ -10,7 +10,9 @@ namespace ductile::train {
 // fp32. Whole numbers in the file are left out. A task takes what its model has, as it says itself
 // (Task::take_weights). The moving averages begin with them, too.
 //
-// Call it for a state in which nothing was trained. Throws data_loss for a damaged file, and
+// Call it for a state in which nothing was trained, and which holds what the worker is to hold: of
+// parameters no more is read, or, where the folder has no weights, drawn (Replica::make_blanks).
+// Throws data_loss for a damaged file, and
 // invalid_argument, which names the tensor, for weights of another model.
 void begin_with_initial_weights(Replica& replica, const run::RunFolder& folder);
 

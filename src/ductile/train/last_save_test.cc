@@ -141,6 +141,27 @@ TEST(LastSave, AWorkerThatIsKilledMeanwhileChangesNoBit) {
   }
 }
 
+TEST(LastSave, IsLeftOutWithTheSameDigestsAndLeavesNothingOnTheDisk) {
+  spec::JobOptions job = job_with_one_save(1);
+  const LeftBehind want = train_on(4, job);
+  job.checkpoint.at_end = false;
+  const OneRun run(job);
+  run.go_on(job, 4, 8, /*to_its_end=*/true);
+  std::string digest, weights_digest;
+  run::for_each_diary_line(run.folder.events_file(), [&](const Json& line) {
+    if (line.value("kind", "") != "end") return;
+    digest = line.value("digest", "none");
+    weights_digest = line.value("weights_digest", "none");
+  });
+  EXPECT_EQ(digest, want.digest);
+  EXPECT_EQ(weights_digest, want.weights_digest);
+  EXPECT_TRUE(read_file(run.folder.model_file()) == want.model);
+  for (const char* place : {"chunks", "pending", "tmp"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(run.folder.checkpoints() / place))
+      EXPECT_FALSE(entry.is_regular_file()) << entry.path();
+  }
+}
+
 // That of a preemption goes the same way.
 TEST(LastSave, BeforeAPreemptionIsMadeOfPartsToo) {
   for (const int64_t copies : {1, 2}) {

@@ -174,6 +174,7 @@ std::optional<ckpt::SaveResult> PartSaver::take_result(control::Generation gener
     if (now - *since_ < patience) return std::nullopt;
   }
   values_.reset();
+  parts_lost_ = true;
   if (part_->error.empty()) part_->error = "another worker's part of it is missing";
   return part_;
 }

@@ -259,10 +259,11 @@ void WorkerLoop::Impl::on(const Restore& command) {
       if (replica_->step() > 0 || !replica_->state().optimizer->holds_all()) {
         replica_ = std::make_unique<Replica>(input_.job, recipe_, /*may_be_blank=*/true);
       }
-      begin_with_initial_weights(*replica_, input_.folder);
       break;
   }
   bring_parts(command);
+  if (command.self.source == StateSource::initial)
+    begin_with_initial_weights(*replica_, input_.folder);
   take_up();
   settled(plan_->number, plan_->start);
 }
@@ -294,7 +295,6 @@ void WorkerLoop::Impl::bring_parts(const Restore& command) {
   if (from_outside(command.self)) {
     shards.hold(shards.layout().held[static_cast<size_t>(exchange_->rank())]);
   }
-  if (command.self.source == StateSource::initial) replica_->make_blanks();
 }
 
 // All members together, whose state is that of the layout.
@@ -307,8 +307,7 @@ void WorkerLoop::Impl::gather_all_at(int rank) {
 }
 
 // All members together, whose state is that of the layout. Returns whether this worker can save
-// now, though it does not have all of it. Where one saves alone all stand still behind this step,
-// and may wait for the disk.
+// now, though it does not have all of it. Where one saves alone all stand still, and may wait.
 WorkerLoop::Impl::CanSave WorkerLoop::Impl::make_savable(int rank) {
   const auto writers =
       parts_ && !replica_->shards().layout().whole ? PartSaver::writers(*replica_) : std::nullopt;
@@ -333,13 +332,9 @@ bool WorkerLoop::Impl::write_parts(const PartSaver::Shares& writers) {
 
 Restored WorkerLoop::Impl::restored(Generation generation, int64_t step, bool done,
                                     CanSave can_save) {
-  return {generation,
-          step,
-          done,
-          replica_->shards().num_blocks(),
-          parts_of(replica_->shards().held()),
-          can_save != CanSave::no,
-          can_save == CanSave::on_disk};
+  const parallel::ShardedUpdate& shards = replica_->shards();
+  const bool savable = can_save != CanSave::no, on_disk = can_save == CanSave::on_disk;
+  return {generation, step, done, shards.num_blocks(), parts_of(shards.held()), savable, on_disk};
 }
 
 // Once per generation, all members together, with the state before its first step.
@@ -353,8 +348,7 @@ void WorkerLoop::Impl::take_up() {
 }
 
 // The state before `step` is complete. If it is the last one, all members are here, and nobody says
-// that it is done before the weights and the figures are on disk, since the leader may be lost
-// meanwhile.
+// that it is done before the weights and the figures are on disk: the leader may be lost meanwhile.
 void WorkerLoop::Impl::settled(Generation generation, int64_t step, CanSave can_save) {
   const bool done = replica_->done();
   if (done && end_in_parts()) {
@@ -362,8 +356,8 @@ void WorkerLoop::Impl::settled(Generation generation, int64_t step, CanSave can_
   } else if (done) {
     gather_all_at(0);
     if (leads()) {
-      // If there is no room for the weights, the save of the result comes to that, which is tried
-      // for a minute, where there will be one: where the last step was done just now.
+      // The save of the result, which is tried for a minute, writes the weights, too, where there
+      // will be one: where the last step was done just now.
       const bool saved_next = input_.job.checkpoint.at_end && step > plan_->start;
       digests_ = write_result(*replica_, input_.folder.model_file(), saved_next);
       sum_up();
@@ -373,16 +367,19 @@ void WorkerLoop::Impl::settled(Generation generation, int64_t step, CanSave can_
   source_.tell(restored(generation, step, done, can_save));
 }
 
-// All members together, none of whom needs all of the state for it: their parts of the last
-// checkpoint are durable then, which the leader may join, and the rest is as above. False where
-// that does not suit the job, or a disk refuses something: the leader alone, with all of the state,
-// tries that again for a while.
+// All members together, none of whom needs all of the state: their parts of the last checkpoint are
+// durable then, which the leader may join, and the rest is as above. False where that does not suit
+// the job, or a disk refuses something: the leader alone, with all of the state, tries again.
 bool WorkerLoop::Impl::end_in_parts() {
   if (!parts_ || replica_->shards().layout().whole || !replica_->deploys_in_parts()) return false;
   const auto writers = PartSaver::writers(*replica_);
   if (!writers) return false;
-  const bool is_saved = replica_->step() == plan_->start && begins_from_checkpoint(*plan_);
-  if (!is_saved && !write_parts(*writers)) return false;
+  const bool began_so = replica_->step() == plan_->start;
+  if (!began_so || !begins_from_checkpoint(*plan_)) {
+    // Parts that nobody wants would stay on the disk; who asks for them all the same gathers all.
+    const bool asked_for = input_.job.checkpoint.at_end || (!began_so && saves_alone_);
+    if (asked_for ? !write_parts(*writers) : began_so) return false;
+  }
   bool refused = false;
   try {
     digests_ = write_result_in_parts(*replica_, *exchange_, *writers, input_.folder.model_file());
@@ -555,6 +552,8 @@ void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
     if (parts_) parts_->give_up();  // of an attempt before
     if (parts_ && parts_->step() == replica_->step() && !holds_all) {
       parts_->join(std::move(state));
+    } else if (!holds_all) {
+      return source_.tell(SaveFailed{command.attempt, "no parts of it were written", true});
     } else {
       writer_->save(replica_->step(), state, replica_->state().tensors());
     }
