@@ -35,6 +35,9 @@ using DataSet = std::shared_ptr<const data::Dataset>;
 DataSet open_at(const spec::DataOptions& trained, const std::string& path) {
   if (kind_of(path) == FileKind::none)
     fail(ErrorCode::not_found, "--data {}: no such file or folder", path);
+  if (kind_of(path) == FileKind::other)  // a FIFO would be waited for
+    fail(ErrorCode::invalid_argument,
+         "--data {}: it is {}; samples are read from a file or a folder", path, kind_text(path));
   spec::DataOptions options = trained;
   options.test_limit = 0;
   options.test_path = path;

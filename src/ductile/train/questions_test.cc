@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -387,6 +388,11 @@ TEST(Eval, RefusesWhatIsNoTrainedModelByName) {
       run.refusal({.what = "eval", .data = "absent"}, ErrorCode::not_found).find("--data absent"),
       std::string::npos);
   EXPECT_NE(run.refusal({.what = "eval", .data = "."}, ErrorCode::invalid_argument).find("digits"),
+            std::string::npos);
+  const std::string fifo = (run.place.path() / "fifo").string();
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  EXPECT_NE(run.refusal({.what = "eval", .data = fifo}, ErrorCode::invalid_argument)
+                .find("from a file or a folder"),
             std::string::npos);
   Trainee other(asked_job());
   other.job.model.hidden = {33};
