@@ -90,6 +90,9 @@ void Router::Impl::handle(HttpRequest request, Reply reply) {
   if (request.method == "GET" && request.path == "/metrics") return plain(200, metrics());
   if (request.method == "GET" && request.path == "/readyz" && (draining_ || usable() == 0))
     return plain(503, draining_ ? "draining\n" : "no replica\n");
+  const bool loads = request.method == "POST" && request.path.ends_with("/load");
+  if (loads && !is_own(request))  // the replicas would see this process as the one that asks
+    return reply(error_response(403, "weights are changed by the user whose server this is"));
   const bool full = open_ >= static_cast<int64_t>(options_.most_waiting);
   if (draining_) return reply(come_again(kEnding));
   ++load_.arrived;
@@ -99,7 +102,7 @@ void Router::Impl::handle(HttpRequest request, Reply reply) {
   passage->bytes = to_bytes(request, address().to_string());
   passage->reply = std::move(reply);
   passage->arrived = loop_.now();
-  if (request.method == "POST" && request.path.ends_with("/load")) {
+  if (loads) {
     passage->load_path = request.path;
     return begin_load(passage);
   }
