@@ -73,12 +73,15 @@ struct LiveCommand {
   int64_t lines = 50;               // logs
   bool follow = false;              // logs
   bool json = false;
+  // reload: of this step; none: the newest
+  std::optional<int64_t> checkpoint;
 };
 ExitCode status(const LiveCommand& command, Context& context);
 ExitCode resize(const LiveCommand& command, Context& context);
 ExitCode preempt(const LiveCommand& command, Context& context);
 ExitCode resume(const LiveCommand& command, Context& context);
 ExitCode logs(const LiveCommand& command, Context& context);
+ExitCode reload(const LiveCommand& command, Context& context);
 
 // The service of this machine, and its jobs.
 inline constexpr uint16_t kPagePort = 8470;

@@ -56,9 +56,38 @@ std::optional<uid_t> user_in_list(const PeerEnd& ours, const PeerEnd& theirs) {
   return std::nullopt;
 }
 
+// Their end is the socket whose own address is our peer's.
+std::optional<uid_t> user_by_question(sa_family_t family, const PeerEnd& ours,
+                                      const PeerEnd& theirs) {
+  struct {
+    nlmsghdr head;
+    inet_diag_req_v2 body;
+  } ask{};
+  ask.head.nlmsg_len = sizeof ask;
+  ask.head.nlmsg_type = SOCK_DIAG_BY_FAMILY;
+  ask.head.nlmsg_flags = NLM_F_REQUEST;
+  ask.body.sdiag_family = static_cast<uint8_t>(family);
+  ask.body.sdiag_protocol = IPPROTO_TCP;
+  ask.body.idiag_states = ~0U;
+  ask.body.id.idiag_sport = theirs.port;
+  ask.body.id.idiag_dport = ours.port;
+  std::memcpy(ask.body.id.idiag_src, theirs.address, sizeof theirs.address);
+  std::memcpy(ask.body.id.idiag_dst, ours.address, sizeof ours.address);
+  ask.body.id.idiag_cookie[0] = INET_DIAG_NOCOOKIE;
+  ask.body.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
+  const Descriptor link(::socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
+  if (!link || ::send(link.get(), &ask, sizeof ask, 0) < 0) return std::nullopt;
+  alignas(nlmsghdr) char answer[1024];
+  const ssize_t n = ::recv(link.get(), answer, sizeof answer, 0);
+  const auto* const head = reinterpret_cast<const nlmsghdr*>(answer);
+  if (n < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg))) ||
+      head->nlmsg_type != SOCK_DIAG_BY_FAMILY)
+    return std::nullopt;
+  return reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(head))->idiag_uid;
+}
+
 }  // namespace
 
-// Their end is the socket whose own address is our peer's.
 std::optional<uid_t> user_at_other_end(int connection) {
   sockaddr_storage peer{}, own{};
   socklen_t size = sizeof peer, own_size = sizeof own;
@@ -67,32 +96,8 @@ std::optional<uid_t> user_at_other_end(int connection) {
     return std::nullopt;
   const auto ours = end_of(own), theirs = end_of(peer);
   if (!ours || !theirs) return std::nullopt;
-  struct {
-    nlmsghdr head;
-    inet_diag_req_v2 body;
-  } ask{};
-  ask.head.nlmsg_len = sizeof ask;
-  ask.head.nlmsg_type = SOCK_DIAG_BY_FAMILY;
-  ask.head.nlmsg_flags = NLM_F_REQUEST;
-  ask.body.sdiag_family = static_cast<uint8_t>(peer.ss_family);
-  ask.body.sdiag_protocol = IPPROTO_TCP;
-  ask.body.idiag_states = ~0U;
-  ask.body.id.idiag_sport = theirs->port;
-  ask.body.id.idiag_dport = ours->port;
-  std::memcpy(ask.body.id.idiag_src, theirs->address, sizeof theirs->address);
-  std::memcpy(ask.body.id.idiag_dst, ours->address, sizeof ours->address);
-  ask.body.id.idiag_cookie[0] = INET_DIAG_NOCOOKIE;
-  ask.body.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
-  const Descriptor link(::socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-  if (!link || ::send(link.get(), &ask, sizeof ask, 0) < 0)
-    return peer.ss_family == AF_INET ? user_in_list(*ours, *theirs) : std::nullopt;
-  alignas(nlmsghdr) char answer[1024];
-  const ssize_t n = ::recv(link.get(), answer, sizeof answer, 0);
-  const auto* const head = reinterpret_cast<const nlmsghdr*>(answer);
-  if (n < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg))) ||
-      head->nlmsg_type != SOCK_DIAG_BY_FAMILY)
-    return std::nullopt;
-  return reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(head))->idiag_uid;
+  const auto user = user_by_question(peer.ss_family, *ours, *theirs);
+  return user || peer.ss_family != AF_INET ? user : user_in_list(*ours, *theirs);
 }
 
 }  // namespace ductile::net
