@@ -76,12 +76,15 @@ struct LiveCommand {
   bool follow = false;              // logs
   double patience = 3600;           // logs: seconds that a service may be away
   bool json = false;
+  // reload: of this step; none: the newest
+  std::optional<int64_t> checkpoint;
 };
 ExitCode status(const LiveCommand& command, Context& context);
 ExitCode resize(const LiveCommand& command, Context& context);
 ExitCode preempt(const LiveCommand& command, Context& context);
 ExitCode resume(const LiveCommand& command, Context& context);
 ExitCode logs(const LiveCommand& command, Context& context);
+ExitCode reload(const LiveCommand& command, Context& context);
 
 // The service of this machine, and its jobs.
 inline constexpr uint16_t kPagePort = 8470;

@@ -31,6 +31,7 @@ constexpr OtherCommand kService[] = {
     {"submit", "hand a job to the service"},
     {"jobs", "list the jobs of the service"},
     {"why", "say why a job waits, or runs as it does"},
+    {"reload", "let a job that answers requests load other weights"},
     {"cancel", "end a job for good"},
     {"events", "list what happened to the jobs"},
     {"nodes", "list the nodes, and who holds their devices"},

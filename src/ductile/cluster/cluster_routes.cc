@@ -6,6 +6,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
+#include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/why_impl.h"
 
@@ -51,6 +52,30 @@ Answer resize_job(Request& request) {
                        request.now());
     return {
         {"id", job.id}, {"min_devices", wanted.min_devices}, {"max_devices", wanted.max_devices}};
+  });
+}
+
+// The service hears of it by the event, also one that begins later.
+Answer reload_job(Request& request) {
+  const JobRecord job = job_to_act_on(request);
+  require_owner(request.call.principal, job);
+  const nlohmann::json body = request.object();
+  const JsonFields fields(body, "body");
+  fields.only({"version"});
+  nlohmann::json wanted = {{"version", nullptr}, {"by", request.call.principal.name}};
+  if (fields.has("version")) wanted["version"] = fields.integer("version", 0, kMostVersion);
+  if (job.submission.kind != "serve")
+    fail(ErrorCode::conflict, "job {} does not answer requests, so it has no weights to change",
+         job.id);
+  const nlohmann::json spec = parse_json(
+      request.reader.spec(job.id), fmt::format("the spec of job {}", job.id), ErrorCode::data_loss);
+  if (spec.value("follow", false))
+    fail(ErrorCode::conflict, "job {} takes the newest weights of its run by itself", job.id);
+  return request.commit(200, [&](Change& change) -> nlohmann::json {
+    if (const Phase now = change.job(job.id).phase; has_ended(now))
+      fail(ErrorCode::conflict, "job {} is {} already", job.id, to_string(now));
+    change.record(job.id, kReload, dump_json(wanted), request.now());
+    return {{"id", job.id}, {"version", wanted.at("version")}};
   });
 }
 

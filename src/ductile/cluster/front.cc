@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <exception>
+#include <string>
 #include <utility>
 
 #include "ductile/base/error.h"
@@ -12,10 +14,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::chrono::seconds kQuiet{20};  // for what was accepted, where the front closes
-constexpr double kLeastBusy = 0.2;          // replica-seconds of a look at the rate
-constexpr int64_t kLeastAnswers = 10;       // in it
-constexpr int64_t kMostVersion = int64_t{1} << 60;
+constexpr std::chrono::seconds kQuiet{20};     // for what was accepted, where the front closes
+constexpr double kLeastBusy = 0.2;             // replica-seconds of a look at the rate
+constexpr int64_t kLeastAnswers = 10;          // in it
+constexpr std::chrono::seconds kLoadAgain{1};  // where no replica can load weights just now
 
 }  // namespace
 
@@ -88,12 +90,13 @@ json FrontMemory::to_json() const {
   }
   json out = {{"port", port}, {"last", last}, {"replicas", std::move(list)}};
   if (version) out["version"] = *version;
+  if (reloaded > 0) out["reloaded"] = reloaded;
   return out;
 }
 
 FrontMemory FrontMemory::from_json(const json& value) try {
   const JsonFields fields(value, "what a service job keeps");
-  fields.only({"port", "last", "replicas", "version"});
+  fields.only({"port", "last", "replicas", "version", "reloaded"});
   FrontMemory out;
   out.port = static_cast<uint16_t>(fields.integer("port", 0, 65535));
   out.last = static_cast<uint64_t>(fields.integer("last", 0, INT64_MAX));
@@ -106,6 +109,7 @@ FrontMemory FrontMemory::from_json(const json& value) try {
     if (one.has("version")) replica.version = one.integer("version", 0, kMostVersion);
   }
   if (fields.has("version")) out.version = fields.integer("version", 0, kMostVersion);
+  out.reloaded = fields.integer_or("reloaded", 0, 0, INT64_MAX);
   return out;
 } catch (const Error& error) {
   fail(ErrorCode::data_loss, "{}", error.what());
@@ -118,6 +122,13 @@ serving::RouterOptions router_options(const ServeSpec& spec, uint16_t port) {
   out.http.at = {"127.0.0.1", spec.port != 0 ? spec.port : port};
   if (!spec.follow) out.model = spec.model;
   return out;
+}
+
+// What a server says is wrong.
+std::string error_in(const serving::HttpResponse& answer) try {
+  return parse_json(answer.body, "the answer", ErrorCode::data_loss).at("error").get<std::string>();
+} catch (const std::exception&) {
+  return fmt::format("a replica answered with status {}", answer.status);
 }
 
 }  // namespace
@@ -148,12 +159,35 @@ Front::Front(net::Loop& loop, ServeSpec spec, FrontMemory memory, double interva
       [this] { look(); });
 }
 
-Front::~Front() { router_.refuse_waiting(); }
+Front::~Front() {
+  closing_ = true;
+  router_.refuse_waiting();
+}
 
 void Front::look() {
   meter_.add(std::chrono::duration<double>(loop_.now().time_since_epoch()).count(), router_.load(),
              ready_);
   if (callbacks_.on_load) callbacks_.on_load();
+}
+
+void Front::reload(Revision asked, std::optional<int64_t> version) {
+  if (closing_ || asked <= std::max(memory_.reloaded, reloading_)) return;
+  reloading_ = asked;
+  try_reload(version);
+}
+
+void Front::try_reload(std::optional<int64_t> version) {
+  const auto on_answer = [this, version, asked = reloading_](const serving::HttpResponse& answer) {
+    if (closing_ || asked != reloading_) return;
+    if (answer.status == 503 || answer.status == 409) {
+      reload_ = loop_.after(kLoadAgain, [this, version] { try_reload(version); });
+      return;
+    }
+    if (answer.status != 200) tell("reload: " + error_in(answer));
+    memory_.reloaded = asked;
+    save();
+  };
+  router_.load_weights(spec_.model, version, on_answer);
 }
 
 void Front::save(std::function<void()> then) { callbacks_.save(memory_, std::move(then)); }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <nlohmann/json_fwd.hpp>
@@ -19,6 +20,11 @@
 #include "ductile/serving/router.h"
 
 namespace ductile::cluster {
+
+inline constexpr int64_t kMostVersion = int64_t{1} << 60;
+
+// The event by which somebody wants other weights: {"version", "by"}; null: the newest.
+inline constexpr std::string_view kReload = "reload";
 
 // A job of kind "serve": replicas that answer inference requests for a run.
 struct ServeSpec {
@@ -77,6 +83,7 @@ struct FrontMemory {
   std::map<uint64_t, Replica> replicas;  // that may live
   // Of the weights of all of them: those that the first one found, or that somebody had them load.
   std::optional<int64_t> version;
+  Revision reloaded = 0;  // the last event of kind kReload that was carried out
 
   nlohmann::json to_json() const;
   // Throws data_loss.
@@ -108,6 +115,10 @@ class Front {
   void save(std::function<void()> then = {});
   void tell(const std::string& line) const { callbacks_.tell(line); }
 
+  // Somebody wants all replicas to have these weights (none: the newest), by the event `asked`. It
+  // is done once there is a replica, and only the newest of these events is.
+  void reload(Revision asked, std::optional<int64_t> version);
+
   std::string address() const;  // http://HOST:PORT/v2/models/NAME
   void set_ready(int64_t replicas) { ready_ = replicas; }
   ServiceLoad load() const { return meter_.load(); }
@@ -121,6 +132,7 @@ class Front {
 
  private:
   void look();
+  void try_reload(std::optional<int64_t> version);
 
   net::Loop& loop_;
   const ServeSpec spec_;
@@ -131,7 +143,8 @@ class Front {
   int64_t ready_ = 0;
   bool closing_ = false, quiet_ = false;
   std::function<void()> on_quiet_;
-  net::Loop::Timer look_, patience_;
+  Revision reloading_ = 0;  // the event that is carried out, or was last
+  net::Loop::Timer look_, patience_, reload_;
 };
 
 }  // namespace ductile::cluster

@@ -302,18 +302,18 @@ std::string spoilt(Rng& rng, std::string text) {
 std::string known_request(Rng& rng, const std::string& token, uint16_t port) {
   const bool posts = rng.below(2) == 0;
   std::string path =
-      posts
-          ? pick(rng, {"/v1/jobs", "/v1/jobs", "/v1/jobs", "/v1/jobs/1/cancel", "/v1/jobs/1/pause",
-                       "/v1/jobs/1/resize", "/v1/jobs/mine/resume", "/v1/jobs/mine/cancel",
-                       "/v1/jobs/mine/resize", "/v1/nodes/a/drain", "/v1/nodes/a/undrain",
-                       "/v1/tokens", "/v1/tokens/ada/revoke", "/v1/page/links"})
-          : pick(rng, {"/v1/jobs", "/v1/jobs?live=1&limit=3", "/v1/jobs?part=%25&before=7",
-                       "/v1/jobs?phase=queued&name=mine", "/v1/jobs/1", "/v1/jobs/mine",
-                       "/v1/jobs/1/curves?known=0-0", "/v1/jobs/1/log?from=99999999999",
-                       "/v1/jobs/1/options", "/v1/events?limit=5&after=9223372036854775807",
-                       "/v1/events?newest=3&job=1", "/v1/nodes", "/v1/overview",
-                       "/v1/allocations?since=1", "/v1/accounts", "/v1/tokens", "/metrics",
-                       "/v1/openapi.json"});
+      posts ? pick(rng,
+                   {"/v1/jobs", "/v1/jobs", "/v1/jobs", "/v1/jobs/1/cancel", "/v1/jobs/1/pause",
+                    "/v1/jobs/1/resize", "/v1/jobs/1/reload", "/v1/jobs/mine/resume",
+                    "/v1/jobs/mine/cancel", "/v1/jobs/mine/resize", "/v1/nodes/a/drain",
+                    "/v1/nodes/a/undrain", "/v1/tokens", "/v1/tokens/ada/revoke", "/v1/page/links"})
+            : pick(rng, {"/v1/jobs", "/v1/jobs?live=1&limit=3", "/v1/jobs?part=%25&before=7",
+                         "/v1/jobs?phase=queued&name=mine", "/v1/jobs/1", "/v1/jobs/mine",
+                         "/v1/jobs/1/curves?known=0-0", "/v1/jobs/1/log?from=99999999999",
+                         "/v1/jobs/1/options", "/v1/events?limit=5&after=9223372036854775807",
+                         "/v1/events?newest=3&job=1", "/v1/nodes", "/v1/overview",
+                         "/v1/allocations?since=1", "/v1/accounts", "/v1/tokens", "/metrics",
+                         "/v1/openapi.json"});
   if (rng.below(6) == 0) {
     path = spoilt(rng, path);
     std::erase_if(path, [](char c) { return c == ' ' || c == '\r' || c == '\n'; });

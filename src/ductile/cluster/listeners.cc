@@ -5,9 +5,6 @@
 
 #include <arpa/inet.h>
 #include <fmt/format.h>
-#include <linux/inet_diag.h>
-#include <linux/netlink.h>
-#include <linux/sock_diag.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -18,42 +15,12 @@
 #include "ductile/base/error.h"
 #include "ductile/cluster/limits_impl.h"
 #include "ductile/cluster/listeners_impl.h"
+#include "ductile/net/peer_user.h"
 
 namespace ductile::cluster {
 namespace {
 
 constexpr int kFlags = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-
-// The user who has the other end of a loopback connection: the socket whose own address is our
-// peer's.
-std::optional<uid_t> user_behind(const sockaddr_in& ours, const sockaddr_in& theirs) {
-  const Descriptor link(::socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-  if (!link) return std::nullopt;
-  struct {
-    nlmsghdr head;
-    inet_diag_req_v2 body;
-  } ask{};
-  ask.head.nlmsg_len = sizeof ask;
-  ask.head.nlmsg_type = SOCK_DIAG_BY_FAMILY;
-  ask.head.nlmsg_flags = NLM_F_REQUEST;
-  ask.body.sdiag_family = AF_INET;
-  ask.body.sdiag_protocol = IPPROTO_TCP;
-  ask.body.idiag_states = ~0U;
-  ask.body.id.idiag_sport = theirs.sin_port;
-  ask.body.id.idiag_dport = ours.sin_port;
-  ask.body.id.idiag_src[0] = theirs.sin_addr.s_addr;
-  ask.body.id.idiag_dst[0] = ours.sin_addr.s_addr;
-  ask.body.id.idiag_cookie[0] = INET_DIAG_NOCOOKIE;
-  ask.body.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
-  if (::send(link.get(), &ask, sizeof ask, 0) < 0) return std::nullopt;
-  alignas(nlmsghdr) char answer[1024];
-  const ssize_t n = ::recv(link.get(), answer, sizeof answer, 0);
-  const auto* const head = reinterpret_cast<const nlmsghdr*>(answer);
-  if (n < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg))) ||
-      head->nlmsg_type != SOCK_DIAG_BY_FAMILY)
-    return std::nullopt;
-  return reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(head))->idiag_uid;
-}
 
 }  // namespace
 
@@ -133,10 +100,9 @@ Descriptor listen_beyond(const net::Address& address, uint16_t* got) {
 }
 
 std::string stranger_at(int connection) {
-  sockaddr_storage peer{}, ours{};
-  socklen_t size = sizeof peer, our_size = sizeof ours;
-  if (::getpeername(connection, reinterpret_cast<sockaddr*>(&peer), &size) != 0 ||
-      ::getsockname(connection, reinterpret_cast<sockaddr*>(&ours), &our_size) != 0)
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  if (::getpeername(connection, reinterpret_cast<sockaddr*>(&peer), &size) != 0)
     return std::string(1, kStranger);
   char text[INET6_ADDRSTRLEN] = {};
   if (peer.ss_family == AF_INET6) {
@@ -149,7 +115,7 @@ std::string stranger_at(int connection) {
   const auto& theirs = reinterpret_cast<const sockaddr_in&>(peer);
   const bool here = (ntohl(theirs.sin_addr.s_addr) >> 24) == 127;
   if (here) {
-    if (const auto user = user_behind(reinterpret_cast<const sockaddr_in&>(ours), theirs))
+    if (const auto user = net::user_at_other_end(connection))
       return fmt::format("{}user {}", kStranger, *user);
   }
   ::inet_ntop(AF_INET, &theirs.sin_addr, text, sizeof text);

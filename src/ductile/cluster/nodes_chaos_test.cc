@@ -1,7 +1,8 @@
 // A service of several nodes with several jobs, to which everything happens that may: at random, by
-// a seed. All jobs end with the results of undisturbed runs, and nothing is left. The nodes have
-// networks of their own where this machine allows it; else they are this machine under other names.
-// The store and the folder that the nodes share have small disks of their own, which become full.
+// a seed. All jobs end with the results of undisturbed runs, of a command there are never two at a
+// time, and nothing is left. The nodes have networks of their own where this machine allows it;
+// else they are this machine under other names. The store and the folder that the nodes share have
+// small disks of their own, which become full.
 //
 //   DUCTILE_CHAOS_SEED=n    another course of events (1)
 //   DUCTILE_CHAOS_FAULTS=n  so many of them (25)
@@ -17,11 +18,12 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ductile/base/rng.h"
 #include "ductile/cluster/store.h"
-#include "ductile/cluster/testing/live_service.h"
+#include "ductile/cluster/testing/commands.h"
 #include "ductile/server/testing/emulated_hosts.h"
 #include "ductile/server/testing/shared_files.h"
 #include "ductile/server/testing/small_disk.h"
@@ -36,6 +38,21 @@ using server::testing::SmallDisk;
 using std::chrono::milliseconds;
 
 constexpr int kNodes = 4;
+constexpr int64_t kCounts = 20;
+
+// A command that goes on from where it was saved, whatever of it is killed.
+std::string counting() {
+  return fmt::format(
+      "exec 9>only$DUCTILE_JOB; flock -n 9; got=$?\n"
+      "[ $got = 1 ] && echo $DUCTILE_JOB >> twice\n"
+      "[ $got = 0 ] || exit 1\n"
+      "n=0; [ -e at$DUCTILE_JOB ] && read n < at$DUCTILE_JOB\n"
+      "while [ $n -lt {} ]; do\n"
+      "  sleep 0.1; n=$((n + 1))\n"
+      "  echo $n > new$DUCTILE_JOB && mv new$DUCTILE_JOB at$DUCTILE_JOB || exit 1\n"
+      "done",
+      kCounts);
+}
 
 int64_t from_environment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
@@ -63,6 +80,7 @@ class Chaos {
           options.listen = hosts_ ? EmulatedHosts::address(0) : "127.0.0.1";
           options.program = DUCTILE_TEST_WORKER;
           options.grace = 2;
+          options.command_lease = 5;  // longer than anything is stopped
           options.shared = options.folder / "shared";
           store_disk_ = SmallDisk(options.folder, "24m");
           fs::create_directories(options.shared);
@@ -92,7 +110,17 @@ class Chaos {
     }
     done_["jobs"] = static_cast<int>(ids_.size());
     for (const std::string& node : nodes_) service_->send("POST", "/v1/nodes/" + node + "/undrain");
-    for (const JobId id : ids_) service_->expect_result(id);
+    for (const JobId id : ids_) {
+      service_->act(id, "resume");
+      if (!commands_.contains(id)) {
+        service_->expect_result(id);
+        continue;
+      }
+      service_->wait_for(id, "finished");
+      EXPECT_EQ(text_of(counts_.path() / ("at" + std::to_string(id))),
+                std::to_string(kCounts) + "\n");
+    }
+    EXPECT_EQ(text_of(counts_.path() / "twice"), "");
     EXPECT_EQ(service_->stop(), 0);
     EXPECT_TRUE(service_->workers().empty());
     // An agent whose service was killed ends by itself once it sees that the connection is gone.
@@ -118,15 +146,31 @@ class Chaos {
   // False: there was no room for it, so it does not count.
   bool submit() {
     const auto n = static_cast<int64_t>(++offered_);
-    const Json answer = service_->offer("job" + std::to_string(n), 400 + 80 * (n % 5), 1 + n % 4);
+    const std::string name = "job" + std::to_string(n);
+    const bool command = n % 3 == 0;
+    const Json answer =
+        command ? offer_command(name) : service_->offer(name, 400 + 80 * (n % 5), 1 + n % 4);
     const int status = answer.is_null() ? 0 : answer.at("status").get<int>();
-    if (status == 201) ids_.push_back(answer.at("body").at("id"));
+    if (status == 201) {
+      ids_.push_back(answer.at("body").at("id"));
+      if (command) commands_.insert(ids_.back());
+    }
     EXPECT_TRUE(status == 201 || status == 503) << answer;
     return status == 201;
   }
 
+  Json offer_command(const std::string& name) {
+    const Json spec = {{"command", {"/bin/sh", "-c", counting()}},
+                       {"directory", counts_.path().string()},
+                       {"retries", 1000},
+                       {"grace", 1}};
+    const Json body = {{"name", name}, {"kind", "command"}, {"spec", spec}};
+    return service_->send("POST", "/v1/jobs", dump_json(body));
+  }
+
   void disturb() {
-    const uint32_t dice = rng_.below(116);
+    const uint32_t dice = rng_.below(124);
+    if (dice >= 116) return pause_job();
     if (dice >= 100) return fill_disk();
     if (dice < 40) return hit("worker killed", service_->workers(), SIGKILL);
     if (dice < 52) return pause("worker stopped", service_->workers());
@@ -167,6 +211,14 @@ class Chaos {
     ++faults_;
     std::this_thread::sleep_for(milliseconds(100 + rng_.below(2500)));
     ::kill(pid, SIGCONT);
+  }
+  void pause_job() {
+    const JobId id = ids_[rng_.below(static_cast<uint32_t>(ids_.size()))];
+    ++done_["job paused"];
+    ++faults_;
+    service_->act(id, "pause");  // refused where it has ended
+    std::this_thread::sleep_for(milliseconds(rng_.below(1500)));
+    service_->act(id, "resume");
   }
   // Sometimes with something else meanwhile. A service that was killed may not be able to begin
   // before there is room again.
@@ -226,7 +278,9 @@ class Chaos {
   std::vector<std::string> nodes_;
   std::optional<LiveService> service_;
   SmallDisk store_disk_, shared_disk_;  // over the service's folder, and within it
+  const TempFolder counts_;             // of the commands; it never becomes full
   std::vector<JobId> ids_;              // acknowledged
+  std::set<JobId> commands_;            // of these
   int64_t offered_ = 0;
   int64_t faults_ = 0;
   std::map<std::string, int> done_;

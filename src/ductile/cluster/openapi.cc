@@ -46,6 +46,11 @@ Json schemas() {
       {"properties",
        {{"min_devices", schema("integer", "fewer are no use to it; default: as before")},
         {"max_devices", schema("integer", "more are no use to it; default: as before")}}}};
+  out["Weights"] = {
+      {"type", "object"},
+      {"additionalProperties", false},
+      {"properties",
+       {{"version", schema("integer", "the checkpoint's step; default: the newest")}}}};
   out["Drain"] = {{"type", "object"},
                   {"additionalProperties", false},
                   {"properties",

@@ -86,6 +86,7 @@ void require_owner(const Principal& who, const JobRecord& job);
 
 // Handlers that need what the service says of itself (cluster_routes.cc).
 Answer resize_job(Request& request);
+Answer reload_job(Request& request);
 std::string why(Request& request, const JobRecord& job);
 
 // Those that pages are made of (routes_page.cc).

@@ -135,6 +135,7 @@ void Service::Impl::look_at_nodes() {
 void Service::Impl::look_at_events() {
   constexpr int64_t kPage = 1000;
   std::set<JobId> changed;
+  std::map<JobId, Event> reloads;
   bool drains = false;
   Revision seen = seen_;
   while (true) {
@@ -144,6 +145,7 @@ void Service::Impl::look_at_events() {
       // A reason is this service's own, and of many jobs at once.
       if (event.job != 0 && event.kind != "reason") changed.insert(event.job);
       if (event.kind == "drain" || event.kind == "undrain") drains = true;
+      if (event.kind == kReload) reloads[event.job] = event;
     }
     if (static_cast<int64_t>(events.size()) < kPage) break;
   }
@@ -162,6 +164,9 @@ void Service::Impl::look_at_events() {
     follow_devices(known->second, record->submission);
     follow_wish(known->second);
   }
+  for (const auto& [id, event] : reloads)
+    if (const auto found = live_.find(id); found != live_.end())
+      follow_reload(found->second, event);
   seen_ = seen;
   if (!changed.empty()) follow_demand();
   if (drains || !changed.empty()) decide_soon();

@@ -103,6 +103,8 @@ class Service::Impl {
   void end_replicas(const Live& live);
   void look_at_leftovers();
   void follow_load(Live& live);
+  void follow_reload(Live& live, const Event& event);
+  void reload_as_asked(Live& live);  // before it had a front
   void note_load(Live& live);
   int64_t least_devices(const Live& live) const;
   void follow_batch(Live& live);

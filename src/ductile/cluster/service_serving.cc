@@ -1,5 +1,6 @@
 // Jobs that answer requests: their addresses, and what comes to them.
 #include <cmath>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -81,6 +82,31 @@ void Service::Impl::open_front(Live& live, const ServeSpec& spec) {
   };
   live.front = std::make_unique<Front>(loop_, spec, std::move(memory), options_.interval,
                                        std::move(callbacks));
+  reload_as_asked(live);
+}
+
+void Service::Impl::follow_reload(Live& live, const Event& event) {
+  if (!live.front || event.kind != kReload) return;
+  const nlohmann::json body =
+      parse_json(event.body, fmt::format("event {}", event.seq), ErrorCode::data_loss);
+  std::optional<int64_t> version;
+  if (const auto& asked = body.at("version"); !asked.is_null()) version = asked.get<int64_t>();
+  live.front->reload(event.seq, version);
+}
+
+void Service::Impl::reload_as_asked(Live& live) {
+  constexpr int64_t kPage = 1000;
+  std::optional<Event> newest;
+  Revision seen = live.front->memory().reloaded;
+  while (true) {
+    std::vector<Event> events = reader_.events(seen, kPage, live.record.id);
+    for (Event& event : events) {
+      seen = event.seq;
+      if (event.kind == kReload) newest = std::move(event);
+    }
+    if (static_cast<int64_t>(events.size()) < kPage) break;
+  }
+  if (newest) follow_reload(live, *newest);
 }
 
 void Service::Impl::close_front(Live& live) {

@@ -344,6 +344,48 @@ TEST(ServingJob, LosesNoRequest) {
   service.wait_for_no_workers();
 }
 
+TEST(ServingJob, LoadsTheWeightsThatItsUserWantsAlsoWherePausedMeanwhile) {
+  LiveService service(with_replicas(3));
+  const ServedRun run;
+  const auto reload = [&](JobId job, const Json& body) {
+    return service.send("POST", "/v1/jobs/" + std::to_string(job) + "/reload", dump_json(body))
+        .value("status", 0);
+  };
+  const JobId id = submit_service(service, run, 2, 2);
+  const net::Address at = address_of(wait_for_replicas(service, id, 2));
+  const auto says = [&](const std::string& text) {
+    return service.get("/v1/events?limit=1000").dump().find(text) != std::string::npos;
+  };
+  const auto expect = [&](const std::string& text, const std::string& version) {
+    service.wait(id, [&](const Json&) { return says(text); });
+    Client client(at);
+    for (int i = 0; i < 10; ++i)
+      EXPECT_EQ(json_of(*client.post("/v2/models/small/infer", body_of(std::vector<float>(16))))
+                    .at("model_version"),
+                version);
+  };
+  EXPECT_EQ(reload(id, {{"version", 3}}), 200);
+  expect("all replicas have the weights of step 3", "3");
+  EXPECT_EQ(reload(id, {{"version", 8}}), 200);
+  expect("there is no checkpoint of step 8", "3");
+  service.act(id, "pause");
+  service.wait_for(id, "paused");
+  for (const int version : {2, 4}) EXPECT_EQ(reload(id, {{"version", version}}), 200);
+  service.kill_service();
+  service.start();
+  service.act(id, "resume");
+  wait_for_replicas(service, id, 2);
+  expect("all replicas have the weights of step 4", "4");
+  EXPECT_FALSE(says("all replicas have the weights of step 2"));
+  EXPECT_EQ(reload(id, Json::object()), 200);
+  expect("all replicas have the weights of step 7", "7");
+  EXPECT_EQ(reload(service.submit("training", 40), Json::object()), 409);
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
+  EXPECT_EQ(reload(id, {{"version", 3}}), 409);
+  EXPECT_EQ(reload(submit_service(service, run, 1, 1, {{"follow", true}}), Json::object()), 409);
+}
+
 // The run goes on and has newer weights each time that a replica starts; then those that all have
 // are there no more.
 TEST(ServingJob, AllReplicasHaveTheSameWeightsWhileItsRunGoesOn) {

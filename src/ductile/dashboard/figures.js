@@ -189,6 +189,7 @@ export function sentence(event) {
       b.efficiency === undefined ? "" : `, of which ${Math.round(100 * b.efficiency)} % are progress with its batch`}.`;
     case "load": return `${Number(b.requests_per_second).toPrecision(3)} requests per second on ${b.devices}.`;
     case "serving": return `${b.text}.`;
+    case "reload": return `${b.by} wants it to answer with ${b.version === null ? "the newest weights" : `the weights of step ${b.version}`}.`;
     case "batch": return `Trains with a batch of ${b.batch} on ${b.devices}; before it was ${b.before}.`;
     case "devices": return `${b.by} wants it to have ${b.min_devices === b.max_devices ? "" : `${b.min_devices} to `}${b.max_devices}.`;
     case "nodes": return `The nodes are ${Object.values(b.nodes || {}).join(", ")}.`;

@@ -96,6 +96,15 @@ void add_live(CLI::App& app, Parsed& parsed) {
   sub->add_flag("-f,--follow", c.follow,
                 "follow the log until the job ends; of a service's job also while it waits");
   add_patience(*sub, c.patience);
+  sub = add_live_command(app, parsed, "reload",
+                         "digits --checkpoint 1200\n\nThe job is one of `ductile submit "
+                         "--service`. Its replicas load the weights one after the other,\nand no "
+                         "request is lost. What became of it: ductile events digits.",
+                         reload);
+  sub->add_option("--checkpoint", c.checkpoint, "that of this step (default: the newest)")
+      ->option_text("STEP")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
+  add_json(*sub, c.json);
 }
 
 }  // namespace ductile::cli

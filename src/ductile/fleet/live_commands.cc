@@ -174,6 +174,24 @@ ExitCode resize(const LiveCommand& command, Context& context) {
   return kDone;
 }
 
+ExitCode reload(const LiveCommand& command, Context& context) {
+  const JobReference job = named(command, context);
+  if (!job.service)
+    fail(ErrorCode::invalid_argument,
+         "reload: {} is a run directory; what answers requests is a job of a service (ductile "
+         "submit --service {})",
+         job.run.string(), job.run.string());
+  json body = json::object();
+  if (command.checkpoint) body["version"] = *command.checkpoint;
+  const json answer = job.service->client.post(job.service->acts("/reload"), body);
+  print_answer(command, context.console, answer,
+               command.checkpoint
+                   ? fmt::format("job {} is to answer with the weights of step {}", job.service->id,
+                                 *command.checkpoint)
+                   : fmt::format("job {} is to answer with the newest weights", job.service->id));
+  return kDone;
+}
+
 namespace {
 
 // What a job was asked, or why it could not be.

@@ -19,6 +19,7 @@ struct HttpRequest {
   Headers headers;
   std::string body;
   bool keep_alive = true;
+  int connection = -1;  // the descriptor that it came by, while its handler is called; -1: none
 
   // The value of a header, by its name in lower case; null if there is none.
   const std::string* header(std::string_view name) const;

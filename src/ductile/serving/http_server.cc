@@ -6,8 +6,10 @@
 
 #include <arpa/inet.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/net/peer_user.h"
 
 namespace ductile::serving {
 namespace {
@@ -31,6 +33,11 @@ net::Address on_this_machine(const net::Address& at) {
 }
 
 }  // namespace
+
+bool is_own(const HttpRequest& request) {
+  const auto user = net::user_at_other_end(request.connection);
+  return user && (*user == 0 || *user == ::geteuid());
+}
 
 class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
  public:
@@ -109,6 +116,7 @@ class HttpServer::Connection : public std::enable_shared_from_this<Connection> {
     head_only_ = request.method == "HEAD";
     reader_ = HttpReader(HttpReader::Kind::request, server_.options_.limits);
     keep_alive_ = request.keep_alive;
+    request.connection = socket_.fd();
     server_.handler_(std::move(request), [self = weak_from_this()](HttpResponse response) {
       const auto here = self.lock();
       if (here && here->state_ == State::handling) here->answer(std::move(response));

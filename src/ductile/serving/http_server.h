@@ -12,6 +12,10 @@
 
 namespace ductile::serving {
 
+// Whether the request is one of the user of this process, or of root, as the kernel says of its
+// connection. All others of this machine may ask, and change nothing. While its handler is called.
+bool is_own(const HttpRequest& request);
+
 struct HttpOptions {
   net::Address at{"127.0.0.1", 0};
   HttpLimits limits;

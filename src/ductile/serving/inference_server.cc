@@ -300,6 +300,8 @@ void InferenceServer::Impl::load(HttpRequest& request, const Reply& reply) {
   // No page of another site may do this: its browser says where the request comes from.
   if (request.header("origin") != nullptr)
     return reply(error_response(403, "weights are not changed on behalf of a web page"));
+  if (!is_own(request))
+    return reply(error_response(403, "weights are changed by the user whose server this is"));
   std::optional<int64_t> wanted;
   if (!request.body.empty()) {
     const json body = parse_json(request.body, "the request", ErrorCode::invalid_argument);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -299,6 +300,20 @@ TEST(InferenceServer, KeepsTheOldWeightsWhereTheNewOnesAreDamaged) {
   EXPECT_EQ(client.post(kLoad, R"({"parameters": {"version": "1"}})")->status, 200);
   EXPECT_EQ(logits_of(client.post(kInfer, images(1, 3))), before);
   EXPECT_EQ(rig.lines().size(), 4u);
+}
+
+TEST(InferenceServer, OtherUsersAskAndDoNotChangeWeights) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  Rig rig;
+  rig.state->newest = 2;
+  Client other = Client::of_another_user(rig.address);
+  const json before = logits_of(other.post(kInfer, images(1, 3)));
+  const auto refused = other.post(kLoad, "");
+  EXPECT_EQ(refused->status, 403);
+  EXPECT_EQ(json_of(*refused)["error"], "weights are changed by the user whose server this is");
+  EXPECT_EQ(logits_of(other.post(kInfer, images(1, 3))), before);
+  EXPECT_EQ(Client(rig.address).post(kLoad, "")->status, 200);
+  EXPECT_NE(logits_of(other.post(kInfer, images(1, 3))), before);
 }
 
 TEST(InferenceServer, FollowsTheNewestWeightsAndSaysOnceWhatIsWrong) {

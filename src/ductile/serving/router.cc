@@ -90,21 +90,32 @@ void Router::Impl::handle(HttpRequest request, Reply reply) {
   if (request.method == "GET" && request.path == "/metrics") return plain(200, metrics());
   if (request.method == "GET" && request.path == "/readyz" && (draining_ || usable() == 0))
     return plain(503, draining_ ? "draining\n" : "no replica\n");
+  const bool loads = request.method == "POST" && request.path.ends_with("/load");
+  if (loads && !is_own(request))  // the replicas would see this process as the one that asks
+    return reply(error_response(403, "weights are changed by the user whose server this is"));
   const bool full = open_ >= static_cast<int64_t>(options_.most_waiting);
   if (draining_) return reply(come_again(kEnding));
-  ++load_.arrived;
-  if (full) return reply(come_again("too many requests wait; try again later"));
-  ++open_;
-  const auto passage = std::make_shared<Passage>();
-  passage->bytes = to_bytes(request, address().to_string());
-  passage->reply = std::move(reply);
-  passage->arrived = loop_.now();
-  if (request.method == "POST" && request.path.ends_with("/load")) {
+  if (full) {
+    ++load_.arrived;
+    return reply(come_again("too many requests wait; try again later"));
+  }
+  const PassagePtr passage = arrived(to_bytes(request, address().to_string()), std::move(reply));
+  if (loads) {
     passage->load_path = request.path;
     return begin_load(passage);
   }
   limit(passage);
   dispatch(passage);
+}
+
+Router::Impl::PassagePtr Router::Impl::arrived(std::string bytes, HttpServer::Reply reply) {
+  ++load_.arrived;
+  ++open_;
+  const auto passage = std::make_shared<Passage>();
+  passage->bytes = std::move(bytes);
+  passage->reply = std::move(reply);
+  passage->arrived = loop_.now();
+  return passage;
 }
 
 void Router::Impl::limit(const PassagePtr& passage) {
@@ -453,6 +464,10 @@ void Router::call_when_lost(std::function<void(ReplicaId)> on_lost) {
 }
 void Router::call_when_loaded(std::function<void(int64_t)> on_loaded) {
   impl_->call_when_loaded(std::move(on_loaded));
+}
+void Router::load_weights(const std::string& model, std::optional<int64_t> version,
+                          HttpServer::Reply reply) {
+  impl_->load_weights(model, version, std::move(reply));
 }
 Router::Load Router::load() const { return impl_->load(); }
 void Router::refuse_waiting() { impl_->refuse_waiting(); }

@@ -59,6 +59,11 @@ class Router {
   void want(std::optional<int64_t> version);
   std::optional<int64_t> wanted() const;
 
+  // The same as a request of its user to load weights of the model: `version`, or the newest. The
+  // answer is 503 where there is no replica, and 409 or 503 where none can load any just now.
+  void load_weights(const std::string& model, std::optional<int64_t> version,
+                    HttpServer::Reply reply);
+
   // Of a replica that counts as lost although nobody removed it, or cannot load what all are to
   // have: to be ended and replaced.
   void call_when_lost(std::function<void(ReplicaId)> on_lost);

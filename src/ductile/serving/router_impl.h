@@ -41,6 +41,8 @@ class Router::Impl {
   }
   void call_when_lost(std::function<void(ReplicaId)> on_lost) { on_lost_ = std::move(on_lost); }
   void call_when_loaded(std::function<void(int64_t)> loaded) { on_loaded_ = std::move(loaded); }
+  void load_weights(const std::string& model, std::optional<int64_t> version,
+                    HttpServer::Reply reply);
   Load load() const;
   void refuse_waiting();
   void drain(std::function<void()> on_drained);
@@ -124,6 +126,7 @@ class Router::Impl {
   void fall_silent(ReplicaId id, Replica& replica);
   void end_drain();
   void limit(const PassagePtr& passage);
+  PassagePtr arrived(std::string bytes, HttpServer::Reply reply);
   void begin_load(PassagePtr passage);
   void next_load();
   void look_at_versions();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -287,6 +288,18 @@ TEST(Router, LoadsWeightsInOneReplicaAfterTheOtherWithoutLosingARequest) {
   clients.end();
   EXPECT_EQ(clients.lost, 0);
   EXPECT_EQ(clients.wrong, 0);
+}
+
+TEST(Router, OtherUsersAskAndDoNotChangeWeights) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  Rig rig(1);
+  rig.await_ready(1);
+  Client other = Client::of_another_user(rig.address);
+  const std::string version_3 = R"({"parameters": {"version": "3"}})";
+  EXPECT_EQ(other.post(kLoad, version_3)->status, 403);
+  EXPECT_EQ(json_of(*other.post(kInfer, body_of(image(1))))["model_version"], "1");
+  EXPECT_EQ(Client(rig.address).post(kLoad, version_3)->status, 200);
+  EXPECT_EQ(json_of(*other.post(kInfer, body_of(image(1))))["model_version"], "3");
 }
 
 // test_replica begins with version 1, whatever the others have.

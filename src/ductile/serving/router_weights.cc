@@ -30,6 +30,16 @@ void Router::Impl::begin_load(PassagePtr passage) {
   dispatch(passage);
 }
 
+void Router::Impl::load_weights(const std::string& model, std::optional<int64_t> version,
+                                HttpServer::Reply reply) {
+  if (draining_) return reply(come_again("the server is ending"));
+  const PassagePtr passage = arrived("", std::move(reply));
+  passage->load_path = fmt::format("/v2/repository/models/{}/load", model);
+  ask_for(*passage, version);
+  passage->version.reset();  // what the first replica has loaded
+  begin_load(passage);
+}
+
 void Router::Impl::next_load() {
   if (loading_) return;
   if (to_load_.empty()) return look_at_versions();

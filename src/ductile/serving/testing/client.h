@@ -14,6 +14,8 @@ namespace ductile::serving::testing {
 class Client {
  public:
   explicit Client(const net::Address& to);
+  // The client is another user of this machine, which only root can be.
+  static Client of_another_user(const net::Address& to);
 
   // None: the connection ended before an answer.
   std::optional<HttpResponse> ask(const HttpRequest& request);

@@ -1,0 +1,51 @@
+#include "ductile/net/peer_user.h"
+
+#include <gtest/gtest.h>
+#include <sys/fsuid.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "ductile/base/descriptor.h"
+#include "ductile/net/socket.h"
+
+namespace ductile::net {
+namespace {
+
+Deadline in_a_while() { return Clock::now() + std::chrono::seconds(10); }
+
+TEST(PeerUser, IsTheOneWhoseSocketItIsOverBothFamilies) {
+  for (const char* host : {"127.0.0.1", "::1"}) {
+    Listener listener({host, 0});
+    const Socket client = connect(listener.address(), {}, in_a_while());
+    const Socket server = listener.accept(in_a_while());
+    EXPECT_EQ(user_at_other_end(server.fd()), ::geteuid()) << host;
+    EXPECT_EQ(user_at_other_end(client.fd()), ::geteuid()) << host;
+  }
+}
+
+TEST(PeerUser, IsAnotherOneWhereAnotherOneConnected) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  constexpr uid_t kNobody = 65534;
+  for (const char* host : {"127.0.0.1", "::1"}) {
+    Listener listener({host, 0});
+    ::setfsuid(kNobody);  // of this thread; its sockets are this user's
+    const Socket client = connect(listener.address(), {}, in_a_while());
+    ::setfsuid(0);
+    const Socket server = listener.accept(in_a_while());
+    EXPECT_EQ(user_at_other_end(server.fd()), kNobody) << host;
+    EXPECT_EQ(user_at_other_end(client.fd()), 0u) << host;
+  }
+}
+
+TEST(PeerUser, IsNobodyWhereThereIsNoConnection) {
+  EXPECT_FALSE(user_at_other_end(-1));
+  int pair[2] = {};
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+  const Descriptor one(pair[0]), other(pair[1]);
+  EXPECT_FALSE(user_at_other_end(one.get()));  // a peer without an address
+  const Descriptor alone(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_FALSE(user_at_other_end(alone.get()));
+}
+
+}  // namespace
+}  // namespace ductile::net
