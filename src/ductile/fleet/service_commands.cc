@@ -524,24 +524,6 @@ void say_submitted(const std::vector<int64_t>& ids, const ServiceAt& at, Console
   console.say("{} jobs are submitted; what becomes of them: ductile jobs{}", ids.size(), same);
 }
 
-// As the interface takes what `ductile jobs` is narrowed to.
-std::string query_of(const ServiceCommand& command) {
-  std::string out = "?limit=1000";
-  if (!command.all && command.phases.empty()) out += "&live=1";
-  const auto add = [&](const char* key, const std::string& value) {
-    if (!value.empty()) out += fmt::format("&{}={}", key, cluster::percent_encoded(value));
-  };
-  add("user", command.user);
-  add("team", command.team);
-  add("phase", command.phases);
-  add("name", command.name.value_or(""));
-  return out;
-}
-
-bool is_narrowed(const ServiceCommand& command) {
-  return command.name || !command.user.empty() || !command.team.empty() || !command.phases.empty();
-}
-
 }  // namespace
 
 ExitCode submit(const ServiceCommand& command, Context& context) {
@@ -571,48 +553,6 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
       say_submitted(ids, command.at, context.console);
     }
     return command.wait ? await_jobs(client, ids, command.json, context.console) : kDone;
-  });
-}
-
-ExitCode jobs(const ServiceCommand& command, Context& context) {
-  return with_service(command, context, [&](const cluster::Client& client) {
-    Json list = Json::array();
-    const std::string page = query_of(command);
-    for (std::string next = page; !next.empty();) {
-      Json answer = client.get("/v1/jobs" + next);
-      for (Json& job : answer.at("jobs")) list.push_back(std::move(job));
-      next = answer.contains("before")
-                 ? fmt::format("{}&before={}", page, answer["before"].get<int64_t>())
-                 : "";
-    }
-    std::map<int64_t, std::map<std::string, int64_t>> held;
-    const Json nodes = client.get("/v1/nodes").at("nodes");
-    for (const Json& node : nodes)
-      for (const Json& job : node.at("jobs"))
-        held[job.at("job")][node.at("node")] = job.at("devices");
-    for (Json& job : list)
-      if (const auto found = held.find(job.at("id")); found != held.end())
-        job["holdings"] = found->second;
-    if (command.json) {
-      context.console.print("{}\n", dump_json(list, 2));
-      return;
-    }
-    using page::Align;
-    std::vector<std::vector<std::string>> rows = {
-        {"job", "name", "owner", "phase", "devices", "reason"}};
-    for (const Json& job : list) {
-      rows.push_back({std::to_string(job.at("id").get<int64_t>()), job.at("name"), job.at("owner"),
-                      job.at("phase"), job.contains("holdings") ? held_text(job) : "",
-                      job.at("reason")});
-    }
-    if (rows.size() == 1) {
-      context.console.say("{}", is_narrowed(command) ? "there is no such job"
-                                : command.all        ? "there are no jobs"
-                                                     : "no job runs or waits");
-      return;
-    }
-    context.console.print("{}", page::table(rows, {Align::right, Align::left, Align::left,
-                                                   Align::left, Align::right, Align::left}));
   });
 }
 
