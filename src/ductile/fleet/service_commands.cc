@@ -4,7 +4,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <csignal>
-#include <map>
 #include <mutex>
 #include <optional>
 #include <stop_token>
