@@ -6,6 +6,8 @@
 
 namespace ductile::cluster {
 
+int rank_of(const std::string& tier) { return tier == "premium" ? 0 : tier == "standard" ? 1 : 2; }
+
 void LiveView::set(JobId job, LiveState state) {
   const std::lock_guard lock(mutex_);
   states_[job] = std::move(state);

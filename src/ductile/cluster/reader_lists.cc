@@ -12,8 +12,8 @@ namespace ductile::cluster {
 namespace {
 
 // As SQLite's GLOB takes it, to which brackets mean something, too. Its time grows with the lengths
-// of pattern and name, and not with what stars could stand for: where a later star finds nothing, no
-// earlier one is tried further.
+// of pattern and name, and not with what stars could stand for: where a later star finds nothing,
+// no earlier one is tried further.
 std::string glob_of(const std::string& pattern) {
   std::string out;
   for (const char c : pattern) out += c == '[' ? std::string("[[]") : std::string(1, c);

@@ -43,8 +43,8 @@ void remove_job(Database& database, JobId id, double now, Count& count) {
   count.event =
       std::max(count.event, database.integer("SELECT max(seq) FROM events WHERE job = ?", 0, id));
   for (const char* sql : {"DELETE FROM events WHERE job = ?", "DELETE FROM holdings WHERE job = ?",
-                          "DELETE FROM waits WHERE job = ?",
-                          "DELETE FROM specs WHERE job = ?", "DELETE FROM jobs WHERE id = ?"}) {
+                          "DELETE FROM waits WHERE job = ?", "DELETE FROM specs WHERE job = ?",
+                          "DELETE FROM jobs WHERE id = ?"}) {
     database.run(sql, id);
     count.rows += database.changed_rows();
   }

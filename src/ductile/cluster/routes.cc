@@ -336,8 +336,6 @@ Answer undrain_node(Request& request) {
   });
 }
 
-Answer describe(Request&) { return json_answer(openapi()); }
-
 constexpr Parameter kJobFilters[] = {
     {"phase", "string",
      "queued, running, paused, finished, failed or cancelled; several with commas between"},
@@ -491,7 +489,7 @@ constexpr Route kRoutes[] = {
      {},
      ""},
     {"GET", "/metrics", Role::read, show_metrics, "Figures for Prometheus.", {}, ""},
-    {"GET", "/v1/openapi.json", Role::read, describe, "This description.", {}, ""},
+    {"GET", "/v1/openapi.json", Role::read, show_openapi, "This description.", {}, ""},
 };
 
 }  // namespace

@@ -97,6 +97,7 @@ Answer show_curves(Request& request);
 Answer show_log(Request& request);
 Answer show_metric_lines(Request& request);
 Answer show_options(Request& request);
+Answer show_openapi(Request& request);
 Answer make_page_link(Request& request);
 
 Answer show_metrics(Request& request);  // routes_metrics.cc

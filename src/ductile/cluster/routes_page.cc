@@ -180,6 +180,8 @@ Answer show_options(Request& request) {
   return json_answer(out);
 }
 
+Answer show_openapi(Request&) { return json_answer(openapi()); }
+
 Answer make_page_link(Request& request) { return json_answer({{"link", request.link()}}); }
 
 }  // namespace ductile::cluster

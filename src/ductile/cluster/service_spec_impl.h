@@ -41,8 +41,8 @@ void check_gpus(const Submission& submission, const nlohmann::json& spec, const 
 // Samples of one step; 1 where there is no such thing.
 int64_t batch_of(const Work& work);
 
-// What a job asks of a service with so many devices. `teams`: teams_of(). `arrival`: by the clock of
-// Scheduler::decide().
+// What a job asks of a service with so many devices. `teams`: teams_of(). `arrival`: by the clock
+// of Scheduler::decide().
 JobDemand demand_of(const JobRecord& record, const Work& work,
                     const std::map<std::string, int32_t>& teams, int64_t devices, double arrival);
 

@@ -51,8 +51,6 @@ int64_t sum_of(const std::vector<Share>& shares) {
   return sum;
 }
 
-int rank_of(const std::string& tier) { return tier == "premium" ? 0 : tier == "standard" ? 1 : 2; }
-
 // "job 1 (first) holds 2, and job 4 (other) holds 1".
 std::string named(const WhyFacts& facts, const std::vector<Share>& shares) {
   std::string out;
@@ -280,8 +278,7 @@ std::string above_text(const WhyFacts& facts) {
   if (facts.above == 0) return "";
   return fmt::format(
       " Jobs of higher tiers come first: {} of these {} not ended, {} submitted after it; it runs "
-      "on "
-      "what they leave. A quota for their teams (`--quota`) would leave it more.",
+      "on what they leave. A quota for their teams (`--quota`) would leave it more.",
       facts.above, facts.above == 1 ? "has" : "have",
       facts.above_since == 0 ? "none" : std::to_string(facts.above_since));
 }

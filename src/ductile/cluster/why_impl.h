@@ -135,6 +135,9 @@ class LiveView {
 int64_t held_gpus(const std::vector<Holder>& holders, const std::map<JobId, int64_t>& gpus,
                   const std::string& node);
 
+// Of a tier: the smaller, the sooner it is its turn.
+int rank_of(const std::string& tier);
+
 struct WhyFacts {
   JobRecord job;
   std::optional<LiveState> live;

@@ -203,6 +203,20 @@ void add_bench(CLI::App& app, Parsed& parsed) {
   });
 }
 
+namespace {
+
+void add_plan_devices(CLI::App& sub, PlanCommand& c) {
+  sub.add_option("--devices", c.devices,
+                 "cluster file, or a number of V100s, four per node (default 8)")
+      ->option_text("FILE|N");
+  sub.add_option("--links", c.links,
+                 "with a cluster file: the links as `ductile bench all-reduce` measured them "
+                 "between its devices, in the file that it names")
+      ->option_text("FILE");
+}
+
+}  // namespace
+
 void add_plan(CLI::App& app, Parsed& parsed) {
   PlanCommand& c = parsed.plan;
   CLI::App* sub = app.add_subcommand("plan", other_help("plan"));
@@ -219,13 +233,7 @@ void add_plan(CLI::App& app, Parsed& parsed) {
       "PipeDream and dnn-partitioning. See docs/guides/planner.md.\n";
   sub->add_option("graph", c.graph, "graph file, or a built-in one: mmt, dlrm, candle:8 ...")
       ->option_text("[GRAPH]");
-  sub->add_option("--devices", c.devices,
-                  "cluster file, or a number of V100s, four per node (default 8)")
-      ->option_text("FILE|N");
-  sub->add_option("--links", c.links,
-                  "with a cluster file: the links as `ductile bench all-reduce` measured them "
-                  "between its devices, in the file that it names")
-      ->option_text("FILE");
+  add_plan_devices(*sub, c);
   sub->add_option("--batch", c.batch, "samples per iteration (default 128)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
