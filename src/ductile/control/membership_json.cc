@@ -159,6 +159,21 @@ Event event_from_json(const json& value) {
   fail(ErrorCode::invalid_argument, "event: there is no event \"{}\"", name);
 }
 
+namespace {
+
+PublishCheckpoint publication_from(const json& value, const char* where) {
+  const JsonFields in(value, where);
+  PublishCheckpoint out;
+  in.read("worker", out.worker);
+  in.read("generation", out.generation);
+  in.read("step", out.step);
+  if (in.has("figures"))  // earlier versions did not keep them
+    out.figures = save_figures_from_json(in.at("figures"));
+  return out;
+}
+
+}  // namespace
+
 Command command_from_json(const json& value) {
   const JsonFields in(value, "command");
   std::string name;
@@ -182,14 +197,7 @@ Command command_from_json(const json& value) {
   }
   if (name == "send_instruction")
     return SendInstruction{instruction_from_json(in.at("instruction"))};
-  if (name == "publish_checkpoint") {
-    PublishCheckpoint command;
-    in.read("worker", command.worker);
-    in.read("generation", command.generation);
-    in.read("step", command.step);
-    command.figures = save_figures_from_json(in.at("figures"));
-    return command;
-  }
+  if (name == "publish_checkpoint") return publication_from(value, "command");
   if (name == "release") {
     Release command;
     in.read("reason", command.reason);
@@ -366,14 +374,8 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
       from.read("reason", s.change->reason);
       s.change->saved_at = s.change->since = now;
     }
-    if (saved.contains("publishing")) {
-      const JsonFields from(saved["publishing"], "saved publication");
-      s.publishing.emplace();
-      from.read("worker", s.publishing->worker);
-      from.read("generation", s.publishing->generation);
-      from.read("step", s.publishing->step);
-      if (from.has("figures")) s.publishing->figures = save_figures_from_json(from.at("figures"));
-    }
+    if (saved.contains("publishing"))
+      s.publishing = publication_from(saved["publishing"], "saved publication");
   } catch (const Error& error) {
     fail(ErrorCode::data_loss, "{}", error.message());
   } catch (const json::exception& error) {

@@ -321,6 +321,27 @@ void check_batch_stays(const JobOptions& job, const Bad& bad) {
   }
 }
 
+void check_lrtuner(const JobOptions& job, const Bad& bad) {
+  // It begins with a hundredth of that.
+  if (job.train.rate_control == "lrtuner" && static_cast<float>(job.optimizer.lr / 100) == 0) {
+    bad(
+        fmt::format("train.rate_control = \"lrtuner\" looks along the updates, and with "
+                    "optimizer.lr = {} there are none; any other value will do",
+                    job.optimizer.lr));
+  }
+}
+
+void check_averages(const TrainOptions& train, const Bad& bad) {
+  if (static_cast<float>(train.ema_decay) == 1) {
+    bad("train.ema_decay = 1 would evaluate the first weights for ever; choose a value below 1, "
+        "for "
+        "example 0.999, or 0 for no average");
+  }
+  if (train.ema_decay > 0 && train.tail_average > 0) {
+    bad("train.ema_decay and train.tail_average both say what is evaluated; set one of them to 0");
+  }
+}
+
 // A Python job brings model, data and loss; options of ours that shape these would say nothing.
 void check_python(const JobOptions& job, const Bad& bad) {
   const bool is_python = !job.python.object.empty();
@@ -512,26 +533,13 @@ void check(const JobOptions& job) {
   if (job.train.staleness > 0) {
     needs_whole_weights(fmt::format("train.staleness = {}", job.train.staleness));
   }
-  // It begins with a hundredth of that.
-  if (job.train.rate_control == "lrtuner" && static_cast<float>(job.optimizer.lr / 100) == 0) {
-    bad(
-        fmt::format("train.rate_control = \"lrtuner\" looks along the updates, and with "
-                    "optimizer.lr = {} there are none; any other value will do",
-                    job.optimizer.lr));
-  }
+  check_averages(job.train, bad);
+  check_lrtuner(job, bad);
   check_noise_control(job, bad);
   check_tune(job, bad);
   check_batch_stays(job, bad);
   if (job.schedule.name == "step" && job.schedule.step.milestones.empty()) {
     bad("schedule.name = \"step\" needs schedule.step.milestones, for example [100, 150]");
-  }
-  if (static_cast<float>(job.train.ema_decay) == 1) {
-    bad("train.ema_decay = 1 would evaluate the first weights for ever; choose a value below 1, "
-        "for "
-        "example 0.999, or 0 for no average");
-  }
-  if (job.train.ema_decay > 0 && job.train.tail_average > 0) {
-    bad("train.ema_decay and train.tail_average both say what is evaluated; set one of them to 0");
   }
   if (job.optimizer.muon.coefficients.size() != 3) {
     bad(fmt::format("optimizer.muon.coefficients has {} values; give three: a, b and c",

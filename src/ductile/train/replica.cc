@@ -423,7 +423,8 @@ void Replica::record(const Evaluation& result) {
 }
 
 bool Replica::last_evaluation_due() const {
-  return evaluation_due() && (updates() >= total_updates() || !job_.target.metric.empty());
+  return evaluation_due() && (updates() >= total_updates() || !job_.target.metric.empty()) &&
+         state_.optimizer->holds_all() && !shards_.kept_where_read();
 }
 
 bool Replica::evaluation_due() const {

@@ -149,7 +149,8 @@ class Replica {
   void record(const Evaluation& result);
   // Whether the present state is to be evaluated and has not been evaluated yet.
   bool evaluation_due() const;
-  // Whether it is, and may turn out to be the last one of the run.
+  // Whether it is, may turn out to be the last one of the run, and can be made by this worker
+  // alone.
   bool last_evaluation_due() const;
   bool evaluated() const { return state_.evaluated_at == updates(); }
   // After this very step; later steps may leave the weights as they were.

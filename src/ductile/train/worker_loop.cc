@@ -89,7 +89,7 @@ class WorkerLoop::Impl {
   bool end_in_parts();
   void lead();
   void evaluate();
-  void evaluate_alone();
+  void evaluate_here();
   void note_finished_saves();
   void settled(Generation generation, int64_t step, CanSave can_save = CanSave::no);
   void sum_up();
@@ -510,11 +510,7 @@ void WorkerLoop::Impl::evaluate() {
     if (replica_->evaluation_due()) replica_->record(Evaluation::from_json(result));
     return;
   }
-  if (replica_->evaluation_due() && recorder_) {
-    recorder_->evaluate(*replica_);
-  } else if (replica_->evaluation_due()) {  // a new leader, whose recorder makes up for it
-    replica_->record(replica_->evaluate([](int64_t) {}));
-  }
+  if (replica_->evaluation_due()) evaluate_here();
   replica_->end_evaluation();
   const std::string result = dump_json(replica_->last()->to_json());
   for (int r = 1; r < exchange_->layout().num_workers(); ++r)
@@ -526,22 +522,18 @@ void WorkerLoop::Impl::on(const Abandon& command) {
   source_.tell(Abandoned{command.generation});
 }
 
-// What is saved of the last step is the result: nobody saves this step again. So an evaluation that
-// a lost leader left undone belongs to it, and whoever has all of the state can make up for it.
-void WorkerLoop::Impl::evaluate_alone() {
-  if (!replica_->last_evaluation_due() || !replica_->state().optimizer->holds_all() ||
-      replica_->shards().kept_where_read())
-    return;
-  if (recorder_) {
+// A new leader's recorder makes up for what it does without one.
+void WorkerLoop::Impl::evaluate_here() {
+  if (recorder_)
     recorder_->evaluate(*replica_);
-  } else {
+  else
     replica_->record(replica_->evaluate([](int64_t) {}));
-  }
 }
 
 void WorkerLoop::Impl::on(const WriteCheckpoint& command) {
   try {
-    evaluate_alone();
+    // Nobody saves the last step again: what a lost leader left undone belongs to it.
+    if (replica_->last_evaluation_due()) evaluate_here();
     if (recorder_) recorder_->flush();
     const bool holds_all = replica_->state().optimizer->holds_all();
     // The leader may have found no room for it.
