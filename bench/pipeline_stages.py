@@ -5,7 +5,8 @@ In each round, one after the other, so that a machine which changes its speed ch
   1. a profile; alone, and two of them at once, a core each, since the cores will be as busy in the run
   2. a plan of two stages from the latter, with 1F1B and with the zero-bubble order that the judge likes best for the same cut
   3. a run of each; of some steps the tasks are recorded, of others only the ends
-  4. two independent jobs at once, a core each, of one process each, with the plan's micro-batches as virtual ranks, then with whole batches
+  4. two independent jobs at once, a core each, of one process each: with the plan's micro-batches, as a pipeline of one stage and as virtual
+     ranks of the plain method, and with whole batches
 A pipeline with m micro-batches cannot exceed m / (m + 1) of what 4 does. Only a quiet machine with two cores gives figures that mean anything.
 
   bench/pipeline_stages.py [--models mlp gpt resnet20] [--rounds 3] [--micro-batches 8] [--bin build/release/bin] [--output FILE.md]
@@ -136,10 +137,10 @@ class Bench:
         shutil.rmtree(run)
         return out
 
-    def independent(self, ranks):
+    def independent(self, *sets):
         """Seconds in which two jobs together do one step, while both are at work."""
         runs = [self.folder / f"run{core}" for core in (0, 1)]
-        self.at_once([self.command("train", "--out", run, "--workers", 1, sets=[*self.job(), f"train.virtual_ranks={ranks}"], core=core)
+        self.at_once([self.command("train", "--out", run, "--workers", 1, sets=[*self.job(), *sets], core=core)
                       for core, run in enumerate(runs)])
         times = [step_times(run, FIRST) for run in runs]
         begin, end = max(t[0] for t in times), min(t[-1] for t in times)
@@ -153,14 +154,15 @@ class Bench:
 
 def measure(bench, rounds):
     names = ("predicted, alone", "predicted, both cores busy", "tasks", "step", "predicted, zero-bubble", "tasks, zero-bubble",
-             "step, zero-bubble", "two processes, micro-batches", "two processes, whole batches")
+             "step, zero-bubble", "two processes, one stage", "two processes, virtual ranks", "two processes, whole batches")
     rows = []
     for _ in range(rounds):
         alone, beside = bench.profiles()
         stages, (predicted, plan), (predicted_zero, plan_zero) = bench.plans(beside)
         predicted_alone, _ = bench.judge(alone, stages, orders_1f1b(bench.m))
         rows.append(dict(zip(names, (predicted_alone, predicted, *bench.run(plan), predicted_zero, *bench.run(plan_zero),
-                                     bench.independent(bench.m), bench.independent(1)))))
+                                     bench.independent("train.method=pipelined", f"train.pipelined.micro_batches={bench.m}"),
+                                     bench.independent(f"train.virtual_ranks={bench.m}"), bench.independent()))))
         print(bench.model, {k: f"{1e3 * v:.1f}" for k, v in rows[-1].items()}, "ms, load", f"{os.getloadavg()[0]:.1f}",
               file=sys.stderr, flush=True)
     return rows
@@ -173,9 +175,10 @@ def report(model, m, rows):
         "error of the step": lambda r: r["step"] / r["predicted, both cores busy"] - 1,
         "error, alone": lambda r: r["tasks"] / r["predicted, alone"] - 1,
         "error, zero-bubble": lambda r: r["tasks, zero-bubble"] / r["predicted, zero-bubble"] - 1,
-        "share": lambda r: r["two processes, micro-batches"] / r["step"] / (m / (m + 1)),
+        "share": lambda r: r["two processes, one stage"] / r["step"] / (m / (m + 1)),
+        "share of virtual ranks": lambda r: r["two processes, virtual ranks"] / r["step"] / (m / (m + 1)),
         "share of whole batches": lambda r: r["two processes, whole batches"] / r["step"] / (m / (m + 1)),
-        "zero-bubble share": lambda r: r["two processes, micro-batches"] / r["step, zero-bubble"] / (m / (m + 1)),
+        "zero-bubble share": lambda r: r["two processes, one stage"] / r["step, zero-bubble"] / (m / (m + 1)),
         "gain": lambda r: r["step"] / r["step, zero-bubble"],
         "predicted gain": lambda r: r["predicted, both cores busy"] / r["predicted, zero-bubble"]}.items()}
     text = f"## {model}\n\n| | ms (median of {len(rows)}) | each round |\n|---|---|---|\n"
@@ -184,8 +187,8 @@ def report(model, m, rows):
     return text + (
         f"\n- Prediction (10 % asked): the recorded tasks take {ratio['error']:+.1%} of what was predicted with both cores busy, "
         f"{ratio['error, alone']:+.1%} of what was predicted alone; the whole step {ratio['error of the step']:+.1%}; zero-bubble {ratio['error, zero-bubble']:+.1%}.\n"
-        f"- Of two processes side by side, times m / (m + 1) (90 % asked): {ratio['share']:.1%} by the same micro-batches, "
-        f"{ratio['share of whole batches']:.1%} by whole batches; zero-bubble {ratio['zero-bubble share']:.1%}.\n"
+        f"- Of two processes side by side, times m / (m + 1) (90 % asked): {ratio['share']:.1%} of one stage with the same micro-batches, "
+        f"{ratio['share of virtual ranks']:.1%} of as many virtual ranks, {ratio['share of whole batches']:.1%} of whole batches; zero-bubble {ratio['zero-bubble share']:.1%}.\n"
         f"- Zero-bubble over 1F1B (1.05 asked): {ratio['gain']:.3f}, predicted {ratio['predicted gain']:.3f}.\n")
 
 
