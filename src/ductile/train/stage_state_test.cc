@@ -120,10 +120,15 @@ TEST(StageState, AWorkerBeginsWithTheFirstWeightsOfItsPart) {
       }
     }
   }
-  spec::JobOptions job = sharded_job();
-  job.train.pipeline_exact = true;  // it looks at gradients of the whole model
-  EXPECT_EQ(weights_of(*std::make_unique<Replica>(job, recipe_of(job), /*may_be_blank=*/true)),
-            weights_of(*std::make_unique<Replica>(job)));
+  // What looks at the whole model before the first step.
+  spec::JobOptions exact = sharded_job(), replicated = sharded_job();
+  exact.train.pipeline_exact = true;
+  replicated.train.pipelined.stage_replicas = {1, 2, 1};
+  replicated.train.pipelined.micro_batches = 2;
+  for (const spec::JobOptions& job : {exact, replicated}) {
+    Replica may_be_blank(job, recipe_of(job), /*may_be_blank=*/true), whole(job);
+    EXPECT_EQ(weights_of(may_be_blank), weights_of(whole));
+  }
 }
 
 TEST(StageState, AWorkerReadsOfACheckpointWhatItIsToHold) {
