@@ -135,8 +135,7 @@ void add_named(CLI::App& app, Parsed&) {
 // not.
 std::string deleted_folder() {
   std::error_code error, unknown;
-  fs::current_path(error);
-  if (error != std::errc::no_such_file_or_directory) return "";
+  if (!fs::current_path(error).empty() || error != std::errc::no_such_file_or_directory) return "";
   std::string was = fs::read_symlink("/proc/self/cwd", unknown).string();
   if (const size_t mark = was.rfind(" (deleted)"); mark != std::string::npos) was.resize(mark);
   return fmt::format(
