@@ -1,6 +1,8 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <ranges>
+#include <string_view>
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
@@ -11,6 +13,7 @@
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
+#include "ductile/cluster/sha256_impl.h"
 #include "ductile/run/new_folder.h"
 #include "ductile/sched/policy.h"
 #include "ductile/spec/methods.h"
@@ -85,13 +88,37 @@ int64_t batch_of(const Work& work) {
   return job == nullptr ? 1 : job->train.batch_size;
 }
 
+namespace {
+
+// Jobs that take as long for a step behave alike, whatever their users call them: those of one
+// model on one kind of data. Of other programs nothing is known but the name.
+std::string application_of(const JobRecord& record, const Work& work) {
+  const auto* training = std::get_if<spec::JobOptions>(&work);
+  if (training == nullptr) return record.submission.name;
+  constexpr std::string_view kSections[] = {"model.", "data.", "augment."};
+  constexpr std::string_view kOptions[] = {"train.method", "train.precision",
+                                           "train.virtual_ranks"};
+  spec::JobOptions job = *training;
+  const OptionSet set(job);
+  std::string text;
+  for (const OptionField& field : set.fields()) {
+    const auto is_in = [&](std::string_view section) { return field.path.starts_with(section); };
+    if (std::ranges::any_of(kSections, is_in) ||
+        std::ranges::find(kOptions, field.path) != std::end(kOptions))
+      text += field.path + "=" + to_toml(field.ref) + "\n";
+  }
+  return job.model.name + "-" + sha256(text).substr(0, 16);
+}
+
+}  // namespace
+
 JobDemand demand_of(const JobRecord& record, const Work& work,
                     const std::map<std::string, int32_t>& teams, int64_t devices, double arrival) {
   const Submission& s = record.submission;
   JobDemand demand;
   demand.id = record.id;
   demand.name = s.name;
-  demand.application = s.name;
+  demand.application = application_of(record, work);
   demand.arrival = arrival;
   demand.tier = tier_of(s.tier);
   if (const auto team = teams.find(s.team); team != teams.end()) demand.team = team->second;

@@ -1,0 +1,41 @@
+#include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/cluster/service_spec_impl.h"
+
+namespace ductile::cluster {
+namespace {
+
+std::string application(const std::string& name, const std::string& job) {
+  JobRecord record;
+  record.id = 1;
+  record.submission.name = name;
+  record.submission.tier = "standard";
+  return demand_of(record, work_of("train", {{"job", job}}), {}, 4, 0).application;
+}
+
+// What a job measures is known to the next one of its kind before that has begun, as in the
+// simulator: names and learning rates are not what a step's time depends on.
+TEST(Application, JobsOfOneModelOnOneKindOfDataBehaveAlike) {
+  const std::string mlp = "[model]\nname = \"mlp\"\nhidden = [16]\n";
+  const std::string first = application("monday", mlp);
+  EXPECT_EQ(application("tuesday", mlp + "[optimizer]\nlr = 0.3\n[train]\nseed = 7\n"), first);
+  EXPECT_EQ(application("longer", mlp + "[train]\nmax_steps = 900\nbatch_size = 64\n"), first);
+  EXPECT_NE(application("monday", "[model]\nname = \"mlp\"\nhidden = [17]\n"), first);
+  EXPECT_NE(application("monday", mlp + "[train]\nprecision = \"bf16\"\n"), first);
+  EXPECT_NE(application("monday", mlp + "[augment]\npad = 2\n"), first);
+  EXPECT_EQ(first.substr(0, 4), "mlp-");
+}
+
+TEST(Application, OfOtherProgramsTheNameIsAllThatIsKnown) {
+  JobRecord record;
+  record.submission.name = "sweep";
+  record.submission.tier = "standard";
+  const Work work = work_of("command", {{"command", {"true"}}, {"directory", "/"}});
+  EXPECT_EQ(demand_of(record, work, {}, 4, 0).application, "sweep");
+}
+
+}  // namespace
+}  // namespace ductile::cluster
