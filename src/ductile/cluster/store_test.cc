@@ -255,7 +255,7 @@ TEST_F(StoreFile, TheLockOfAServerThatIsGoneIsWaitedFor) {
 // Who is in the way, and what helps, also where it was told to stop and has not ended yet.
 TEST_F(StoreFile, WhoIsRefusedLearnsWhomToEnd) {
   const std::string pid = std::to_string(::getpid());
-  const auto refusal = [&] { return text_of([&] { Store second(file); }); };
+  const auto refusal = [&] { return text_of([&] { Store second(file); }, ErrorCode::conflict); };
   const std::string usual = refusal();
   EXPECT_NE(usual.find("(process " + pid + ")"), std::string::npos) << usual;
   EXPECT_NE(usual.find("(kill " + pid + ")"), std::string::npos) << usual;
