@@ -38,8 +38,8 @@ class JobLists : public ::testing::Test {
     const Answer answer = send("GET", "/v1/jobs", std::move(query));
     if (answer.status != 200) return parse_json(answer.body).value("error", answer.body);
     std::string out;
-    for (const Json& job : parse_json(answer.body).at("jobs"))
-      out += std::to_string(job.value("id", JobId{0})) + " ";
+    const Json body = parse_json(answer.body);
+    for (const Json& job : body.at("jobs")) out += std::to_string(job.value("id", JobId{0})) + " ";
     return out;
   }
   Json job(JobId id) { return parse_json(send("GET", "/v1/jobs/" + std::to_string(id)).body); }

@@ -172,6 +172,7 @@ TEST_F(StoreOrder, ListsAgreeWithAnObviousTwinUnderEachSetOfFilters) {
   const char* const kNames[] = {"trial", "trial-1", "sweep[1]", "sweep[2]", "sweep12"};
   Rng rng(3);
   std::vector<JobRecord> all;
+  Transaction transaction(store.database());
   for (int i = 0; i < 300; ++i) {
     const JobId id = submit(kNames[rng.below(std::size(kNames))], {},
                             rng.below(2) == 0 ? "ada" : "bo", rng.below(2) == 0 ? "vision" : "");
@@ -180,6 +181,7 @@ TEST_F(StoreOrder, ListsAgreeWithAnObviousTwinUnderEachSetOfFilters) {
     if (phase != Phase::queued) change.set_phase(id, phase, "", ++now);
     all.push_back(change.job(id));
   }
+  transaction.commit();
   std::ranges::reverse(all);
   Reader reader(file);
   int64_t listed = 0;

@@ -109,8 +109,8 @@ CLI::Option* add_seconds(CLI::App& sub, const char* name, double& seconds, const
 
 void add_patience(CLI::App& sub, double& seconds) {
   add_seconds(sub, "--patience", seconds,
-              "with --follow: how long a service that has answered may be away: 90, 30m (default "
-              "1h); then the exit code is 5");
+              "with --follow or --wait: how long a service that has answered may be away: 90, 30m "
+              "(default 1h); then the exit code is 5");
 }
 
 void add_service_at(CLI::App& app, ServiceAt& at) {
@@ -139,6 +139,7 @@ void add_order(CLI::App& sub, ServiceCommand& c) {
   sub.add_flag("--hold", c.hold, "begin once `ductile resume` says so");
   sub.add_flag("--wait", c.wait,
                "return when the job has ended, with its exit code; Ctrl-C ends the waiting alone");
+  add_patience(sub, c.patience);
 }
 
 void add_job_filters(CLI::App& sub, ServiceCommand& c) {

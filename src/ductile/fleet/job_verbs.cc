@@ -73,8 +73,9 @@ ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& 
   for (const std::string& job : jobs) {
     try {
       answers.push_back(act(job));
+    } catch (const cluster::Unreachable&) {  // nobody answers for the others either
+      throw;
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::unavailable) throw;  // nobody answers for the others either
       const std::string text = error.what();
       console.error(text.starts_with(job + ":") ? text : fmt::format("{}: {}", job, text));
       if (code == kDone) code = exit_code(error.code());
@@ -113,16 +114,14 @@ std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
 namespace {
 
 // The job when it has ended.
-Json ended_job(const cluster::Client& client, int64_t id, Console& console) {
-  bool said = false;
+Json ended_job(const cluster::Client& client, int64_t id, Absence& absence) {
   for (;; std::this_thread::sleep_for(client.is_local() ? kLookAtEnd : kLookAtEndThere)) {
     try {
       Json job = client.get(path_of(std::to_string(id)));
-      said = false;
+      absence.end();
       if (!job.at("ended").is_null()) return job;
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::unavailable && error.code() != ErrorCode::deadline) throw;
-      if (!std::exchange(said, true)) console.say("{}; waiting for it", error.what());
+      absence.begin(error);
     }
   }
 }
@@ -141,13 +140,13 @@ std::string text_of_farewell(const std::vector<int64_t>& ids) {
 }  // namespace
 
 ExitCode await_jobs(const cluster::Client& client, const std::vector<int64_t>& ids, bool json,
-                    Console& console) {
+                    Absence absence, Console& console) {
   const Farewell at_interrupt(console.verbosity < 0 ? "" : text_of_farewell(ids));
   console.out() << std::flush;  // the jobs' numbers, for who is not patient
   ExitCode code = kDone;
   Json ended = Json::array();
   for (const int64_t id : ids) {
-    const Json& job = ended.emplace_back(ended_job(client, id, console));
+    const Json& job = ended.emplace_back(ended_job(client, id, absence));
     code = std::max(code, code_of_job(job));
     if (!json)
       console.say("job {} is {}: {}", id, job.at("phase").get<std::string>(),

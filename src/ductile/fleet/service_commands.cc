@@ -551,7 +551,9 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
       for (const int64_t id : ids) context.console.print("{}\n", id);
       say_submitted(ids, command.at, context.console);
     }
-    return command.wait ? await_jobs(client, ids, command.json, context.console) : kDone;
+    if (!command.wait) return kDone;
+    return await_jobs(client, ids, command.json, Absence(context.console, command.patience),
+                      context.console);
   });
 }
 

@@ -29,6 +29,23 @@ ExitCode ask_service(const ServiceCommand& command, Context& context,
 ExitCode with_service(const ServiceCommand& command, Context& context,
                       const std::function<void(const cluster::Client&)>& ask);
 
+// A service that somebody follows may be away for a while: it is restarted, or busy.
+class Absence {
+ public:
+  // `patience`: seconds without an answer after which nobody waits any more.
+  Absence(Console& console, double patience) : console_(console), patience_(patience) {}
+
+  // An answer did not come; for a handler of that error. Says so once; throws it again if it is
+  // none that goes by, or has gone on for too long.
+  void begin(const Error& error);
+  void end();  // an answer came
+
+ private:
+  Console& console_;
+  const double patience_;
+  std::optional<std::chrono::steady_clock::time_point> since_;
+};
+
 // Does it for each job, also where it fails for another one; of several jobs each trouble is said
 // on a line of its own, and the exit code is that of the first one. One job alone, and a service
 // that does not answer, fail as any command does, by throwing. Under --json what `act` gives is
@@ -46,27 +63,10 @@ std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
 // Ctrl-C ends this program and not the jobs, and says so. Under --json what became of the job is
 // printed, or of several a list.
 ExitCode await_jobs(const cluster::Client& client, const std::vector<int64_t>& ids, bool json,
-                    Console& console);
+                    Absence absence, Console& console);
 
 // The numbers that --array names, in order: "0-9", "1,3,10-20:2". Throws invalid_argument.
 std::vector<int64_t> indices_of(const std::string& array);
-
-// A service that somebody follows may be away for a while: it is restarted, or busy.
-class Absence {
- public:
-  // `patience`: seconds without an answer after which nobody waits any more.
-  Absence(Console& console, double patience) : console_(console), patience_(patience) {}
-
-  // An answer did not come; for a handler of that error. Says so once; throws it again if it is
-  // none that goes by, or has gone on for too long.
-  void begin(const Error& error);
-  void end();  // an answer came
-
- private:
-  Console& console_;
-  const double patience_;
-  std::optional<std::chrono::steady_clock::time_point> since_;
-};
 
 // How many devices it holds; empty for none.
 std::string held_text(const nlohmann::ordered_json& job);
