@@ -21,7 +21,7 @@ std::string application(const std::string& name, const std::string& job) {
 TEST(Application, JobsOfOneModelOnOneKindOfDataBehaveAlike) {
   const std::string mlp = "[model]\nname = \"mlp\"\nhidden = [16]\n";
   const std::string first = application("monday", mlp);
-  EXPECT_EQ(application("tuesday", mlp + "[optimizer]\nlr = 0.3\n[train]\nseed = 7\n"), first);
+  EXPECT_EQ(application("tuesday", "seed = 7\n" + mlp + "[optimizer]\nlr = 0.3\n"), first);
   EXPECT_EQ(application("longer", mlp + "[train]\nmax_steps = 900\nbatch_size = 64\n"), first);
   EXPECT_NE(application("monday", "[model]\nname = \"mlp\"\nhidden = [17]\n"), first);
   EXPECT_NE(application("monday", mlp + "[train]\nprecision = \"bf16\"\n"), first);
