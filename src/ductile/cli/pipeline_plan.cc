@@ -20,6 +20,7 @@ namespace ductile::cli {
 namespace {
 
 constexpr int64_t kMost = int64_t{1} << 53;
+constexpr size_t kLongestName = 1000;  // a refusal names it
 constexpr int64_t kMostTensor = 1 << 10;
 constexpr int64_t kMostParts = 1 << 16;  // stages, and micro-batches: what the options take
 
@@ -34,7 +35,12 @@ std::vector<std::string> names_of(const JsonFields& stage, const char* key) {
     const std::string& name = out.emplace_back(item.get<std::string>());
     if (name.empty() || name.find_first_of(" \t\n\v\f\r") != std::string::npos) {
       fail(ErrorCode::invalid_argument, "{}: the operator \"{}\" has a space in its name",
-           stage.where(), name);
+           stage.where(), JsonFields::shorten(name));
+    }
+    if (name.size() > kLongestName) {
+      fail(ErrorCode::invalid_argument,
+           "{}: the operator \"{}\" has a name of {} bytes; no model has one of more than {}",
+           stage.where(), JsonFields::shorten(name), name.size(), kLongestName);
     }
   }
   return out;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <map>
 #include <optional>
@@ -167,6 +168,7 @@ struct Emulations {
 
 Emulations emulate_plans(const plan::Report& r, double seconds, Console& console) {
   emulate::Options options;
+  if (std::isnan(seconds)) fail(ErrorCode::invalid_argument, "--emulate-seconds is no number");
   options.seconds = seconds;
   const auto run = [&](const graph::Graph& graph, const plan::Plan& plan, double predicted) {
     if (console.err_terminal) console.say("emulating the plan of {} ...", plan.planner);

@@ -97,7 +97,7 @@ TEST(PlannerProperties, MoreDevicesNeverGiveASlowerPlan) {
 
 // Those that a number names lie within each other, too.
 TEST(PlannerProperties, ALargerNumberOfDevicesNeverGivesASlowerPlan) {
-  for (const char* name : {"dlrm:3,3", "candle:3,2,256"}) {
+  for (const char* name : {"mmt:2,2,64,256", "candle:3,2,256"}) {
     double before = std::numeric_limits<double>::infinity();
     for (int n = 1; n <= 9; ++n) {
       const Devices devices = find_devices(std::to_string(n));
