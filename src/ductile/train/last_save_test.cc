@@ -1,8 +1,14 @@
 // The end of a job whose state lies by stage: no worker gets all of it, and nothing shows that.
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -33,7 +39,22 @@ struct LeftBehind {
   std::string saved;                   // the digest of the newest checkpoint
   std::string model;                   // the file of the weights
   int64_t parts = 0;                   // of the newest checkpoint
+  std::set<int64_t> may_have;          // so many, if nobody was lost
 };
+
+// How many parts a save by these workers has, as the event of their first step tells of them: of
+// each, or one, by a worker that holds all. If the first one does, it is that.
+std::set<int64_t> possible_parts(const spec::JobOptions& job, const Json& members) {
+  std::vector<int64_t> cut = {0};
+  for (const Json& member : members) cut.push_back(member.at("ranks").at(1));
+  Replica replica(job);
+  const Replica::Blocks all{{0, replica.shards().num_blocks()}};
+  const auto held = replica.shards().spread(cut).held;
+  std::set<int64_t> out;
+  if (held.front() != all) out.insert(std::ssize(members));
+  if (std::ranges::find(held, all) != held.end()) out.insert(1);
+  return out;
+}
 
 using Prepare = std::function<void(const run::RunFolder&)>;
 
@@ -50,6 +71,7 @@ LeftBehind train_on(int64_t workers, const spec::JobOptions& job, const Recipe& 
   run::for_each_diary_line(run.folder.events_file(), [&](const Json& line) {
     const std::string kind = line.value("kind", "");
     if (kind == "checkpoint") out.parts = line.value("parts", 1);
+    if (kind == "memory") out.may_have = possible_parts(job, line.at("members"));
     if (kind != "end") return;
     out.digest = line.value("digest", "none");
     out.weights_digest = line.value("weights_digest", "none");
@@ -91,13 +113,16 @@ std::vector<spec::JobOptions> jobs() {
 
 // A worker that is alone has all of the state, and goes the way of jobs without stages.
 TEST(LastSave, OfPartsHasTheBitsOfOneWorkersSave) {
+  int in_parts = 0;
   for (const spec::JobOptions& job : jobs()) {
     const LeftBehind alone = train_on(1, job), together = train_on(4, job);
     const std::string what = job.model.name + ", " + job.optimizer.name;
     EXPECT_EQ(alone.parts, 1) << what;
-    EXPECT_EQ(together.parts, 4) << what;
+    EXPECT_TRUE(together.may_have.contains(together.parts)) << what << ": " << together.parts;
+    in_parts += together.parts > 1;
     expect_same(together, alone, what);
   }
+  EXPECT_GT(in_parts, 2);  // of a tiny model all hold everything
 }
 
 // Hooks of all workers' optimisers, called when one is asked for weights to evaluate or to deploy.
@@ -123,22 +148,22 @@ spec::JobOptions job_with_one_save(int64_t copies) {
 // Before the parts are written and after that, while weights travel to the leader; the leader and
 // the others.
 TEST(LastSave, AWorkerThatIsKilledMeanwhileChangesNoBit) {
+  std::atomic<int> lost = 0;
   for (const int64_t copies : {2, 1}) {
     const spec::JobOptions job = job_with_one_save(copies);
-    std::atomic<int64_t> calls = 0;
-    const LeftBehind want = train_on(4, job, halving_recipe(job, [&] { ++calls; }));
-    EXPECT_EQ(want.parts, 4);
-    EXPECT_GE(calls.load(), 8) << "the hooks see less than the end of the job";
-    for (int64_t fatal = 1; fatal <= calls; ++fatal) {
+    const LeftBehind want = train_on(4, job, halving_recipe(job, [] {}));
+    EXPECT_TRUE(want.may_have.contains(want.parts)) << want.parts;
+    for (int64_t fatal = 1; fatal <= 9; ++fatal) {  // three workers have something, and three calls
       std::atomic<int64_t> call = 0;
       const Recipe recipe = halving_recipe(job, [&] {
-        if (++call == fatal) LocalCluster::die();
+        if (++call != fatal) return;
+        ++lost;
+        LocalCluster::die();
       });
-      const LeftBehind got = train_on(4, job, recipe);
-      EXPECT_GE(call.load(), fatal) << "nobody was lost";
-      expect_same(got, want, "killed at call " + std::to_string(fatal));
+      expect_same(train_on(4, job, recipe), want, "killed at call " + std::to_string(fatal));
     }
   }
+  EXPECT_GT(lost.load(), 12);
 }
 
 TEST(LastSave, IsLeftOutWithTheSameDigestsAndLeavesNothingOnTheDisk) {
@@ -170,13 +195,17 @@ TEST(LastSave, BeforeAPreemptionIsMadeOfPartsToo) {
     job.train.epochs = 1'000'000;
     job.checkpoint.every_steps = 0;
     const OneRun run(job);
-    int64_t parts = 0;
     for (const int64_t workers : {4, 3}) {
       run.go_on(job, workers, workers == 4 ? 3 : 12, /*to_its_end=*/false);
+      int64_t parts = 0;
+      std::set<int64_t> possible;
       run::for_each_diary_line(run.folder.events_file(), [&](const Json& line) {
-        if (line.value("kind", "") == "checkpoint") parts = line.value("parts", 1);
+        const std::string kind = line.value("kind", "");
+        if (kind == "checkpoint") parts = line.value("parts", 1);
+        if (kind == "memory") possible = possible_parts(job, line.at("members"));
       });
-      EXPECT_EQ(parts, workers) << copies << " copies";
+      EXPECT_TRUE(possible.contains(parts))
+          << parts << " parts, " << copies << " copies, " << workers << " workers";
     }
     const auto saved = run.newest(job);
     Replica undisturbed(job);
@@ -196,24 +225,26 @@ TEST(LastSave, WhereAWorkersDiskRefusesItsPartTheLeaderSavesAll) {
   const LeftBehind got = train_on(4, job, recipe_of(job), [](const run::RunFolder& folder) {
     fs::create_directories(folder.checkpoints() / "pending" / "step-000000000008.w2-part.json");
   });
-  EXPECT_EQ(want.parts, 4);
+  EXPECT_TRUE(want.may_have.contains(want.parts)) << want.parts;
   EXPECT_EQ(got.parts, 1);
   expect_same(got, want, "a part that cannot be written");
 }
 
 TEST(LastSave, WhereTheModelCannotBeWrittenTheLeaderTriesAgain) {
   const spec::JobOptions job = job_with_one_save(1);
-  std::atomic<int64_t> calls = 0, call = 0;
-  const LeftBehind want = train_on(4, job, halving_recipe(job, [&] { ++calls; }));
+  const LeftBehind want = train_on(4, job, halving_recipe(job, [] {}));
   fs::path in_the_way;
-  const Recipe recipe = halving_recipe(job, [&] {
-    if (++call == calls + 1) fs::remove(in_the_way);
+  std::mutex mutex;
+  std::map<std::thread::id, int> calls;
+  const Recipe recipe = halving_recipe(job, [&] {  // the fourth one is of who tries again
+    const std::lock_guard lock(mutex);
+    if (++calls[std::this_thread::get_id()] == 4) fs::remove(in_the_way);
   });
   const LeftBehind got = train_on(4, job, recipe, [&](const run::RunFolder& folder) {
     in_the_way = folder.model_file();
     fs::create_directory(in_the_way);
   });
-  EXPECT_GT(call.load(), calls.load());
+  EXPECT_TRUE(std::ranges::any_of(calls, [](const auto& c) { return c.second >= 4; }));
   EXPECT_EQ(got.parts, 1);
   expect_same(got, want, "a model that cannot be written at first");
 }
