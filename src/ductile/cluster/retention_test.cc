@@ -10,6 +10,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/rng.h"
 #include "ductile/cluster/api.h"
+#include "ductile/cluster/schema.h"
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/event_text.h"
 #include "ductile/cluster/testing/failing_vfs.h"
@@ -140,18 +141,20 @@ TEST_F(Forgetting, OldReasonsOfAJobThatWaitsAreRemoved) {
 }
 
 TEST_F(Forgetting, AStoreOfAnEarlierVersionForgetsThemToo) {
+  constexpr int kEarlier = 8;
   {
-    Store store(file);
-    Transaction transaction(store.database());
-    Change change(store.database());
-    Submission s;
-    s.name = "live";
-    const JobId id = change.submit(s, "{}", now);
-    for (int i = 0; i < 10; ++i) change.set_reason(id, std::to_string(i), ++now);
-    transaction.commit();
-    store.database().execute(
-        "DROP INDEX passing_events; CREATE INDEX passing_events ON events (time) WHERE job IS NULL "
-        "OR kind IN ('speed', 'load', 'serving'); PRAGMA user_version = 8");
+    Database old(file, Database::Access::write);
+    for (int schema = 0; schema < kEarlier; ++schema) old.execute(migration(schema));
+    old.execute(
+        fmt::format("PRAGMA application_id = {}; PRAGMA user_version = {}", 0x6475636c, kEarlier));
+    old.run(
+        "INSERT INTO jobs (name, owner, team, tier, kind, min_devices, max_devices, phase, wish, "
+        "reason, run, submitted, generation, revision) VALUES ('live', 'ada', '', 'standard', "
+        "'train', 1, 1, 'queued', 'run', '', '', ?, 0, 11)",
+        now);
+    for (int i = 0; i <= 10; ++i)
+      old.run("INSERT INTO events (time, job, kind, body) VALUES (?, 1, ?, '{}')", ++now,
+              i == 0 ? "submitted" : "reason");
   }
   Store store(file);
   prune_all(store.database(), {1000, 0}, now + 2000);
