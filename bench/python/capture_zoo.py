@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Which models of torchvision `ductile.capture()` finds the operators of: each that list_models() names, in a process of its own.
 
-Small images, 2 and 3 samples at once, weights at random, nothing is timed and nothing downloaded. Up to --checked million parameters, outputs and
+Small images, 2, 3 and 5 samples at once, weights at random, nothing is timed and nothing downloaded. Up to --checked million parameters, outputs and
 gradients of the operators are compared with those of the model, to the bit. Detection is given images and targets, as in training.
 
   bench/python/capture_zoo.py [MODEL ...] [--checked 150] [--timeout 300] [--output FILE.md]
@@ -54,7 +54,7 @@ def capture(name, checked):
     parameters = sum(p.numel() for p in module.parameters())
     out = {"parameters": parameters, "checked": parameters <= 1e6 * checked}
     try:
-        graph = ductile.capture(module, example(name, torch), batch=3, shares=[2, 3], times=False, check=out["checked"])
+        graph = ductile.capture(module, example(name, torch), batch=5, shares=[2, 3], times=False, check=out["checked"])
         out["operators"] = len(graph["ops"])
     except ductile.Error as error:
         out["error"] = " ".join(str(error).split())[:300]
