@@ -179,7 +179,7 @@ void Front::reload(Revision asked, std::optional<int64_t> version) {
 void Front::try_reload(std::optional<int64_t> version) {
   const auto on_answer = [this, version, asked = reloading_](const serving::HttpResponse& answer) {
     if (closing_ || asked != reloading_) return;
-    if (answer.status == 503 || answer.status == 409) {
+    if (answer.status == 503 || answer.status == 409 || answer.status == 504) {
       reload_ = loop_.after(kLoadAgain, [this, version] { try_reload(version); });
       return;
     }

@@ -158,7 +158,8 @@ std::optional<Scheduler::TierRound::Choice> Scheduler::TierRound::as_before(size
   const sched::Allocation& held = view(taker).allocation;
   for (const sched::NodeShare& share : held)
     if (room_on(share.node, taker).all() < share.devices) return std::nullopt;
-  if (held.empty()) return std::nullopt;
+  // Its user may have said meanwhile that it is to have fewer.
+  if (held.empty() || sched::device_count(held) > view(taker).max_devices) return std::nullopt;
   return Choice{held, {}};
 }
 

@@ -191,7 +191,8 @@ WorkerStatus worker_status_from_json(const json& value) {
   in.read("num_parts", report.num_parts);
   report.held = parts_from_json(in.array("held"));
   report.next = parts_from_json(in.array("next"));
-  in.read("can_save", report.can_save);
+  // Workers of earlier versions never saved what others lacked.
+  if (in.has("can_save")) in.read("can_save", report.can_save);
   for (const json& suspect : in.array("suspects")) {
     if (!suspect.is_number_unsigned())
       fail(ErrorCode::invalid_argument, "report: 'suspects' is not a list of worker ids");

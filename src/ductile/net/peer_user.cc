@@ -47,10 +47,11 @@ std::optional<uid_t> user_in_list(const PeerEnd& ours, const PeerEnd& theirs) {
   std::ifstream list("/proc/self/net/tcp");
   for (std::string line; std::getline(list, line);) {
     std::istringstream words(line);
-    std::string number, local, remote, state, queues, timer, again;
+    std::string number, local, remote, state, queues, timer, again, timeout, inode;
     uid_t user = 0;
-    if (words >> number >> local >> remote >> state >> queues >> timer >> again >> user &&
-        local == own && remote == other)
+    if (words >> number >> local >> remote >> state >> queues >> timer >> again >> user >>
+            timeout >> inode &&
+        local == own && remote == other && inode != "0")  // closed: the kernel says root of it
       return user;
   }
   return std::nullopt;
@@ -83,7 +84,9 @@ std::optional<uid_t> user_by_question(sa_family_t family, const PeerEnd& ours,
   if (n < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg))) ||
       head->nlmsg_type != SOCK_DIAG_BY_FAMILY)
     return std::nullopt;
-  return reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(head))->idiag_uid;
+  const auto* const found = reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(head));
+  if (found->idiag_inode == 0) return std::nullopt;  // closed: the kernel says root of it
+  return found->idiag_uid;
 }
 
 }  // namespace

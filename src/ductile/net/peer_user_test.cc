@@ -1,5 +1,7 @@
 #include "ductile/net/peer_user.h"
 
+#include <optional>
+
 #include <gtest/gtest.h>
 #include <sys/fsuid.h>
 #include <sys/socket.h>
@@ -34,6 +36,17 @@ TEST(PeerUser, IsAnotherOneWhereAnotherOneConnected) {
     const Socket server = listener.accept(in_a_while());
     EXPECT_EQ(user_at_other_end(server.fd()), kNobody) << host;
     EXPECT_EQ(user_at_other_end(client.fd()), 0u) << host;
+  }
+}
+
+// The kernel has forgotten by then whose it was, and says root's.
+TEST(PeerUser, IsNobodyWhereTheOtherEndWasClosed) {
+  for (const char* host : {"127.0.0.1", "::1"}) {
+    Listener listener({host, 0});
+    std::optional<Socket> client = connect(listener.address(), {}, in_a_while());
+    const Socket server = listener.accept(in_a_while());
+    client.reset();
+    EXPECT_FALSE(user_at_other_end(server.fd())) << host;
   }
 }
 

@@ -96,6 +96,7 @@ void PartSaver::write(Replica& replica, const Shares& writers,
     overtaken_->error = "another save began before all parts of it were there";
   }
   step_ = replica.step();
+  parts_lost_ = false;
   generation_ = plan.number;
   tags_.clear();
   for (const control::Member& m : plan.members) tags_.push_back(part_tag(m.worker));

@@ -47,10 +47,11 @@ int copies_of(const spec::JobOptions& job) {
 
 // With a model whose weights are blank, where the state lies by stage and they can be made later.
 // Exact pipelines compare gradients of the whole model before they begin, and those with numbers of
-// replicas by stage look at what all operators make of samples: of zeros they would see nothing.
+// replicas by stage look at what all operators make of samples: of zeros they would see nothing. A
+// library's model may draw in a way of its own, or read what it has made.
 Ingredients blank_ingredients(const spec::JobOptions& job, const Recipe& recipe) {
   if (spec::is_pipelined(job) && job.train.shard_optimizer && !job.train.pipeline_exact &&
-      job.train.pipelined.stage_replicas.empty()) {
+      job.train.pipelined.stage_replicas.empty() && job.model.library.empty()) {
     const nn::FirstValues none;
     Ingredients given = recipe();
     if (given.make_model && given.model->num_initial_samples() == 0) return given;
