@@ -1,8 +1,6 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
-#include <ranges>
-#include <string_view>
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
@@ -95,19 +93,15 @@ namespace {
 std::string application_of(const JobRecord& record, const Work& work) {
   const auto* training = std::get_if<spec::JobOptions>(&work);
   if (training == nullptr) return record.submission.name;
-  constexpr std::string_view kSections[] = {"model.", "data.", "augment."};
-  constexpr std::string_view kOptions[] = {"train.method", "train.precision",
-                                           "train.virtual_ranks"};
-  spec::JobOptions job = *training;
-  const OptionSet set(job);
-  std::string text;
-  for (const OptionField& field : set.fields()) {
-    const auto is_in = [&](std::string_view section) { return field.path.starts_with(section); };
-    if (std::ranges::any_of(kSections, is_in) ||
-        std::ranges::find(kOptions, field.path) != std::end(kOptions))
-      text += field.path + "=" + to_toml(field.ref) + "\n";
-  }
-  return job.model.name + "-" + sha256(text).substr(0, 16);
+  spec::ModelOptions model = training->model;
+  spec::DataOptions data = training->data;
+  spec::AugmentOptions augment = training->augment;
+  const spec::TrainOptions& train = training->train;
+  // Of these alone, since a service may begin with thousands of jobs.
+  const std::string text =
+      OptionSet(model).to_toml() + OptionSet(data).to_toml() + OptionSet(augment).to_toml() +
+      fmt::format("{} {} {}", train.method, train.precision, train.virtual_ranks);
+  return model.name + "-" + sha256(text).substr(0, 16);
 }
 
 }  // namespace
