@@ -197,8 +197,8 @@ int64_t Hostile::send_many(const Descriptor& to, Rng& rng) {
   return count;
 }
 
-// What came back is an error, or a file of the page.
-void Hostile::read_answers(const Descriptor& from) {
+// Until the other end closes, or nothing comes for five seconds.
+std::string all_that_comes(const Descriptor& from) {
   std::string text;
   char block[16384];
   pollfd polled{from.get(), POLLIN, 0};
@@ -207,6 +207,12 @@ void Hostile::read_answers(const Descriptor& from) {
     if (n <= 0) break;
     text.append(block, static_cast<size_t>(n));
   }
+  return text;
+}
+
+// What came back is an error, or a file of the page.
+void Hostile::read_answers(const Descriptor& from) {
+  const std::string text = all_that_comes(from);
   for (size_t at = text.find("HTTP/1.1 "); at != std::string::npos;
        at = text.find("HTTP/1.1 ", at + 1)) {
     ++answered;
@@ -342,14 +348,7 @@ std::string known_request(Rng& rng, const std::string& token, uint16_t port) {
 
 // Every answer is whole and says what was wrong: no request makes the service fail.
 void KnownHostile::read_errors(const Descriptor& from) {
-  std::string text;
-  char block[16384];
-  pollfd polled{from.get(), POLLIN, 0};
-  while (::poll(&polled, 1, 5000) > 0) {
-    const ssize_t n = ::recv(from.get(), block, sizeof block, 0);
-    if (n <= 0) break;
-    text.append(block, static_cast<size_t>(n));
-  }
+  const std::string text = all_that_comes(from);
   for (size_t at = text.find("HTTP/1.1 "); at != std::string::npos;
        at = text.find("HTTP/1.1 ", at + 1)) {
     ++answered;
