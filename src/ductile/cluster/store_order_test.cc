@@ -11,6 +11,7 @@
 #include "ductile/base/testing.h"
 #include "ductile/cluster/schema.h"
 #include "ductile/cluster/store.h"
+#include "ductile/cluster/testing/pages.h"
 
 namespace ductile::cluster {
 namespace {
@@ -209,13 +210,7 @@ TEST_F(StoreOrder, ListsAgreeWithAnObviousTwinUnderEachSetOfFilters) {
           (!filter.part || s.name.starts_with("sweep"));
       if (wanted) expected.push_back(job);
     }
-    std::vector<JobRecord> paged;
-    for (JobId before = 0;;) {
-      const auto page = reader.jobs(filter, before, 7);
-      if (page.empty()) break;
-      paged.insert(paged.end(), page.begin(), page.end());
-      before = page.back().id;
-    }
+    const std::vector<JobRecord> paged = testing::all_pages(reader, filter);
     EXPECT_EQ(paged, expected) << round;
     listed += static_cast<int64_t>(paged.size());
   }

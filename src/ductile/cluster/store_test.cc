@@ -10,6 +10,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/base/testing.h"
 #include "ductile/cluster/testing/failing_vfs.h"
+#include "ductile/cluster/testing/pages.h"
 
 namespace ductile::cluster {
 namespace {
@@ -145,13 +146,7 @@ TEST_F(StoreFile, PagesOfAListMissAndRepeatNothing) {
     filter.owner = "bo";
     filter.phases = {Phase::running};
     filter.live = live;
-    std::vector<JobRecord> paged;
-    for (JobId before = 0;;) {
-      const auto page = reader.jobs(filter, before, 7);
-      if (page.empty()) break;
-      paged.insert(paged.end(), page.begin(), page.end());
-      before = page.back().id;
-    }
+    const std::vector<JobRecord> paged = testing::all_pages(reader, filter);
     std::vector<JobRecord> all;
     for (const JobRecord& job : reader.live_jobs()) {
       if (job.submission.owner == "bo" && job.phase == Phase::running) all.push_back(job);
