@@ -13,7 +13,10 @@ bool conv_supported(const ConvShape& s) {
 bool conv_preferred(const ConvShape& s) {
   if (!conv_supported(s)) return false;
   const int64_t pairs = s.in * s.out;
-  if (winograd_supported(s)) return pairs <= 256 * 256;
+  if (winograd_supported(s)) {
+    const int64_t tiles = s.batch * ((s.out_height() + 3) / 4) * ((s.out_width() + 3) / 4);
+    return pairs <= 256 * 256 || (pairs <= 512 * 512 && tiles >= 64);
+  }
   return s.kernel == 1 ? pairs <= 64 * 64 : s.kernel * s.kernel * pairs <= 9 * 64 * 128;
 }
 

@@ -27,7 +27,8 @@ struct ConvShape {
 bool conv_supported(const ConvShape& shape);
 
 // Whether it is also expected to be faster than oneDNN, as measured by ductile_nn_bench: the
-// filters of a layer have to stay in the caches, which those of ResNet-50's wide layers do not.
+// filters of direct products have to stay in the caches, which those of ResNet-50's wide layers do
+// not, and transforming wide Winograd filters has to pay over the tiles of the batch.
 bool conv_preferred(const ConvShape& shape);
 
 // y = x * weight. weight: fp32 [out, in, kernel, kernel]. Where mean is given, mean and variance

@@ -141,7 +141,14 @@ TEST_F(Conv, EqualsTheTwinOnOddShapes) {
                              // Panels of channels on both sides, on one, and none.
                              {40, 5, 7, 96, 64, 3, 1, 1},
                              {6, 31, 9, 24, 64, 3, 1, 1},
-                             {5, 6, 6, 128, 40, 3, 1, 1}})
+                             {5, 6, 6, 128, 40, 3, 1, 1},
+                             // Filters' gradients over all tiles at once: one block of groups and
+                             // a last one that is not full, groups of an odd number of tiles.
+                             {69, 5, 7, 96, 96, 3, 1, 1},
+                             {37, 3, 3, 96, 128, 3, 1, 1},
+                             {3, 13, 9, 104, 96, 3, 1, 0},
+                             {18, 33, 31, 24, 384, 3, 1, 1},
+                             {1, 4, 4, 96, 96, 3, 1, 2}})
     expect_equals_twin(s, Storage::f32, 1e-5);
 }
 
@@ -179,7 +186,9 @@ TEST_F(Conv, MultipliesWideLayersInBf16WhereTheProcessorDoes) {
   const double tolerance = bf16_isa_for(8) != nullptr ? 1.0 / 32 : 1.0 / 256;
   for (const ConvShape& s : {ConvShape{5, 9, 8, 32, 40, 3, 1, 1},
                              {3, 7, 7, 24, 64, 3, 1, 0},
-                             {20, 3, 3, 64, 96, 3, 1, 1}}) {
+                             {20, 3, 3, 64, 96, 3, 1, 1},
+                             {69, 3, 3, 96, 96, 3, 1, 1},
+                             {18, 10, 11, 96, 128, 3, 1, 1}}) {
     expect_equals_twin(s, Storage::bf16, tolerance, tolerance);
     expect_equals_twin(s, Storage::f32, 1e-5);
   }
@@ -189,6 +198,7 @@ TEST_F(Conv, GivesTheSameBitsForEveryNumberOfThreads) {
   for (const ConvShape& s : {ConvShape{37, 9, 8, 16, 16, 3, 1, 1},
                              {29, 8, 8, 40, 32, 3, 1, 1},
                              {9, 8, 8, 24, 96, 3, 1, 1},
+                             {39, 9, 7, 96, 96, 3, 1, 1},
                              {19, 9, 8, 16, 24, 3, 2, 1},
                              {18, 6, 7, 3, 8, 3, 1, 1}}) {
     for (const Storage storage : {Storage::f32, Storage::bf16}) {
@@ -220,14 +230,15 @@ TEST_F(Conv, GivesTheVarianceOfValuesFarFromZero) {
 }
 
 TEST_F(Conv, LeavesOutTheGradientThatIsNotWanted) {
-  const ConvShape s{5, 6, 6, 16, 16, 3, 1, 1};
-  const auto x = normals(1, inputs(s)), w = normals(2, weights(s)), g = normals(3, outputs(s));
-  const Results both = run(s, Storage::f32, x, w, g);
-  std::vector<float> dx(inputs(s)), dw(weights(s));
-  conv_backward(s, x.data(), w.data(), plain(g.data(), Storage::f32), dx.data(), nullptr);
-  conv_backward(s, x.data(), w.data(), plain(g.data(), Storage::f32), nullptr, dw.data());
-  EXPECT_EQ(dx, both.dx);
-  EXPECT_EQ(dw, both.dw);
+  for (const ConvShape& s : {ConvShape{5, 6, 6, 16, 16, 3, 1, 1}, {5, 6, 6, 96, 96, 3, 1, 1}}) {
+    const auto x = normals(1, inputs(s)), w = normals(2, weights(s)), g = normals(3, outputs(s));
+    const Results both = run(s, Storage::f32, x, w, g);
+    std::vector<float> dx(inputs(s)), dw(weights(s));
+    conv_backward(s, x.data(), w.data(), plain(g.data(), Storage::f32), dx.data(), nullptr);
+    conv_backward(s, x.data(), w.data(), plain(g.data(), Storage::f32), nullptr, dw.data());
+    EXPECT_EQ(dx, both.dx);
+    EXPECT_EQ(dw, both.dw);
+  }
 }
 
 TEST_F(Conv, RefusesWhatItCannotDo) {
@@ -241,7 +252,9 @@ TEST_F(Conv, LeavesWideLayersToOneDnn) {
   EXPECT_TRUE(conv_preferred({128, 8, 8, 64, 64, 3, 1, 1}));
   EXPECT_TRUE(conv_preferred({128, 16, 16, 32, 64, 3, 2, 1}));
   EXPECT_TRUE(conv_preferred({8, 224, 224, 3, 64, 7, 2, 3}));
-  EXPECT_FALSE(conv_preferred({8, 7, 7, 512, 512, 3, 1, 1}));
+  EXPECT_TRUE(conv_preferred({64, 7, 7, 512, 512, 3, 1, 1}));
+  EXPECT_FALSE(conv_preferred({8, 7, 7, 512, 512, 3, 1, 1}));  // few tiles
+  EXPECT_FALSE(conv_preferred({64, 7, 7, 512, 1024, 3, 1, 1}));
   EXPECT_FALSE(conv_preferred({8, 7, 7, 512, 2048, 1, 1, 0}));
   EXPECT_FALSE(conv_preferred({8, 28, 28, 128, 256, 3, 2, 1}));
 }

@@ -9,6 +9,8 @@ namespace {
 
 constexpr int64_t kTiles = 64;           // transformed and multiplied together
 constexpr int64_t kLeastBf16 = 32 * 32;  // in * out, from which products are most of the work
+constexpr int64_t kLeastWide = 96 * 96;  // in * out, from which filter_gradient_wide() is faster
+constexpr int64_t kWideGroups = 16;      // of tiles, that it multiplies at once
 
 int64_t tiles_along(int64_t pixels) { return (pixels + 3) / 4; }
 
@@ -24,11 +26,13 @@ int64_t group_images(const ConvShape& s) {
   return std::max<int64_t>(1, std::min(kTiles / per_image, s.batch / kLeastGroups));
 }
 
+bool wide(const ConvShape& s) { return s.in * s.out >= kLeastWide; }
+
 // Weight gradients are summed over this many fixed parts of the batch. Each costs 36 * in * out
-// floats of memory traffic, so wide filters get fewer.
+// floats of memory traffic, so larger filters get fewer.
 int64_t batch_parts(const ConvShape& s) {
-  const bool wide = s.in * s.out > 32 * 32;
-  return std::clamp<int64_t>(wide ? s.batch / 4 : s.batch, 1, wide ? 8 : 16);
+  const bool large = s.in * s.out > 32 * 32;
+  return std::clamp<int64_t>(large ? s.batch / 4 : s.batch, 1, large ? 8 : 16);
 }
 
 Padded padded_for(int64_t out_height, int64_t out_width, int64_t border, int64_t channels) {
@@ -161,6 +165,34 @@ char* image_at(void* base, int64_t image, int64_t elements, Storage storage) {
 
 }  // namespace
 
+namespace {
+
+// n images from `first` on, in fp32 and with a border.
+void pad_images(const Tables& tables, const ConvShape& s, const Padded& pad, const void* x,
+                Storage storage, int64_t first, int64_t n, float* padded) {
+  for (int64_t i = 0; i < n; ++i) {
+    const char* src = image_at(x, first + i, s.height * s.width * s.in, storage);
+    fill_padded(pad, s.height, s.width, padded + i * pad.floats(),
+                [&](int64_t pixel, int64_t count, float* dst) {
+                  tables.in.to_float(src + pixel * s.in * bytes_of(storage), storage, dst,
+                                     count * s.in);
+                });
+  }
+}
+
+// The gradient in y of the same images.
+void pad_gradient(const Tables& tables, const ConvShape& s, const Padded& pad,
+                  const GradSource& grad, int64_t first, int64_t n, float* padded) {
+  const int64_t pixels = s.out_height() * s.out_width();
+  for (int64_t i = 0; i < n; ++i)
+    fill_padded(pad, s.out_height(), s.out_width(), padded + i * pad.floats(),
+                [&](int64_t pixel, int64_t count, float* dst) {
+                  tables.out.load_grad(grad, (first + i) * pixels + pixel, count, s.out, dst);
+                });
+}
+
+}  // namespace
+
 bool winograd_supported(const ConvShape& s) {
   return s.kernel == 3 && s.stride == 1 && s.padding <= 2 && isa_for(s.in) != nullptr &&
          isa_for(s.out) != nullptr;
@@ -201,14 +233,7 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
 #pragma omp for schedule(dynamic, 1)
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t first = g * images, n = std::min(images, s.batch - first);
-      for (int64_t i = 0; i < n; ++i) {
-        const char* src = image_at(x, first + i, s.height * s.width * s.in, storage);
-        fill_padded(pad, s.height, s.width, padded + i * pad.floats(),
-                    [&](int64_t pixel, int64_t count, float* dst) {
-                      tables.in.to_float(src + pixel * s.in * bytes_of(storage), storage, dst,
-                                         count * s.in);
-                    });
-      }
+      pad_images(tables, s, pad, x, storage, first, n, padded);
       tile_sources(padded, n, pad, oh, ow, 0, &lists.from);
       tile_targets(image_at(y, first, oh * ow * s.out, storage), n, oh, ow, s.out, storage,
                    &lists.to);
@@ -221,18 +246,71 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
   if (mean != nullptr) join_moments(means, m2s, counts.data(), groups, s.out, mean, variance);
 }
 
-void winograd_backward(const ConvShape& s, const void* x, const float* weight,
-                       const GradSource& grad, void* dx, float* dw) {
-  const Tables tables(s, grad.storage);
-  const int64_t oh = s.out_height(), ow = s.out_width();
-  const int64_t images = group_images(s), parts = batch_parts(s);
-  const int64_t border = 2 - s.padding;
-  const Padded pad_x = padded_for(oh, ow, s.padding, s.in);
-  Padded pad_g = padded_for(s.height, s.width, border, s.out);
-  pad_g.rows = std::max(pad_g.rows, 4 * tiles_along(oh) + border);
-  pad_g.cols = std::max(pad_g.cols, 4 * tiles_along(ow) + border);
+namespace {
 
-  const int64_t filter = 36 * s.in * s.out;
+// What the backward pass of a group of images needs. All memory is the calling thread's.
+struct Backward {
+  const ConvShape& s;
+  const Tables& tables;
+  const void* x;
+  const GradSource& grad;
+  void* dx;  // may be null
+  const float* u;
+  Padded pad_x, pad_g;
+  int64_t border;
+  float *v, *d, *padded_x, *padded_g;
+  TileLists lists;
+
+  Backward(const ConvShape& shape, const Tables& t, const void* input, const GradSource& g,
+           void* input_gradient, const float* filter)
+      : s(shape), tables(t), x(input), grad(g), dx(input_gradient), u(filter) {
+    const int64_t oh = s.out_height(), ow = s.out_width(), images = group_images(s);
+    border = 2 - s.padding;
+    pad_x = padded_for(oh, ow, s.padding, s.in);
+    pad_g = padded_for(s.height, s.width, border, s.out);
+    pad_g.rows = std::max(pad_g.rows, 4 * tiles_along(oh) + border);
+    pad_g.cols = std::max(pad_g.cols, 4 * tiles_along(ow) + border);
+    const int64_t v_floats = 36 * frequency_stride(s.in), d_floats = 36 * frequency_stride(s.out);
+    ScratchCutter local(scratch(
+        ScratchKind::local, images * (pad_x.floats() + pad_g.floats()) + v_floats + d_floats + 64));
+    v = local.take(v_floats);
+    d = local.take(d_floats);
+    padded_x = local.take(images * pad_x.floats());
+    padded_g = local.take(images * pad_g.floats());
+  }
+
+  float* work() { return s.in > s.out ? v : d; }  // free before and after the loop over the batch
+
+  void filter(const float* weight, int64_t o, float* to) {
+    const auto transform = tables.in_bf16 != nullptr ? tables.in_bf16->winograd_filter_rotated
+                                                     : tables.in.winograd_filter_rotated;
+    transform(weight, s.in, s.out, o, o + 1, work(), to);
+  }
+
+  // The inputs' gradient of n images. Leaves the gradient in y padded.
+  void inputs(int64_t first, int64_t n) {
+    pad_gradient(tables, s, pad_g, grad, first, n, padded_g);
+    if (dx == nullptr) return;
+    tile_sources(padded_g, n, pad_g, s.height, s.width, 0, &lists.from);
+    tile_targets(image_at(dx, first, s.height * s.width * s.in, grad.storage), n, s.height, s.width,
+                 s.in, grad.storage, &lists.to);
+    convolve(tables.turned(), lists, pad_g.row(), u, s.out, s.in, s.width * s.in, grad.storage, d,
+             v, nullptr);
+  }
+
+  // After inputs(): the tiles whose products are the filter's gradient.
+  void list_pairs(int64_t first, int64_t n) {
+    const int64_t oh = s.out_height(), ow = s.out_width();
+    pad_images(tables, s, pad_x, x, grad.storage, first, n, padded_x);
+    tile_sources(padded_x, n, pad_x, oh, ow, 0, &lists.from);
+    tile_sources(padded_g, n, pad_g, oh, ow, border, &lists.other);
+  }
+};
+
+// Each part of the batch sums a gradient of its own, in caches. dw may be null.
+void backward_by_parts(const ConvShape& s, const Tables& tables, const void* x, const float* weight,
+                       const GradSource& grad, void* dx, float* dw) {
+  const int64_t images = group_images(s), parts = batch_parts(s), filter = 36 * s.in * s.out;
   ScratchCutter shared(scratch(ScratchKind::shared, (parts + 1) * filter));
   float* u = shared.take(filter);
   float* du = shared.take(parts * filter);
@@ -240,63 +318,135 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
 #pragma omp parallel
   {
     const TilesKept tiles(tables.out_bf16);
-    const int64_t v_floats = 36 * frequency_stride(s.in), d_floats = 36 * frequency_stride(s.out);
-    ScratchCutter local(scratch(
-        ScratchKind::local, images * (pad_x.floats() + pad_g.floats()) + v_floats + d_floats + 64));
-    float* v = local.take(v_floats);
-    float* d = local.take(d_floats);
-    float* padded_x = local.take(images * pad_x.floats());
-    float* padded_g = local.take(images * pad_g.floats());
-    float* work = s.in > s.out ? v : d;  // free before and after the loop over the batch
+    Backward own(s, tables, x, grad, dx, u);
     if (dx != nullptr) {
 #pragma omp for schedule(static)
-      for (int64_t o = 0; o < s.out / tables.width(); ++o) {
-        const auto transform = tables.in_bf16 != nullptr ? tables.in_bf16->winograd_filter_rotated
-                                                         : tables.in.winograd_filter_rotated;
-        transform(weight, s.in, s.out, o, o + 1, work, u);
-      }
+      for (int64_t o = 0; o < s.out / tables.width(); ++o) own.filter(weight, o, u);
     }
-    TileLists lists;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t p = 0; p < parts; ++p) {
       if (dw != nullptr) std::fill_n(du + p * filter, filter, 0.0F);
       const int64_t last = part_begin(s.batch, p + 1, parts);
       for (int64_t first = part_begin(s.batch, p, parts); first < last; first += images) {
         const int64_t n = std::min(images, last - first);
-        for (int64_t i = 0; i < n; ++i)
-          fill_padded(pad_g, oh, ow, padded_g + i * pad_g.floats(),
-                      [&](int64_t pixel, int64_t count, float* dst) {
-                        tables.out.load_grad(grad, (first + i) * oh * ow + pixel, count, s.out,
-                                             dst);
-                      });
-        if (dx != nullptr) {
-          tile_sources(padded_g, n, pad_g, s.height, s.width, 0, &lists.from);
-          tile_targets(image_at(dx, first, s.height * s.width * s.in, grad.storage), n, s.height,
-                       s.width, s.in, grad.storage, &lists.to);
-          convolve(tables.turned(), lists, pad_g.row(), u, s.out, s.in, s.width * s.in,
-                   grad.storage, d, v, nullptr);
-        }
+        own.inputs(first, n);
         if (dw == nullptr) continue;
-        for (int64_t i = 0; i < n; ++i) {
-          const char* src = image_at(x, first + i, s.height * s.width * s.in, grad.storage);
-          fill_padded(pad_x, s.height, s.width, padded_x + i * pad_x.floats(),
-                      [&](int64_t pixel, int64_t count, float* dst) {
-                        tables.in.to_float(src + pixel * s.in * bytes_of(grad.storage),
-                                           grad.storage, dst, count * s.in);
-                      });
-        }
-        tile_sources(padded_x, n, pad_x, oh, ow, 0, &lists.from);
-        tile_sources(padded_g, n, pad_g, oh, ow, border, &lists.other);
-        accumulate_filter(tables, lists, pad_x.row(), pad_g.row(), s.in, s.out, v, d,
-                          du + p * filter);
+        own.list_pairs(first, n);
+        accumulate_filter(tables, own.lists, own.pad_x.row(), own.pad_g.row(), s.in, s.out, own.v,
+                          own.d, du + p * filter);
       }
     }
     if (dw != nullptr) {
 #pragma omp for schedule(static)
       for (int64_t i = 0; i < s.in; ++i)
-        tables.out.winograd_filter_grad(du, parts, s.in, s.out, i, i + 1, work, dw);
+        tables.out.winograd_filter_grad(du, parts, s.in, s.out, i, i + 1, own.work(), dw);
     }
   }
+}
+
+// Transformed tiles of several groups of images, which all threads make and then multiply: where a
+// filter's gradient fits into no cache, it is read and written once for all of them, and there is
+// one of it alone. `pairs` rows (of one tile, or two with bf16) a group.
+struct WideTiles {
+  int64_t in, out, width, pairs, rows;
+  float *v, *d;
+
+  WideTiles(const ConvShape& s, const Tables& tables)
+      : in(s.in), out(s.out), width(tables.width()), v(nullptr), d(nullptr) {
+    const int64_t each = tiles_along(s.out_height()) * tiles_along(s.out_width());
+    const int64_t images = group_images(s), groups = (s.batch + images - 1) / images;
+    pairs = (images * each + width - 1) / width;
+    rows = std::min(groups, kWideGroups) * pairs;
+  }
+  int64_t v_stride() const { return rows * in + 16; }  // as frequency_stride()
+  int64_t d_stride() const { return rows * out + 16; }
+
+  // Group `g`'s tiles; returns the rows that they take.
+  int64_t transform(const Tables& tables, const Backward& own, int64_t g) const {
+    const bool bf16 = tables.in_bf16 != nullptr;
+    const auto input = bf16 ? tables.in_bf16->winograd_input_pairs : tables.in.winograd_input;
+    const auto gradient = bf16 ? tables.out_bf16->winograd_grad_pairs : tables.out.winograd_grad;
+    const int64_t n = static_cast<int64_t>(own.lists.from.size());
+    const int64_t in_panel = panel_of(in), panel = panel_of(out), first = g * pairs;
+    input(own.lists.from.data(), n, own.pad_x.row(), in, in_panel, rows, v + first * in_panel,
+          v_stride());
+    gradient(own.lists.other.data(), n, own.pad_g.row(), out, panel, rows, d + first * panel,
+             d_stride());
+    return (n + width - 1) / width;
+  }
+
+  // du[f] for a panel of inputs (+)= the products of the first `depth` rows.
+  void multiply(const Tables& tables, int64_t f, int64_t i, int64_t depth, bool accumulate,
+                float* du) const {
+    const int64_t count = panel_of(in), panel = panel_of(out);
+    Gemm product{v + f * v_stride() + i * rows,
+                 1,
+                 count,
+                 0,
+                 d + f * d_stride(),
+                 panel,
+                 0,
+                 du + f * in * out + i * panel,
+                 panel,
+                 count,
+                 out,
+                 depth,
+                 1,
+                 accumulate};
+    product.panel = panel;
+    product.b_panel = rows * panel;
+    product.c_panel = in * panel;
+    (tables.out_bf16 != nullptr ? tables.out_bf16->gemm : tables.out.gemm)(product);
+  }
+};
+
+void backward_wide(const ConvShape& s, const Tables& tables, const void* x, const float* weight,
+                   const GradSource& grad, void* dx, float* dw) {
+  const int64_t images = group_images(s), filter = 36 * s.in * s.out;
+  const int64_t groups = (s.batch + images - 1) / images, panels = s.in / panel_of(s.in);
+  WideTiles block(s, tables);
+  ScratchCutter shared(scratch(ScratchKind::shared,
+                               2 * filter + 36 * block.v_stride() + 36 * block.d_stride() + 64));
+  float* u = shared.take(filter);
+  float* du = shared.take(filter);
+  block.v = shared.take(36 * block.v_stride());
+  block.d = shared.take(36 * block.d_stride());
+  int64_t depth = 0;  // of the last group of a block
+
+#pragma omp parallel
+  {
+    const TilesKept tiles(tables.out_bf16);
+    Backward own(s, tables, x, grad, dx, u);
+    if (dx != nullptr) {
+#pragma omp for schedule(static)
+      for (int64_t o = 0; o < s.out / tables.width(); ++o) own.filter(weight, o, u);
+    }
+    for (int64_t begin = 0; begin < groups; begin += kWideGroups) {
+      const int64_t end = std::min(groups, begin + kWideGroups);
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t g = begin; g < end; ++g) {
+        const int64_t first = g * images, n = std::min(images, s.batch - first);
+        own.inputs(first, n);
+        own.list_pairs(first, n);
+        const int64_t used = block.transform(tables, own, g - begin);
+        if (g + 1 == end) depth = (g - begin) * block.pairs + used;
+      }
+#pragma omp for schedule(dynamic, 1)
+      for (int64_t task = 0; task < 36 * panels; ++task)
+        block.multiply(tables, task / panels, task % panels * panel_of(s.in), depth, begin > 0, du);
+    }
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < s.in; ++i)
+      tables.out.winograd_filter_grad(du, 1, s.in, s.out, i, i + 1, own.work(), dw);
+  }
+}
+
+}  // namespace
+
+void winograd_backward(const ConvShape& s, const void* x, const float* weight,
+                       const GradSource& grad, void* dx, float* dw) {
+  const auto run = dw != nullptr && wide(s) ? backward_wide : backward_by_parts;
+  run(s, Tables(s, grad.storage), x, weight, grad, dx, dw);
 }
 
 }  // namespace ductile::nn::kernels
