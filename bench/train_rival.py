@@ -31,6 +31,7 @@ import time
 
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
+    "GOMP_SPINCOUNT": "1000",
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0"
     ":glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864",
 }

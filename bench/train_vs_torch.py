@@ -74,7 +74,8 @@ def ductile_burst(args, max_steps):
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         job_file(args, folder, max_steps)
-        environment = dict(os.environ, OMP_WAIT_POLICY="PASSIVE", OMP_NUM_THREADS=str(args.threads))
+        environment = dict(os.environ, OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000",
+                           OMP_NUM_THREADS=str(args.threads))
         worker = pathlib.Path(args.build) / "bin" / "ductile-worker"
         subprocess.run([worker, "--run", folder], check=True, env=environment)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -52,6 +52,7 @@ TEST(LogTail, IsTheLastLines) {
 
 TEST(WorkerEnvironment, IsSetUnlessTheUserDid) {
   unsetenv("OMP_WAIT_POLICY");
+  unsetenv("GOMP_SPINCOUNT");
   unsetenv("OMP_NUM_THREADS");
   using Pairs = std::vector<std::pair<std::string, std::string>>;
   const Pairs always = {{"OMP_DYNAMIC", "FALSE"}, {"OPENBLAS_NUM_THREADS", "1"}};
@@ -59,8 +60,9 @@ TEST(WorkerEnvironment, IsSetUnlessTheUserDid) {
     more.insert(more.begin(), always.begin(), always.end());
     return more;
   };
-  EXPECT_EQ(worker_environment(3),
-            with({{"OMP_WAIT_POLICY", "PASSIVE"}, {"OMP_NUM_THREADS", "3"}}));
+  EXPECT_EQ(
+      worker_environment(3),
+      with({{"OMP_WAIT_POLICY", "PASSIVE"}, {"GOMP_SPINCOUNT", "1000"}, {"OMP_NUM_THREADS", "3"}}));
   EXPECT_EQ(worker_environment(0).back().second, std::to_string(cpu_share().usable()));
   setenv("OMP_WAIT_POLICY", "ACTIVE", 1);
   setenv("OMP_NUM_THREADS", "5", 1);

@@ -44,8 +44,11 @@ fs::path python_worker(const fs::path& worker) {
 std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads) {
   std::vector<std::pair<std::string, std::string>> environment = {{"OMP_DYNAMIC", "FALSE"},
                                                                   {"OPENBLAS_NUM_THREADS", "1"}};
-  if (std::getenv("OMP_WAIT_POLICY") == nullptr)
+  if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
     environment.emplace_back("OMP_WAIT_POLICY", "PASSIVE");
+    if (std::getenv("GOMP_SPINCOUNT") == nullptr)
+      environment.emplace_back("GOMP_SPINCOUNT", "1000");
+  }
   if (threads > 0) {
     environment.emplace_back("OMP_NUM_THREADS", std::to_string(threads));
   } else if (std::getenv("OMP_NUM_THREADS") == nullptr) {

@@ -22,9 +22,11 @@ fs::path python_worker(const fs::path& worker);
 
 // The environment that libtorch must find at its start, for a worker of `threads` (0: the cores
 // this process may use, or the user's own OMP_NUM_THREADS). OpenMP threads that spin while they
-// wait make a step ten times slower beside any other busy process, hence OMP_WAIT_POLICY=PASSIVE;
-// a user's own setting stays. What would choose the number of threads by the machine's load or by
-// the product's size, and so change bits, is switched off.
+// wait make a step ten times slower beside any other busy process, hence OMP_WAIT_POLICY=PASSIVE.
+// GOMP_SPINCOUNT then lets them look for work some tens of microseconds before they sleep: to be
+// woken takes as long, for each of a step's hundred parallel loops. A user's own setting stays.
+// What would choose the number of threads by the machine's load or by the product's size, and so
+// change bits, is switched off.
 std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads);
 
 // The last lines of a log, at most `lines` of them and 8 KiB. Empty where there is none.
