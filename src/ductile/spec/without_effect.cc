@@ -194,12 +194,10 @@ void add_unread(Given job, const OptionSet& options, std::vector<std::string>& o
   for (const OptionField& field : options.fields()) {
     const std::string value = ductile::to_toml(field.ref);
     if (field.origin.is_default() || value == ductile::to_toml(field.default_value)) continue;
-    const auto* const row = std::ranges::find_if(kReaders, [&](const Reader& reader) {
-      return stands_for(reader, field.path) && !reader.reads(job);
-    });
-    if (row == std::end(kReaders)) continue;
-    out.push_back(fmt::format("{} = {} ({}) has no effect: it is read with {}", field.path, value,
-                              field.origin.text, row->with));
+    if (const auto needed = needed_to_read(job, field.path)) {
+      out.push_back(fmt::format("{} = {} ({}) has no effect: it is read with {}", field.path, value,
+                                field.origin.text, *needed));
+    }
   }
 }
 
@@ -282,6 +280,12 @@ void add_late_rules(Given job, std::vector<std::string>& out) {
 }
 
 }  // namespace
+
+std::optional<std::string_view> needed_to_read(const JobOptions& job, std::string_view option) {
+  for (const Reader& reader : kReaders)
+    if (stands_for(reader, option) && !reader.reads(job)) return reader.with;
+  return std::nullopt;
+}
 
 std::vector<std::string> without_effect(const JobOptions& job, const OptionSet& options) {
   std::vector<std::string> out;

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ductile/base/options.h"
@@ -13,5 +15,9 @@ namespace ductile::spec {
 // that would begin behind its end. It is no error, since a job file may hold the options of several
 // rules, of which --set chooses one. `options` are those of `job`.
 std::vector<std::string> without_effect(const JobOptions& job, const OptionSet& options);
+
+// What the job would need in order to read the option, such as `optimizer.name = "lars"`; nullopt
+// where it reads it, as far as is known here.
+std::optional<std::string_view> needed_to_read(const JobOptions& job, std::string_view option);
 
 }  // namespace ductile::spec
