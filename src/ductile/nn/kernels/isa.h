@@ -147,7 +147,7 @@ struct Isa {
   void (*load_grad)(const GradSource&, int64_t first, int64_t n, int64_t channels, float* dst);
 
   void (*max_pool)(const MaxPool&, const void* x, void* y, uint8_t* index);
-  // dx (fp32, zeroed by the caller) += gradient of the image.
+  // dx (fp32) = gradient of the image.
   void (*max_pool_grad)(const MaxPool&, const void* dy, const uint8_t* index, float* dx);
 };
 

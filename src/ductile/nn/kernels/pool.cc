@@ -30,7 +30,6 @@ void max_pool_grad(const MaxPool& s, int64_t batch, const void* dy, const uint8_
     char* target = static_cast<char*>(dx) + b * in * bytes_of(s.storage);
     float* sum = s.storage == Storage::f32 ? reinterpret_cast<float*>(target)
                                            : scratch(ScratchKind::local, in);
-    std::fill_n(sum, in, 0.0F);
     isa.max_pool_grad(s, static_cast<const char*>(dy) + b * out * bytes_of(s.storage),
                       index + b * out, sum);
     if (s.storage != Storage::f32) isa.from_float(sum, target, s.storage, in);
