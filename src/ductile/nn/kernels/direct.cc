@@ -280,7 +280,7 @@ void direct_forward(const ConvShape& s, const void* x, const float* weight, Stor
       put_weights(l, weight, d / l.depth(), d % l.depth(), rounded, w);
     const auto multiply = l.bf16() ? l.out_bf16->gemm : l.out.gemm;
     const int64_t row = pad.row() / l.width();
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t b = 0; b < s.batch; ++b) {
       load_image(l, x, b, storage, padded);
       char* target = static_cast<char*>(y) + b * pixels * s.out * bytes_of(storage);
@@ -325,7 +325,7 @@ void direct_backward(const ConvShape& s, const void* x, const float* weight, con
         backward_image(l, x, grad, b, wt, work, dx, sums);
     }
     if (dw != nullptr) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
       for (int64_t o = 0; o < s.out; ++o)
         for (int64_t i = 0; i < s.in; ++i)
           for (int64_t t = 0; t < l.taps; ++t) {

@@ -198,7 +198,7 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
       transform(weight, s.in, s.out, i, i + 1, m, u);
     }
     TileLists lists;
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t first = g * images, n = std::min(images, s.batch - first);
       for (int64_t i = 0; i < n; ++i) {
@@ -292,7 +292,7 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
       }
     }
     if (dw != nullptr) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
       for (int64_t i = 0; i < s.in; ++i)
         tables.out.winograd_filter_grad(du, parts, s.in, s.out, i, i + 1, work, dw);
     }
