@@ -241,12 +241,14 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
   {
     const TilesKept tiles(tables.out_bf16);
     const int64_t v_floats = 36 * frequency_stride(s.in), d_floats = 36 * frequency_stride(s.out);
-    ScratchCutter local(scratch(
-        ScratchKind::local, images * (pad_x.floats() + pad_g.floats()) + v_floats + d_floats + 64));
+    ScratchCutter local(scratch(ScratchKind::local, images * (pad_x.floats() + pad_g.floats()) +
+                                                        v_floats + d_floats + room_of_image(grad) +
+                                                        80));
     float* v = local.take(v_floats);
     float* d = local.take(d_floats);
     float* padded_x = local.take(images * pad_x.floats());
     float* padded_g = local.take(images * pad_g.floats());
+    float* pool = local.take(room_of_image(grad));
     float* work = s.in > s.out ? v : d;  // free before and after the loop over the batch
     if (dx != nullptr) {
 #pragma omp for schedule(static)
@@ -263,12 +265,13 @@ void winograd_backward(const ConvShape& s, const void* x, const float* weight,
       const int64_t last = part_begin(s.batch, p + 1, parts);
       for (int64_t first = part_begin(s.batch, p, parts); first < last; first += images) {
         const int64_t n = std::min(images, last - first);
-        for (int64_t i = 0; i < n; ++i)
+        for (int64_t i = 0; i < n; ++i) {
+          const GradSource own = of_image(grad, first + i, oh * ow, s.out, pool);
           fill_padded(pad_g, oh, ow, padded_g + i * pad_g.floats(),
                       [&](int64_t pixel, int64_t count, float* dst) {
-                        tables.out.load_grad(grad, (first + i) * oh * ow + pixel, count, s.out,
-                                             dst);
+                        tables.out.load_grad(own, pixel, count, s.out, dst);
                       });
+        }
         if (dx != nullptr) {
           tile_sources(padded_g, n, pad_g, s.height, s.width, 0, &lists.from);
           tile_targets(image_at(dx, first, s.height * s.width * s.in, grad.storage), n, s.height,
