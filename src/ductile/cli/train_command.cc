@@ -311,6 +311,7 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
           "by side",
           ranks);
   }
+  if (!command.resume && !command.replay) config.warn_of_no_effect(context.console);
   if (command.runs) config.job.runs = command.runs->string();
   return plan;
 }
@@ -465,7 +466,6 @@ ExitCode carry_out(const TrainCommand& command, Context& context) {
                          : server::HostSetup());
   const int64_t workers = count_workers(command, setup, config.job);
   if (command.out && kind_of(*command.out) != FileKind::none) refuse_existing(*command.out);
-  if (!command.resume && !command.replay) config.warn_of_no_effect(console);
   if (command.dry_run) {
     if (command.json) {
       console.print("{}\n", dump_json(config.options.to_json(), 2));
