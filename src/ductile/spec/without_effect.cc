@@ -47,8 +47,6 @@ constexpr Reader kReaders[] = {
      "augment.random_resized_crop = true"},
     {"augment.max_ratio", [](Given j) { return j.augment.random_resized_crop; },
      "augment.random_resized_crop = true"},
-    {"augment.mean", [](Given j) { return j.augment.normalize; }, "augment.normalize = true"},
-    {"augment.std", [](Given j) { return j.augment.normalize; }, "augment.normalize = true"},
 
     {"model.hidden",
      [](Given j) {
