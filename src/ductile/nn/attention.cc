@@ -12,7 +12,7 @@ namespace ductile::nn {
 
 at::Tensor dropped(const at::Tensor& x, double share) {
   if (share <= 0) return x;
-  // As at::dropout, bit for bit, which would draw from the one generator of all threads.
+  // As at::dropout does, which would draw from the one generator of all threads.
   const at::Tensor wide = widened(x);
   const at::Tensor factors = at::empty(wide.sizes(), wide.options());
   factors.bernoulli_(1 - share, own_generator()).div_(1 - share);
