@@ -176,6 +176,12 @@ class Training(unittest.TestCase):
         self.assertEqual(len(ours.result(1).curve), 1)
         self.assertIn('"kind":"resume"', (ours.folder(1) / "events.jsonl").read_text())
 
+    def test_the_other_examples_train(self):
+        for example in ("cifar10_92.toml", "cifar10_resnet20_muon.toml"):
+            done = self.record("--ours-only", "--seeds", "1", "--example", str(EXAMPLES / example))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("| Ductile | 1 |", done.stdout)
+
     def test_what_is_wrong_is_said_in_a_line(self):
         none = self.record("--table-only")
         self.assertEqual(none.returncode, 2)
