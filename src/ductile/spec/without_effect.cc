@@ -270,11 +270,14 @@ void add_late_rules(Given job, std::vector<std::string>& out) {
                     "train.batch_size = {} is more than train.noise.max_batch = {}: it never grows",
                     job.train.batch_size, job.train.noise.max_batch));
   }
-  if (!job.target.metric.empty() && job.train.eval_every_epochs == 0) {
-    out.push_back(
-        "target.metric ends the run at an evaluation, and with train.eval_every_epochs = 0 the "
-        "only one is at its end");
-  }
+  if (job.train.eval_every_epochs > 0) return;
+  constexpr std::string_view kOnlyOne =
+      "and with train.eval_every_epochs = 0 the only one is at its end";
+  if (!job.target.metric.empty())
+    out.push_back(fmt::format("target.metric ends the run at an evaluation, {}", kOnlyOne));
+  if (job.tune.online && job.tune.retunings > 0)
+    out.push_back(fmt::format("tune.retunings = {}: another search begins after an evaluation, {}",
+                              job.tune.retunings, kOnlyOne));
 }
 
 }  // namespace

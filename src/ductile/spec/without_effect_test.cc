@@ -144,7 +144,8 @@ TEST(WithoutEffect, APartOfTheRunBehindItsEndIsNamed) {
          "\"stem:10\"");
   expect({"train.rate_control=noise", "train.virtual_ranks=2"}, "train.noise.max_batch=255",
          "never grows");
-  expect({"target.metric=accuracy"}, "train.eval_every_epochs=0", "only one is at its end");
+  expect({"target.metric=accuracy"}, "train.eval_every_epochs=0", "target.metric ends");
+  expect({"tune.online=true"}, "train.eval_every_epochs=0", "tune.retunings = 1");
 }
 
 }  // namespace
