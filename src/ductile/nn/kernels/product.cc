@@ -15,17 +15,17 @@
 namespace ductile::nn::kernels {
 namespace {
 
-constexpr int64_t kPanel = 6144;     // floats of a panel of b: 24 KiB with 16 lanes, half with 8
-constexpr int64_t kMostDepth = 256;  // of a block
-constexpr int64_t kCols = 1024;      // of a block of b
-constexpr int64_t kRows = 768;       // of a block of a
-constexpr int64_t kGroup = 12;       // rows that a kernel computes at once, at most
-constexpr int64_t kGroups = 8;       // of rows in a task, at most
-constexpr int64_t kWhole = 1 << 18;  // floats that are packed at once, at most
-constexpr int64_t kWholeDepth = 2048;
-constexpr int64_t kFewRows = 8;      // with which a weight is not worth packing
-constexpr int64_t kMostLanes = 16;   // of a vector
-constexpr double kSerial = 1 << 20;  // multiply-adds below which a team costs more than it gives
+constexpr int64_t kPanel = 6144;       // floats of a panel of b: 24 KiB with 16 lanes, half with 8
+constexpr int64_t kMostDepth = 256;    // of a block
+constexpr int64_t kCols = 1024;        // of a block of b
+constexpr int64_t kRows = 768;         // of a block of a
+constexpr int64_t kGroup = 12;         // rows that a kernel computes at once, at most
+constexpr int64_t kGroups = 8;         // of rows in a task, at most
+constexpr int64_t kWhole = 1 << 18;    // floats that are packed at once, at most
+constexpr int64_t kWholeDepth = 2048;  // with which rows of a stay in a cache between two panels
+constexpr int64_t kFewRows = 8;        // with which a weight is not worth packing
+constexpr int64_t kMostLanes = 16;     // of a vector
+constexpr double kSerial = 1 << 20;    // multiply-adds below which a team costs more than it gives
 
 constexpr int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
