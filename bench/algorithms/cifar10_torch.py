@@ -219,7 +219,7 @@ class Training:
     def __init__(self, images, labels):
         torch.manual_seed(ARGS.seed)
         self.net = Net().to(images.device, memory_format=torch.channels_last)
-        self.net.whiten.weight.data.copy_(whitening(images[:: len(images) // 5000][:5000]))
+        self.net.whiten.weight.data.copy_(whitening(images[:: max(len(images) // 5000, 1)][:5000]))
         self.batches = Batches(images, labels)
         self.per_epoch = len(labels) // ARGS.batch
         self.total = math.ceil(ARGS.epochs * self.per_epoch)

@@ -3,6 +3,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/python_job.h"
+#include "ductile/spec/without_effect.h"
 
 namespace ductile::cli {
 
@@ -76,6 +77,11 @@ void JobConfig::read_data(const JobRequest& request, const char* const* environm
   }
   if (environment != nullptr) options.read_environment(environment);
   for (const std::string& assignment : request.assignments) options.set(assignment);
+}
+
+void JobConfig::warn_of_no_effect(Console& console) const {
+  for (const std::string& text : spec::without_effect(job, options))
+    console.say("warning: {}", text);
 }
 
 void JobConfig::make_paths_absolute() {

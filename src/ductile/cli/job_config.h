@@ -6,6 +6,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/base/options.h"
+#include "ductile/cli/console.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::cli {
@@ -40,6 +41,9 @@ class JobConfig {
   // As read() for a command that needs the data alone: what fits model and data together is not
   // checked.
   void read_data(const JobRequest& request, const char* const* environment);
+
+  // A warning for each option and each part of the run that does nothing.
+  void warn_of_no_effect(Console& console) const;
 
   // Paths are relative to the folder a command runs in; a run must find its data from anywhere.
   void make_paths_absolute();

@@ -311,6 +311,7 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
           "by side",
           ranks);
   }
+  if (!command.resume && !command.replay) config.warn_of_no_effect(context.console);
   if (command.runs) config.job.runs = command.runs->string();
   return plan;
 }

@@ -2,14 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "ductile/base/error.h"
+#include "ductile/base/machine.h"
 #include "ductile/minima/vectors.h"
 
 namespace ductile::minima {
 namespace {
 
 constexpr int64_t kStarts = 2;
+// Lanczos' method has the next vector, both places of a difference and the eigenvector beside those
+// that it keeps.
+constexpr int64_t kVectorsBesideTheBasis = 4;
 constexpr double kGradientCost = 3;  // in losses: forward, and twice as much backward
 
 // Counts what is computed.
@@ -73,10 +78,30 @@ void describe(Describer& d, Options& o) {
   d.field("seed", o.seed, "of the samples, starts and directions").at_least(0);
 }
 
+void require_memory(int64_t num_weights, const Options& options, int64_t available) {
+  if (options.lanczos == 0 || available <= 0 || num_weights == 0) return;
+  const int64_t vector = num_weights * static_cast<int64_t>(sizeof(float));
+  const int64_t products = std::min(options.lanczos, num_weights);
+  const int64_t needed = (products + kVectorsBesideTheBasis) * vector;
+  if (needed <= available) return;
+  const int64_t most = std::max<int64_t>(available / vector - kVectorsBesideTheBasis, 0);
+  constexpr double kGiB = 1 << 30;
+  fail(ErrorCode::unavailable,
+       "--lanczos {}: the method keeps a vector of the model's {} weights for each product, {:.1f} "
+       "GiB in all, and {:.1f} GiB of memory are free; {}",
+       options.lanczos, num_weights, static_cast<double>(needed) / kGiB,
+       static_cast<double>(available) / kGiB,
+       most > 1 ? fmt::format("set --lanczos {} or less, or 0 for no eigenvalues", most)
+                : "set --lanczos 0 for no eigenvalues, or use a machine with more memory");
+}
+
 Measurement measure(Surface& surface, const Options& options,
                     const std::function<void(double)>& each) {
   Counted counted(surface, planned_work(options), each);
   const std::span<const float> x = surface.weights();
+  const MemoryShare memory = memory_share();
+  require_memory(std::ssize(x), options,
+                 memory.limit > 0 ? std::min(memory.limit, memory.available) : memory.available);
   Measurement out;
   std::vector<float> gradient(x.size());
   out.loss = counted.gradient(x, gradient);

@@ -26,6 +26,11 @@ struct Options {
 };
 void describe(Describer& d, Options& o);
 
+// Throws unavailable where so much memory does not hold the vectors that Lanczos' method keeps for
+// this many weights; the text says how many products it would hold. `available` is in bytes; 0 =
+// not known.
+void require_memory(int64_t num_weights, const Options& options, int64_t available);
+
 struct Measurement {
   double loss = 0, gradient_norm = 0, weight_norm = 0;  // at the surface's place
   std::vector<Sharpness> sharpness;                     // of each epsilon
@@ -36,7 +41,8 @@ struct Measurement {
 
 // Measures the surface at its place. After each loss and gradient, each() gets the share of the
 // planned work that is done; it may throw. Throws conflict if the loss or its gradient is not
-// finite at the place, and invalid_argument for options that do not fit the surface.
+// finite at the place, invalid_argument for options that do not fit the surface, and unavailable
+// (require_memory) before anything is computed.
 Measurement measure(Surface& surface, const Options& options,
                     const std::function<void(double share)>& each);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -52,6 +53,28 @@ TEST(Measure, LeavesOutWhatIsNotWanted) {
   EXPECT_EQ(got.gradients, 1);
   EXPECT_FALSE(got.hessian);
   EXPECT_TRUE(got.sharpness.empty());
+}
+
+TEST(Measure, RefusesAModelWhoseVectorsDoNotFitInMemoryAndSaysHowManyDo) {
+  const auto refusal = [](int64_t weights, int64_t lanczos, int64_t available) -> std::string {
+    try {
+      require_memory(weights, {.lanczos = lanczos}, available);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::unavailable);
+      return e.what();
+    }
+    return "";
+  };
+  constexpr int64_t kMiB = 1 << 20, kWeights = kMiB / 4;  // a vector takes a MiB
+  EXPECT_EQ(refusal(kWeights, 40, 44 * kMiB), "");
+  const std::string text = refusal(kWeights, 40, 44 * kMiB - 1);
+  EXPECT_NE(text.find("--lanczos 40"), std::string::npos) << text;
+  EXPECT_NE(text.find("set --lanczos 39 or less"), std::string::npos) << text;
+  EXPECT_EQ(refusal(kWeights, 39, 44 * kMiB - 1), "");
+  EXPECT_NE(refusal(kWeights, 40, 3 * kMiB).find("set --lanczos 0"), std::string::npos);
+  EXPECT_EQ(refusal(kWeights, 0, 3 * kMiB), "") << "no eigenvalues are wanted";
+  EXPECT_EQ(refusal(kWeights, 40, 0), "") << "nobody knows";
+  EXPECT_EQ(refusal(10, 300, 14 * 40), "") << "there are no more vectors than weights";
 }
 
 TEST(Measure, RefusesAPlaceWhereTheLossIsNotFinite) {

@@ -1,15 +1,22 @@
 #include <cmath>
 
-#include <ATen/ops/dropout.h>
+#include <ATen/core/Generator.h>
+#include <ATen/ops/empty.h>
 
 #include "ductile/nn/attention_impl.h"
+#include "ductile/nn/generator.h"
 #include "ductile/nn/ops.h"
 #include "ductile/nn/precision.h"
 
 namespace ductile::nn {
 
 at::Tensor dropped(const at::Tensor& x, double share) {
-  return share > 0 ? at::dropout(widened(x), share, true).to(x.scalar_type()) : x;
+  if (share <= 0) return x;
+  // As at::dropout does, which would draw from the one generator of all threads.
+  const at::Tensor wide = widened(x);
+  const at::Tensor factors = at::empty(wide.sizes(), wide.options());
+  factors.bernoulli_(1 - share, own_generator()).div_(1 - share);
+  return wide.mul(factors).to(x.scalar_type());
 }
 
 at::Tensor multi_head_attention(const at::Tensor& qkv, int64_t heads, const at::Tensor& hidden,

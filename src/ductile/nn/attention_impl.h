@@ -7,8 +7,8 @@
 // What transformers share. Shapes: B batch, T tokens, D width.
 namespace ductile::nn {
 
-// A share of the elements, drawn from libtorch's generator, set to 0 and the others enlarged; x
-// itself where the share is 0.
+// A share of the elements, drawn from this thread's generator (generator.h), set to 0 and the
+// others enlarged; x itself where the share is 0.
 at::Tensor dropped(const at::Tensor& x, double share);
 
 // Attention with several heads (Vaswani et al., "Attention is all you need", 2017, section 3.2):

@@ -13,7 +13,7 @@ thread_local BatchGroup* current = nullptr;
 
 void BatchGroup::sum(std::span<double> values) {
   ++num_sums_;
-  const KeepGenerator generator;
+  const KeepGenerators generators;
   all_reduce(values);
 }
 

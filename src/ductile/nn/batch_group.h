@@ -20,8 +20,8 @@ class BatchGroup {
   virtual ~BatchGroup() = default;
 
   // Replaces `values` by their sum over all members, with the same bits on each of them, in
-  // whatever order they come and wherever they are. Returns once all members have come. libtorch's
-  // CPU generator is unchanged afterwards, whatever other members drew from it meanwhile.
+  // whatever order they come and wherever they are. Returns once all members have come. The
+  // generators (generator.h) are unchanged afterwards, whatever other members drew meanwhile.
   //
   // Throws the error that ends the step (peer_lost if a member is gone). Every member then gets an
   // error, and none waits for ever.
@@ -35,7 +35,7 @@ class BatchGroup {
   virtual bool moves_running_statistics() const { return true; }
 
  protected:
-  // Implements sum(), except for restoring the generator.
+  // Implements sum(), except for restoring the generators.
   virtual void all_reduce(std::span<double> values) = 0;
 
  private:

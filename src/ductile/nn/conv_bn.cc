@@ -11,6 +11,7 @@
 #include "ductile/nn/flops.h"
 #include "ductile/nn/kernels/batch_norm.h"
 #include "ductile/nn/kernels/conv.h"
+#include "ductile/nn/kernels/pool.h"
 #include "ductile/nn/ops.h"
 #include "ductile/nn/ops_impl.h"
 #include "ductile/nn/precision.h"
@@ -162,7 +163,13 @@ void keep_norm(AutogradContext* ctx, const NormArgs& norm, double count, BatchGr
   ctx->saved_data["training"] = norm.training;
 }
 
-// The way back through the activation and the normalisation of y.
+// A max pool behind the activation.
+struct Pooled {
+  const kernels::MaxPool* shape = nullptr;  // null: there is none
+  const uint8_t* index = nullptr;
+};
+
+// The way back through the pool, if there is one, the activation and the normalisation of y.
 struct NormGradient {
   at::Tensor g;  // behind the activation: also the residual's
   at::Tensor dgamma, dbeta, map;
@@ -170,14 +177,14 @@ struct NormGradient {
 
   // `out` is defined where a residual hides the sign of what ReLU saw.
   NormGradient(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& y,
-               const at::Tensor& out, const float* rows) {
+               const at::Tensor& out, const float* rows, const Pooled& pooled = {}) {
     const auto act = static_cast<kernels::Act>(ctx->saved_data["act"].toInt());
     const at::Tensor dz = nhwc(grad.to(y.scalar_type()));
     const int64_t channels = y.size(1);
     const float* scale = rows + kScale * channels;
     // Written out where somebody else wants it, or where it is dear to compute twice.
     const bool write_g = out.defined() || is_smooth(act);
-    if (!take(ctx, grad)) reduce(ctx, dz, y, out, rows, act, write_g);
+    if (!take(ctx, grad)) reduce(ctx, dz, y, out, rows, act, write_g, pooled);
     float* slope = map.data_ptr<float>();
     float* offset = slope + channels;
     source.grad = g.data_ptr();
@@ -190,6 +197,8 @@ struct NormGradient {
     source.relu = act == kernels::Act::relu && !write_g;
     source.scale = scale;
     source.shift = rows + kShift * channels;
+    source.pool = pooled.shape;
+    source.index = pooled.index;
   }
 
   // For a pass back to the weights that comes after one to the input, with the same gradient.
@@ -219,7 +228,8 @@ struct NormGradient {
   }
 
   void reduce(AutogradContext* ctx, const at::Tensor& dz, const at::Tensor& y,
-              const at::Tensor& out, const float* rows, kernels::Act act, bool write_g) {
+              const at::Tensor& out, const float* rows, kernels::Act act, bool write_g,
+              const Pooled& pooled) {
     const int64_t channels = y.size(1), pixels = y.numel() / channels;
     const float* inv_std = rows + kInvStd * channels;
     const float* scale = rows + kScale * channels;
@@ -228,9 +238,13 @@ struct NormGradient {
     dbeta = channel_rows(1, channels).view(channels);
     float* sum_gy = dgamma.data_ptr<float>();
     float* sum_g = dbeta.data_ptr<float>();
-    kernels::norm_reduce({dz.data_ptr(), y.data_ptr(), out.defined() ? out.data_ptr() : nullptr,
-                          write_g ? g.data_ptr() : nullptr, storage_of(y), pixels, channels, scale,
-                          rows + kShift * channels, act, rows + kMean * channels, sum_g, sum_gy});
+    const auto sum = [&](const kernels::NormReduce& all) {
+      pooled.shape != nullptr ? kernels::norm_reduce_pool(all, *pooled.shape, pooled.index)
+                              : kernels::norm_reduce(all);
+    };
+    sum({dz.data_ptr(), y.data_ptr(), out.defined() ? out.data_ptr() : nullptr,
+         write_g ? g.data_ptr() : nullptr, storage_of(y), pixels, channels, scale,
+         rows + kShift * channels, act, rows + kMean * channels, sum_g, sum_gy});
 
     // dy = scale * (g - mean(g) - xhat * mean(g * xhat)), xhat = (y - mean) * inv_std; the means
     // are over all members, the gradients of gamma and beta this member's share. In evaluation mode
@@ -253,33 +267,45 @@ struct NormGradient {
   }
 };
 
+// A convolution and what normalises its result.
+struct Convolved {
+  at::Tensor x, stats, y;
+  BatchGroup* group;
+  double count;
+
+  Convolved(const at::Tensor& x_any, const at::Tensor& w, const at::Tensor& gamma,
+            const at::Tensor& beta, const at::Tensor& running_mean, const at::Tensor& running_var,
+            int64_t stride, int64_t padding, const NormArgs& norm)
+      : x(nhwc(x_any)),
+        stats(channel_rows(kForwardRows, w.size(0))),
+        group(norm.training ? current_batch_group() : nullptr) {
+    const int64_t channels = w.size(0);
+    y = convolve(x, w, stride, padding, norm.training ? rows() + kMean * channels : nullptr,
+                 norm.training ? rows() + kVariance * channels : nullptr);
+    count = settle_rows(rows(), channels, static_cast<double>(y.numel() / channels), gamma, beta,
+                        running_mean, running_var, norm, group);
+  }
+  float* rows() const { return stats.data_ptr<float>(); }
+};
+
 struct ConvBnAct : Function<ConvBnAct> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& w,
                             const at::Tensor& gamma, const at::Tensor& beta,
                             const Maybe<at::Tensor>& residual_any, const at::Tensor& running_mean,
                             const at::Tensor& running_var, int64_t stride, int64_t padding,
                             const NormArgs& norm, bool keep) {
-    const at::Tensor x = nhwc(x_any);
-    const auto shape = conv_shape(x, w, stride, padding);
-    const int64_t channels = shape.out;
-    const at::Tensor stats = channel_rows(kForwardRows, channels);
-    float* rows = stats.data_ptr<float>();
-    const at::Tensor y =
-        convolve(x, w, stride, padding, norm.training ? rows + kMean * channels : nullptr,
-                 norm.training ? rows + kVariance * channels : nullptr);
-    BatchGroup* const group = norm.training ? current_batch_group() : nullptr;
-    const double count = settle_rows(rows, channels, static_cast<double>(shape.out_pixels()), gamma,
-                                     beta, running_mean, running_var, norm, group);
+    const Convolved c(x_any, w, gamma, beta, running_mean, running_var, stride, padding, norm);
+    const at::Tensor& y = c.y;
     const at::Tensor residual = residual_any ? nhwc(*residual_any) : at::Tensor();
     const at::Tensor out = keep ? at::empty_like(y) : y;
-    apply_rows(y, residual, out, rows, norm.act);
+    apply_rows(y, residual, out, c.rows(), norm.act);
     if (keep) {
       const bool out_gives_mask = residual.defined() && norm.act == kernels::Act::relu;
-      ctx->save_for_backward({x, w, gamma, y, stats, out_gives_mask ? out : at::Tensor()});
+      ctx->save_for_backward({c.x, w, gamma, y, c.stats, out_gives_mask ? out : at::Tensor()});
       ctx->saved_data["stride"] = stride;
       ctx->saved_data["padding"] = padding;
       ctx->saved_data["residual"] = residual.defined();
-      keep_norm(ctx, norm, count, group);
+      keep_norm(ctx, norm, c.count, c.group);
     }
     return out;
   }
@@ -302,6 +328,51 @@ struct ConvBnAct : Function<ConvBnAct> {
     all[3] = norm.dbeta;
     if (ctx->saved_data["residual"].toBool()) all[4] = norm.g;
     return all;
+  }
+};
+
+// The pool of [B,K,H,W] by windows that cover it and do not overlap.
+kernels::MaxPool pool_of(kernels::Storage storage, int64_t height, int64_t width, int64_t channels,
+                         int64_t kernel) {
+  return {storage, height, width, channels, kernel, kernel, 0, height / kernel, width / kernel};
+}
+
+// ConvBnAct and such a pool. The whole activation between the two is never in memory, and neither
+// is its gradient.
+struct ConvBnActPool : Function<ConvBnActPool> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, const at::Tensor& w,
+                            const at::Tensor& gamma, const at::Tensor& beta,
+                            const at::Tensor& running_mean, const at::Tensor& running_var,
+                            int64_t stride, int64_t padding, const NormArgs& norm, int64_t kernel) {
+    const Convolved c(x_any, w, gamma, beta, running_mean, running_var, stride, padding, norm);
+    const at::Tensor& y = c.y;
+    const int64_t channels = y.size(1);
+    const kernels::MaxPool pool = pool_of(storage_of(y), y.size(2), y.size(3), channels, kernel);
+    const at::Tensor out = empty_nhwc({y.size(0), channels, pool.out_height, pool.out_width}, y);
+    const at::Tensor index = at::empty({out.numel()}, at::TensorOptions(at::kByte));
+    kernels::norm_apply_pool(
+        {y.data_ptr(), nullptr, nullptr, storage_of(y), y.numel() / channels, channels,
+         c.rows() + kScale * channels, c.rows() + kShift * channels, norm.act},
+        pool, out.data_ptr(), index.data_ptr<uint8_t>());
+    ctx->save_for_backward({c.x, w, y, c.stats, index});
+    ctx->saved_data["stride"] = stride;
+    ctx->saved_data["padding"] = padding;
+    ctx->saved_data["kernel"] = kernel;
+    keep_norm(ctx, norm, c.count, c.group);
+    return out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &w = saved[1], &y = saved[2];
+    const kernels::MaxPool pool =
+        pool_of(storage_of(y), y.size(2), y.size(3), y.size(1), ctx->saved_data["kernel"].toInt());
+    const NormGradient norm(ctx, grads[0], y, {}, saved[3].data_ptr<float>(),
+                            {&pool, saved[4].data_ptr<uint8_t>()});
+    const variable_list d =
+        conv_gradients(x, w, ctx->saved_data["stride"].toInt(), ctx->saved_data["padding"].toInt(),
+                       norm.source, ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+    return {d[0], d[1], norm.dgamma, norm.dbeta, {}, {}, {}, {}, {}, {}};
   }
 };
 
@@ -485,6 +556,24 @@ at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride,
   }
   return bn_act_aten(aten_conv2d(widened(x), widened(w), {}, stride, padding), bn, residual, act,
                      training, x.scalar_type());
+}
+
+at::Tensor conv_bn_act_pool(const at::Tensor& x, const at::Tensor& w, int64_t stride,
+                            int64_t padding, const BatchNorm& bn, Activation act, bool training,
+                            int64_t kernel) {
+  const bool covered = current_spatial_split() == nullptr && !is_smooth(act_of(act)) &&
+                       norm_covered(x, w.size(0), bn) && conv_covered(x, w, stride, padding);
+  if (covered) {
+    const auto shape = conv_shape(x, w, stride, padding);
+    const int64_t height = shape.out_height(), width = shape.out_width();
+    if (height % kernel == 0 && width % kernel == 0 &&
+        kernels::max_pool_supported(pool_of(storage_of(x), height, width, shape.out, kernel))) {
+      return ConvBnActPool::apply(x, w, bn.weight, bn.bias, bn.running_mean, bn.running_var, stride,
+                                  padding, NormArgs{bn.momentum, bn.eps, act_of(act), training},
+                                  kernel);
+    }
+  }
+  return max_pool2d(conv_bn_act(x, w, stride, padding, bn, {}, act, training), kernel, kernel, 0);
 }
 
 at::Tensor bn_act(const at::Tensor& x, const BatchNorm& bn, Activation act, bool training) {

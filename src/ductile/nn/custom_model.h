@@ -32,7 +32,7 @@ struct ModelExport {
 };
 
 // Raise this number whenever Model, ModelArgs, Operator or a type in them changes.
-inline constexpr uint32_t kModelAbi = 6;
+inline constexpr uint32_t kModelAbi = 7;
 // What the macros below say where they are not told.
 constexpr Threads threads_of(Threads threads = Threads::fixed) { return threads; }
 inline constexpr const char* kModelSymbol = "ductile_model_export";

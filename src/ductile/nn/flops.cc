@@ -181,7 +181,7 @@ std::optional<double> forward_flops(Model& model, const at::Tensor& sample) {
 std::optional<double> forward_flops(Model& model, std::span<const at::Tensor> inputs) {
   const at::NoGradGuard no_grad;
   const std::lock_guard lock(generator_mutex());
-  const KeepGenerator generator;
+  const KeepGenerators generators;
   const KeepTensors tensors(model);
   Count count;
   bool ran = false;

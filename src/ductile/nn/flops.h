@@ -23,9 +23,9 @@ class Model;
 // not see arithmetic outside libtorch that is not announced (KnownFlops), nor that of threads which
 // the model starts.
 //
-// Afterwards the model's parameters and buffers and libtorch's CPU generator are unchanged, to the
-// bit, and the model is in training mode. The generator is locked meanwhile (generator.h): other
-// threads may be drawing from it.
+// Afterwards the model's parameters and buffers, libtorch's CPU generator and that of this thread
+// (generator.h) are unchanged, to the bit, and the model is in training mode. libtorch's generator
+// is locked meanwhile: other threads may be drawing from it.
 std::optional<double> forward_flops(Model& model, const at::Tensor& sample);
 // The same for a model of several inputs.
 std::optional<double> forward_flops(Model& model, std::span<const at::Tensor> inputs);

@@ -400,13 +400,14 @@ TEST(Flops, CountingLeavesNoTrace) {
   FunctionModel model([&](const at::Tensor& x) {
     EXPECT_FALSE(at::GradMode::is_enabled());
     self->weight.detach().add_(at::rand({3}));
+    at::ones({3}).bernoulli_(0.5, own_generator());
     self->buffer.mul_(2).sub_(at::randn({3}));
     return x;
   });
   self = &model;
   const auto generator = at::detail::getDefaultCPUGenerator();
   const at::Tensor weight = model.weight.detach().clone(), buffer = model.buffer.clone(),
-                   state = generator.get_state();
+                   state = generator.get_state(), own_state = own_generator().get_state();
   EXPECT_EQ(forward_flops(model, at::ones({1})), 0);
   EXPECT_FALSE(model.was_training);
   EXPECT_TRUE(model.in_training());
@@ -415,6 +416,7 @@ TEST(Flops, CountingLeavesNoTrace) {
   EXPECT_TRUE(at::equal(model.weight, weight));
   EXPECT_TRUE(at::equal(model.buffer, buffer));
   EXPECT_TRUE(at::equal(generator.get_state(), state));
+  EXPECT_TRUE(at::equal(own_generator().get_state(), own_state));
 }
 
 // What another thread draws meanwhile would be lost when the generator is put back.

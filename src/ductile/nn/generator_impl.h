@@ -5,25 +5,36 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Tensor.h>
 
+#include "ductile/nn/generator.h"
+
 namespace ductile::nn {
 
-// libtorch's CPU generator is afterwards as it was before, whatever was drawn from it meanwhile.
-class KeepGenerator {
+// libtorch's CPU generator and that of this thread are afterwards as they were before, whatever was
+// drawn from them meanwhile.
+class KeepGenerators {
  public:
-  KeepGenerator() : generator_(at::detail::getDefaultCPUGenerator()) {
-    const std::lock_guard lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
-  ~KeepGenerator() {
-    const std::lock_guard lock(generator_.mutex());
-    generator_.set_state(state_);
-  }
-  KeepGenerator(const KeepGenerator&) = delete;
-  KeepGenerator& operator=(const KeepGenerator&) = delete;
+  KeepGenerators() : shared_(at::detail::getDefaultCPUGenerator()), own_(own_generator()) {}
 
  private:
-  at::Generator generator_;
-  at::Tensor state_;
+  class Kept {
+   public:
+    explicit Kept(const at::Generator& generator) : generator_(generator) {
+      const std::lock_guard lock(generator_.mutex());
+      state_ = generator_.get_state();
+    }
+    ~Kept() {
+      const std::lock_guard lock(generator_.mutex());
+      generator_.set_state(state_);
+    }
+    Kept(const Kept&) = delete;
+    Kept& operator=(const Kept&) = delete;
+
+   private:
+    at::Generator generator_;
+    at::Tensor state_;
+  };
+
+  Kept shared_, own_;
 };
 
 }  // namespace ductile::nn

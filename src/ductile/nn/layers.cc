@@ -82,4 +82,11 @@ at::Tensor LayerModel::run(const ConvBn& layer, const at::Tensor& x, bool relu,
                           relu ? ops::Activation::relu : ops::Activation::none, training());
 }
 
+at::Tensor LayerModel::run_pooled(const ConvBn& layer, const at::Tensor& x, bool relu,
+                                  int64_t kernel) const {
+  return ops::conv_bn_act_pool(x, layer.weight, layer.stride, layer.padding, layer.bn,
+                               relu ? ops::Activation::relu : ops::Activation::none, training(),
+                               kernel);
+}
+
 }  // namespace ductile::nn

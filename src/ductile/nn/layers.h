@@ -58,6 +58,9 @@ class LayerModel : public Model {
   at::Tensor run(const ConvBn& layer, const at::Tensor& x, bool relu,
                  const at::Tensor& residual = {}) const;
 
+  // max_pool(relu?(bn(conv(x)))) of windows that do not overlap, kernel x kernel.
+  at::Tensor run_pooled(const ConvBn& layer, const at::Tensor& x, bool relu, int64_t kernel) const;
+
   at::Tensor relu(const at::Tensor& x) const;
 
   // x in the model's precision.

@@ -1,10 +1,12 @@
 #include "ductile/nn/model.h"
 
 #include <ATen/Context.h>
+#include <ATen/core/Generator.h>
 #include <ATen/ops/argmax.h>
 
 #include "ductile/base/error.h"
 #include "ductile/nn/first_values.h"
+#include "ductile/nn/generator.h"
 #include "ductile/nn/ops.h"
 #include "ductile/nn/threads.h"
 
@@ -73,6 +75,9 @@ at::Tensor Model::register_buffer(std::string name, const at::Tensor& value, boo
   return value;
 }
 
-void seed_step(uint64_t value) { at::manual_seed(value); }
+void seed_step(uint64_t value) {
+  at::manual_seed(value);
+  own_generator().set_current_seed(value);
+}
 
 }  // namespace ductile::nn

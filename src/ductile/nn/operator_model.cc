@@ -69,9 +69,13 @@ Source OperatorModel::add_dense(std::string name, const Linear& layer, Source x,
 
 Source OperatorModel::add_conv_bn_act(std::string name, const ConvBn& layer, Source x, bool relu) {
   const ops::BatchNorm& bn = layer.bn;
-  return add(std::move(name), "conv_bn", {x},
-             {layer.weight, bn.weight, bn.bias, bn.running_mean, bn.running_var},
-             [this, layer, relu](Inputs in) { return run(layer, cast(in[0]), relu); });
+  const Source made = add(std::move(name), "conv_bn", {x},
+                          {layer.weight, bn.weight, bn.bias, bn.running_mean, bn.running_var},
+                          [this, layer, relu](Inputs in) { return run(layer, cast(in[0]), relu); });
+  poolable_[made.op] = [this, layer, relu](Inputs in, int64_t kernel) {
+    return run_pooled(layer, cast(in[0]), relu, kernel);
+  };
+  return made;
 }
 
 Source OperatorModel::add_conv_bn_act(std::string name, const ConvBn& layer, Source x,
@@ -84,9 +88,15 @@ Source OperatorModel::add_conv_bn_act(std::string name, const ConvBn& layer, Sou
 
 Source OperatorModel::add_max_pool(std::string name, Source x, int64_t kernel, int64_t stride,
                                    int64_t padding) {
-  return add(std::move(name), "pool", {x}, {}, [kernel, stride, padding](Inputs in) {
+  const Source made = add(std::move(name), "pool", {x}, {}, [kernel, stride, padding](Inputs in) {
     return ops::max_pool2d(in[0], kernel, stride, padding);
   });
+  const auto before = poolable_.find(x.op);
+  if (before != poolable_.end() && stride == kernel && padding == 0) {
+    graph_.add_shortcut(
+        x.op, [pooled = before->second, kernel](Inputs in) { return Tensors{pooled(in, kernel)}; });
+  }
+  return made;
 }
 
 void OperatorModel::finish(Source result) { graph_.set_results({result}); }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -60,6 +61,8 @@ class OperatorModel : public LayerModel, public DeclaresOperators {
                     std::initializer_list<at::Tensor> tensors, bool random);
 
   OperatorGraph graph_;
+  // Operators behind which a pool may be done at once, by windows of kernel x kernel.
+  std::map<int, std::function<at::Tensor(Inputs, int64_t kernel)>> poolable_;
 };
 
 }  // namespace ductile::nn

@@ -43,9 +43,27 @@ int OperatorGraph::add(Operator op) {
   return static_cast<int>(operators_.size()) - 1;
 }
 
+void OperatorGraph::add_shortcut(int op, Run run) {
+  DUCTILE_CHECK(results_.empty() && op >= 0, "a shortcut after set_results, or from nowhere");
+  shortcuts_[op] = std::move(run);
+}
+
+// Whether operator `op` makes what the next one reads, and nobody and nothing else.
+bool OperatorGraph::leads_to_next(int op) const {
+  const auto next = static_cast<size_t>(op) + 1;
+  const std::vector<Source> made = {{op, 0}};
+  if (next >= operators_.size() || operators_[next].inputs != made ||
+      operators_[next - 1].num_outputs != 1)
+    return false;
+  int64_t readers = std::ranges::count(results_, made[0]);
+  for (const Operator& reader : operators_) readers += std::ranges::count(reader.inputs, made[0]);
+  return readers == 1;
+}
+
 void OperatorGraph::set_results(std::vector<Source> results) {
   for (const Source& source : results) check(source, "the result");
   results_ = std::move(results);
+  std::erase_if(shortcuts_, [&](const auto& from) { return !leads_to_next(from.first); });
   std::map<Source, bool> read;
   for (const Source& source : results_) read[source] = true;
   last_.assign(operators_.size(), {});
@@ -95,9 +113,16 @@ Tensors OperatorGraph::run(std::span<const at::Tensor> inputs) const {
         taken.push_back(at(s));
       }
     }
-    made[i] = op.run(taken);
-    DUCTILE_CHECK(made[i].size() == static_cast<size_t>(op.num_outputs),
-                  "operator {} made {} tensors, not {}", op.name, made[i].size(), op.num_outputs);
+    const auto shortcut = shortcuts_.find(static_cast<int>(i));
+    if (shortcut != shortcuts_.end()) {
+      made[++i] = shortcut->second(taken);
+    } else {
+      made[i] = op.run(taken);
+    }
+    const Operator& last = operators_[i];
+    DUCTILE_CHECK(made[i].size() == static_cast<size_t>(last.num_outputs),
+                  "operator {} made {} tensors, not {}", last.name, made[i].size(),
+                  last.num_outputs);
     for (const Source& s : unread_[i]) at(s) = at::Tensor();
   }
   Tensors out;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -57,9 +58,15 @@ struct Operator {
 // Operators in an order in which each follows those that it reads. Not to be changed once it runs.
 class OperatorGraph {
  public:
+  using Run = std::function<Tensors(std::span<const at::Tensor>)>;
+
   // Appends an operator and returns its number. Throws conflict if the name is taken,
   // invalid_argument for an input that no earlier operator makes.
   int add(Operator op);
+  // Another way to run operator `op` and the one behind it: from the inputs of the first to the
+  // outputs of the second, with the same bits. The interpreter goes it where the second one reads
+  // what the first one makes and nothing else, and nobody else reads that.
+  void add_shortcut(int op, Run run);
   // What run() returns.
   void set_results(std::vector<Source> results);
 
@@ -69,11 +76,13 @@ class OperatorGraph {
   // Throws not_found.
   int find(const std::string& name) const;
 
-  // The interpreter: runs all operators in order and frees each tensor behind its last reader.
+  // The interpreter: runs all operators in order, or shortcuts, and frees each tensor behind its
+  // last reader.
   Tensors run(std::span<const at::Tensor> inputs) const;
 
  private:
   void check(const Source& source, const std::string& reader) const;
+  bool leads_to_next(int op) const;
 
   std::vector<Operator> operators_;
   std::vector<Source> results_;
@@ -81,6 +90,7 @@ class OperatorGraph {
   // For each operator, whether it is the last reader of the tensor at each of its inputs.
   std::vector<std::vector<bool>> last_;
   std::vector<std::vector<Source>> unread_;  // what nobody reads, by the operator that makes it
+  std::map<int, Run> shortcuts_;             // from operators
 };
 
 // A model that says of which operators it is made. Its forward is the interpreter over them.

@@ -216,6 +216,53 @@ TEST(Operators, SeveralInputsAndReaders) {
   EXPECT_THROW(graph.find("c"), Error);
 }
 
+// The shortcut gives something else here, so that it can be seen.
+TEST(Operators, AShortcutIsTakenWhereNobodyElseReadsWhatItLeavesOut) {
+  const at::Tensor x = at::ones({2});
+  const auto result = [&](const std::vector<Source>& inputs_of_b, bool is_result) {
+    OperatorGraph graph;
+    const int a = graph.add(adding("a", {kInput, kInput}));
+    const int b = graph.add(adding("b", inputs_of_b));
+    const int c = graph.add(adding("c", {{b, 0}, kInput}));
+    graph.add_shortcut(a,
+                       [](std::span<const at::Tensor> in) { return Tensors{in[0] + in[1] + 99}; });
+    std::vector<Source> results = {{c, 0}};
+    if (is_result) results.push_back({a, 0});
+    graph.set_results(results);
+    return graph.run(std::span(&x, 1))[0][0].item<double>();
+  };
+  EXPECT_EQ(result({{0, 0}}, false), 1 + 1 + 99 + 1);
+  EXPECT_EQ(result({{0, 0}}, true), 1 + 1 + 1) << "it is a result, too";
+  EXPECT_EQ(result({{0, 0}, {0, 0}}, false), 2 + 2 + 1) << "it is read twice";
+  EXPECT_EQ(result({{0, 0}, kInput}, false), 2 + 1 + 1) << "something else is read, too";
+}
+
+// Pools are done together with what is in front of them: whole models have the bits of their
+// operators one after the other.
+TEST(Operators, OneAfterTheOtherHaveTheBitsOfTheWholeModel) {
+  for (const bool training : {true, false}) {
+    const auto whole = make_model(small("cnn")), parts = make_model(small("cnn"));
+    whole->train(training);
+    parts->train(training);
+    const Tensors inputs = inputs_for("cnn", 5);
+    const at::Tensor of_whole = whole->forward(inputs[0]);
+    const OperatorGraph graph = operators_of(*parts);
+    at::Tensor x = inputs[0];
+    for (const Operator& op : graph.operators()) {  // a chain
+      ASSERT_EQ(op.inputs.size(), 1U);
+      x = op.run(std::span(&x, 1))[0];
+    }
+    EXPECT_TRUE(of_whole.equal(x)) << training;
+    of_whole.pow(2).sum().backward();
+    x.pow(2).sum().backward();
+    const auto a = whole->parameters(), b = parts->parameters();
+    for (size_t i = 0; i < a.size(); ++i)
+      EXPECT_TRUE(a[i].tensor.grad().equal(b[i].tensor.grad())) << a[i].name << training;
+    const auto c = whole->buffers(), d = parts->buffers();
+    for (size_t i = 0; i < c.size(); ++i) EXPECT_TRUE(c[i].tensor.equal(d[i].tensor)) << c[i].name;
+  }
+}
+
 TEST(Operators, ATensorIsFreedBehindItsLastReader) {
   OperatorGraph graph;
   const int a = graph.add(adding("a", {kInput, kInput}));

@@ -40,6 +40,13 @@ at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride,
                        const BatchNorm& bn, const at::Tensor& residual, Activation act,
                        bool training);
 
+// max_pool2d(conv_bn_act(x, ..), kernel, kernel, 0) without a residual, to the bit. Where our
+// kernels do it, the windows cover the image and the activation is not a smooth one, what lies
+// between the two is never in memory as a whole, and neither is its gradient.
+at::Tensor conv_bn_act_pool(const at::Tensor& x, const at::Tensor& w, int64_t stride,
+                            int64_t padding, const BatchNorm& bn, Activation act, bool training,
+                            int64_t kernel);
+
 // act(batch_norm(x)), as above.
 at::Tensor bn_act(const at::Tensor& x, const BatchNorm& bn, Activation act, bool training);
 

@@ -213,6 +213,54 @@ TEST_P(ConvBnActInBothModes, GivesTheSameBitsForEveryNumberOfThreads) {
   at::set_num_threads(before);
 }
 
+struct PoolCase {
+  int64_t batch, in, out, side, kernel;
+};
+
+// Direct convolutions and Winograd's, images within blocks of the sums and blocks within images,
+// and what is left to the two functions.
+TEST(ConvBnActPool, HasTheBitsOfTheActivationAndThePool) {
+  const int before = at::get_num_threads();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const PoolCase& c :
+         {PoolCase{5, 1, 16, 28, 2}, PoolCase{5, 16, 32, 14, 2}, PoolCase{2, 8, 8, 48, 2},
+          PoolCase{9, 8, 16, 9, 3}, PoolCase{3, 8, 16, 9, 2}}) {
+      for (const bool training : {true, false}) {
+        for (const int threads : {1, 3}) {
+          at::set_num_threads(threads);
+          Operands one = operands(c.batch, c.in, c.out, c.side, c.side, 3, 1, 1);
+          Operands two = operands(c.batch, c.in, c.out, c.side, c.side, 3, 1, 1);
+          for (Operands* o : {&one, &two}) {
+            o->x = leaf(o->x.to(type));
+            o->w = leaf(o->w.to(type));
+          }
+          const Tensor apart =
+              max_pool2d(conv_bn_act(one.x, one.w, 1, 1, one.bn, {}, Activation::relu, training),
+                         c.kernel, c.kernel, 0);
+          const Tensor together =
+              conv_bn_act_pool(two.x, two.w, 1, 1, two.bn, Activation::relu, training, c.kernel);
+          const Tensor g = at::randn(apart.sizes()).to(type);
+          apart.backward(g);
+          together.backward(g);
+          const auto all = [](const Operands& o, const Tensor& y) {
+            return std::vector<Tensor>{y,
+                                       o.x.grad(),
+                                       o.w.grad(),
+                                       o.bn.weight.grad(),
+                                       o.bn.bias.grad(),
+                                       o.bn.running_mean,
+                                       o.bn.running_var};
+          };
+          const std::vector<Tensor> want = all(one, apart), got = all(two, together);
+          for (size_t i = 0; i < want.size(); ++i)
+            EXPECT_TRUE(got[i].equal(want[i])) << i << " of side " << c.side << ", " << type;
+        }
+      }
+    }
+  }
+  at::set_num_threads(before);
+}
+
 // What stands between a convolution and a normalisation, or follows a bias.
 TEST(BnAct, EqualsAtenInValuesGradientsAndRunningStatistics) {
   for (const int64_t channels : {16, 24, 10}) {

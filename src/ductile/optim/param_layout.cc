@@ -76,4 +76,30 @@ const Segment& ParamLayout::segment(std::string_view name) const {
   fail(ErrorCode::not_found, "no parameter is named '{}'", name);
 }
 
+void require_named(const spec::OptimizerOptions& options, std::span<const std::string> parameters) {
+  constexpr size_t kMostShown = 12;
+  const spec::OptimizerOptions defaults;
+  const auto require = [&](std::string_view key, const std::string& part,
+                           const std::vector<std::string>& exempt) {
+    const bool is_exempt =
+        part == "bias" || part == "norm" || std::ranges::find(exempt, part) != exempt.end();
+    const auto has_part = [&](const std::string& name) {
+      return name.find(part) != std::string::npos;
+    };
+    if (is_exempt || std::ranges::any_of(parameters, has_part)) return;
+    const auto shown = parameters.first(std::min(parameters.size(), kMostShown));
+    fail(ErrorCode::invalid_argument,
+         "{} has \"{}\", which is part of no parameter's name; the model has {}{}", key, part,
+         fmt::join(shown, ", "), shown.size() < parameters.size() ? ", ..." : "");
+  };
+  for (const std::string& part : options.no_decay) require("optimizer.no_decay", part, {});
+  for (const spec::NameRule& rule : spec::name_rules(options.lr_factors, "optimizer.lr_factors"))
+    require("optimizer.lr_factors", rule.name, {});
+  for (const spec::NameRule& rule : spec::name_rules(options.freeze, "optimizer.freeze", 0))
+    require("optimizer.freeze", rule.name, {});
+  if (options.name != "muon") return;
+  for (const std::string& part : options.muon.exclude)
+    require("optimizer.muon.exclude", part, defaults.muon.exclude);
+}
+
 }  // namespace ductile::optim

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -64,5 +65,10 @@ class ParamLayout {
   int64_t total_size_ = 0;
   int64_t num_parameters_ = 0;
 };
+
+// Throws invalid_argument where a rule by name (no_decay, lr_factors, freeze, and muon.exclude for
+// muon) is part of no parameter's name, as after a slip of the pen, and so would do nothing. The
+// names of the defaults, "bias" and "norm" are exempt: not every model has such parameters.
+void require_named(const spec::OptimizerOptions& options, std::span<const std::string> parameters);
 
 }  // namespace ductile::optim

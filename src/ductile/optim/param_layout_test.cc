@@ -1,6 +1,8 @@
 #include "ductile/optim/param_layout.h"
 
 #include <cmath>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -89,6 +91,44 @@ TEST(ParamLayout, TheFirstRuleThatFitsGivesTheFactorAndTheEpochs) {
   EXPECT_EQ(layout.num_parameters(), 96 + 8 + 8 + 80 + 80);
   o.freeze = {"stem:"};
   EXPECT_THROW(ParamLayout{o}, Error);
+}
+
+TEST(ParamLayout, ARuleForNoParameterIsRefusedByName) {
+  const std::vector<std::string> parameters = {"stem.weight", "stem.bias", "head.weight"};
+  const auto refusal = [&](const spec::OptimizerOptions& options) -> std::string {
+    try {
+      require_named(options, parameters);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      return e.what();
+    }
+    return "";
+  };
+  spec::OptimizerOptions o{.name = "muon"};
+  o.no_decay = {"bias", "norm", "head"};
+  o.lr_factors = {"norm:64", "stem:2"};
+  o.freeze = {"stem.bias:3"};
+  o.muon.exclude.emplace_back("head");
+  EXPECT_EQ(refusal(o), "") << "embeddings, which muon excludes by default, need not be there";
+  const auto expect = [&](const spec::OptimizerOptions& options, const std::string& what) {
+    const std::string text = refusal(options);
+    EXPECT_NE(text.find(what), std::string::npos) << text;
+    EXPECT_NE(text.find("stem.weight, stem.bias, head.weight"), std::string::npos) << text;
+  };
+  spec::OptimizerOptions slip = o;
+  slip.no_decay = {"haed"};
+  expect(slip, "optimizer.no_decay has \"haed\"");
+  slip = o;
+  slip.lr_factors = {"haed:2"};
+  expect(slip, "optimizer.lr_factors has \"haed\"");
+  slip = o;
+  slip.freeze = {"haed"};
+  expect(slip, "optimizer.freeze has \"haed\"");
+  slip = o;
+  slip.muon.exclude = {"haed"};
+  expect(slip, "optimizer.muon.exclude has \"haed\"");
+  slip.name = "sgd";
+  EXPECT_EQ(refusal(slip), "") << "only muon reads it";
 }
 
 TEST(ParamLayout, RefusesWhatCannotBeLaidOut) {

@@ -15,8 +15,15 @@ namespace {
 constexpr uint32_t kBlock = at::MERSENNE_STATE_N;
 constexpr int64_t kMostDraws = int64_t{1} << 36;
 
-at::CPUGeneratorImpl& generator() {
+at::CPUGeneratorImpl& own_generator() { return *nn::own_generator().get<at::CPUGeneratorImpl>(); }
+
+at::CPUGeneratorImpl& shared_generator() {
   return *at::detail::getDefaultCPUGenerator().get<at::CPUGeneratorImpl>();
+}
+
+bool has_put_by(at::CPUGeneratorImpl& generator) {
+  return generator.next_float_normal_sample().has_value() ||
+         generator.next_double_normal_sample().has_value();
 }
 
 // How many numbers were drawn from an engine that was new. Within a block of numbers the state
@@ -41,7 +48,7 @@ Draws draws_of(const nn::OperatorGraph& operators, const nn::Tensors& inputs) {
   const std::lock_guard lock(nn::generator_mutex());
   std::map<nn::Source, at::Tensor> made;
   Draws out;
-  int64_t sum = 0;
+  Drawn sum;
   bool put_by = false;
   for (size_t i = 0; i < operators.operators().size(); ++i) {
     const nn::Operator& op = operators.operators()[i];
@@ -63,28 +70,42 @@ Draws draws_of(const nn::OperatorGraph& operators, const nn::Tensors& inputs) {
     for (size_t k = 0; k < result.size(); ++k) {
       made[{static_cast<int>(i), static_cast<int>(k)}] = result[k];
     }
-    const int64_t own = op.random ? numbers_between(at::mt19937(kSeed), generator().engine()) : 0;
-    put_by = put_by || (op.random && (generator().next_float_normal_sample().has_value() ||
-                                      generator().next_double_normal_sample().has_value()));
+    Drawn own;
+    if (op.random) {
+      const at::mt19937 start(kSeed);
+      own = {numbers_between(start, own_generator().engine()),
+             numbers_between(start, shared_generator().engine())};
+      put_by = put_by || has_put_by(own_generator()) || has_put_by(shared_generator());
+    }
     out.before.push_back(sum);
     out.own.push_back(own);
-    sum += own;
+    sum = sum + own;
   }
   return out;
 }
 
-void DrawState::set(int64_t count) {
+void DrawState::set(const Drawn& count) {
+  nn::seed_step(seed_);  // forgets what was put by
+  own_.put(seed_, count.own, own_generator());
+  shared_.put(seed_, count.shared, shared_generator());
+}
+
+bool DrawState::drew(const Drawn& own) {
+  const bool of_own = own_.drew(own.own, own_generator());
+  return shared_.drew(own.shared, shared_generator()) && of_own;
+}
+
+void DrawState::Stream::put(uint64_t seed, int64_t count, at::CPUGeneratorImpl& generator) {
   if (count < count_) {
-    engine_ = at::mt19937(seed_);
+    engine_ = at::mt19937(seed);
     count_ = 0;
   }
   for (; count_ < count; ++count_) engine_();
-  nn::seed_step(seed_);  // forgets what was put by
-  generator().set_engine(engine_);
+  generator.set_engine(engine_);
 }
 
-bool DrawState::drew(int64_t own) {
-  engine_ = generator().engine();
+bool DrawState::Stream::drew(int64_t own, at::CPUGeneratorImpl& generator) {
+  engine_ = generator.engine();
   count_ += own;
   const bool as_expected = engine_.data().next_ % kBlock == count_ % kBlock;
   if (!as_expected) count_ = INT64_MAX;  // it is anywhere, so the next set() begins anew

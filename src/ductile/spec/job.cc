@@ -240,7 +240,8 @@ void describe(Describer& d, OptimizerOptions& o) {
   d.field("momentum", o.momentum, "momentum factor (sgd, lars, muon); largest mu (neumann)")
       .range(0, 1);
   d.field("weight_decay", o.weight_decay,
-          "L2 in the gradient (sgd, adam, lars, neumann, nlcg), decoupled (the other rules)")
+          "L2 in the gradient (sgd, adam, lars, neumann, nlcg, and what muon leaves to sgd), "
+          "decoupled (the other rules)")
       .range(0, 1e6);
   d.field("no_decay", o.no_decay,
           "parameters without weight decay and layer scaling: bias, norm, or a part of the name");
@@ -254,9 +255,9 @@ void describe(Describer& d, OptimizerOptions& o) {
           "they are trained in that many first epochs; names as in lr_factors");
   d.field("clip_norm", o.clip_norm, "largest global gradient norm; 0 = no clipping").range(0, 1e30);
   d.section("sgd", o.sgd, "These options are read by sgd, and by muon for rest = \"sgd\".");
-  d.section(
-      "adam", o.adam,
-      "These options are read by adam, adamw, nadamw, ademamix, schedule_free, lamb and muon.");
+  d.section("adam", o.adam,
+            "These options are read by adam, adamw, nadamw, ademamix, schedule_free and lamb, and "
+            "by muon for rest = \"adamw\".");
   d.section("lars", o.lars, "These options are read by lars only.");
   d.section("nadamw", o.nadamw, "These options are read by nadamw only.");
   d.section("ademamix", o.ademamix, "These options are read by ademamix only.");
@@ -282,13 +283,15 @@ void describe(Describer& d, PolynomialOptions& o) {
 }
 
 void describe(Describer& d, OneCycleOptions& o) {
-  d.field("peak_at", o.peak_at, "share of the run after which the learning rate is at its peak")
+  d.field("peak_at", o.peak_at,
+          "share of the run after which the learning rate is at its peak, where warmup_epochs is 0")
       .range(0, 1);
 }
 
 void describe(Describer& d, KneeOptions& o) {
-  d.field("explore_epochs", o.explore_epochs,
-          "epochs at the peak after the warm-up; 0 = explore_share of the run")
+  d.field(
+       "explore_epochs", o.explore_epochs,
+       "epochs at the peak after the warm-up; 0 = explore_share of the run, after the warm-up, too")
       .range(0, kMostEpochs);
   d.field("explore_share", o.explore_share,
           "share of the run at the peak, where explore_epochs is 0")
@@ -308,7 +311,9 @@ void describe(Describer& d, ScheduleOptions& o) {
           "epochs of linear rise at the start (one_cycle: of half a cosine); may be a fraction")
       .range(0, kMostEpochs);
   d.field("warmup_start", o.warmup_start, "share of the peak at which the rise begins").range(0, 1);
-  d.field("final_fraction", o.final_fraction, "share of the peak at the end").range(0, 1);
+  d.field("final_fraction", o.final_fraction,
+          "share of the peak at the end (all schedules but constant and step)")
+      .range(0, 1);
   d.section("step", o.step, "These options are read by the schedule step only.");
   d.section("polynomial", o.polynomial, "These options are read by the schedule polynomial only.");
   d.section("one_cycle", o.one_cycle, "These options are read by the schedule one_cycle only.");

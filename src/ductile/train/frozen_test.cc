@@ -1,10 +1,12 @@
 // Parameters that are not trained, and first values that come from the data.
 #include <cstring>
+#include <string>
 
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 
+#include "ductile/base/error.h"
 #include "ductile/nn/whitening.h"
 #include "ductile/train/replica.h"
 
@@ -81,6 +83,19 @@ TEST(Frozen, AParameterIsTrainedAgainInAnEarlierState) {
   EXPECT_EQ(replica.state().digest(), late);
   for (int step = 0; step < 7; ++step) train_step(twin);
   EXPECT_EQ(twin.state().digest(), late);
+}
+
+TEST(Frozen, ANameThatNoParameterHasIsRefused) {
+  spec::JobOptions job = job_of("mlp");
+  job.optimizer.freeze = {"fc9"};
+  try {
+    const Replica replica(job);
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("optimizer.freeze has \"fc9\""), std::string::npos)
+        << e.what();
+  }
 }
 
 TEST(Frozen, NoGradientIsComputedForThem) {

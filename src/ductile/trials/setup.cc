@@ -1,6 +1,7 @@
 #include "ductile/trials/setup.h"
 
 #include <algorithm>
+#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/text.h"
 #include "ductile/base/toml.h"
+#include "ductile/spec/without_effect.h"
 #include "ductile/tune/trial_policy.h"
 
 namespace ductile::trials {
@@ -42,6 +44,20 @@ std::string assignment(const std::string& name, const Json& value) {
   return fmt::format("{}={}", name, dump_json(value));
 }
 
+// The ends of a dimension, or each of its choices.
+std::vector<Json> values_of(const tune::Dimension& d, const std::string& where) {
+  std::vector<Json> values;
+  if (d.kind == tune::Kind::choice) {
+    for (const std::string& choice : d.choices)
+      values.push_back(parse_json(choice, where, ErrorCode::invalid_argument));
+  } else if (d.kind == tune::Kind::integer) {
+    values = {static_cast<int64_t>(d.low), static_cast<int64_t>(d.high)};
+  } else {
+    values = {d.low, d.high};
+  }
+  return values;
+}
+
 // Tries the ends of a dimension, and each of its choices, on a copy of the job.
 void check(const tune::Dimension& d, const spec::JobOptions& job, std::string_view source) {
   const std::string where = fmt::format("{}: space.\"{}\"", source, to_utf8(d.name));
@@ -69,21 +85,36 @@ void check(const tune::Dimension& d, const spec::JobOptions& job, std::string_vi
   if (d.kind == tune::Kind::real && whole)
     fail(ErrorCode::invalid_argument, "{}: the option is a whole number; add kind = \"integer\"",
          where);
-  std::vector<Json> values;
-  if (d.kind == tune::Kind::choice) {
-    for (const std::string& choice : d.choices)
-      values.push_back(parse_json(choice, where, ErrorCode::invalid_argument));
-  } else if (d.kind == tune::Kind::integer) {
-    values = {static_cast<int64_t>(d.low), static_cast<int64_t>(d.high)};
-  } else {
-    values = {d.low, d.high};
-  }
-  for (const Json& value : values) {
+  for (const Json& value : values_of(d, where)) {
     try {
       options.set(assignment(d.name, value), where);
     } catch (Error& e) {
       throw e.with_context(where);
     }
+  }
+}
+
+// What is tuned is read by the job, or by the job with a value of another dimension (which may be
+// the rule).
+void check_read(const tune::Space& space, const spec::JobOptions& job, std::string_view source) {
+  std::vector<spec::JobOptions> jobs = {job};
+  for (const tune::Dimension& d : space.dimensions()) {
+    for (const Json& value : values_of(d, d.name)) {
+      jobs.push_back(job);
+      OptionSet(jobs.back()).set(assignment(d.name, value), source);
+    }
+  }
+  for (const tune::Dimension& d : space.dimensions()) {
+    std::optional<std::string_view> needed;
+    for (const spec::JobOptions& other : jobs) {
+      needed = spec::needed_to_read(other, d.name);
+      if (!needed) break;
+    }
+    if (!needed) continue;
+    fail(ErrorCode::invalid_argument,
+         "{}: space.\"{}\": the job does not read this option, so all trials would be equal: it is "
+         "read with {}",
+         source, to_utf8(d.name), *needed);
   }
 }
 
@@ -94,6 +125,7 @@ void check(const Tuning& tuning, const spec::JobOptions& job, std::string_view s
          "high",
          source);
   for (const tune::Dimension& d : tuning.space.dimensions()) check(d, job, source);
+  check_read(tuning.space, job, source);
   if (job.tune.online)
     fail(
         ErrorCode::invalid_argument,

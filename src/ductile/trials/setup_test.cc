@@ -89,6 +89,18 @@ TEST(Setup, NamesWhatCannotBeTuned) {
   EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("max_steps"), std::string::npos);
 }
 
+TEST(Setup, AnOptionThatNoTrialWouldReadIsRefused) {
+  const std::string range = "[space.\"optimizer.adam.beta2\"]\nlow = 0.9\nhigh = 0.99\n";
+  const std::string rules = "[space.\"optimizer.name\"]\nchoices = [\"sgd\", \"adamw\"]\n";
+  EXPECT_NE(refusal(range).find("space.\"optimizer.adam.beta2\": the job does not read"),
+            std::string::npos)
+      << "the rule is sgd";
+  EXPECT_EQ(read_tuning(range + rules, "tune.toml", {}).space.size(), 2U);
+  spec::JobOptions job;
+  job.optimizer.name = "adamw";
+  EXPECT_EQ(read_tuning(range, "tune.toml", job).space.size(), 1U);
+}
+
 TEST(Setup, AnOptionThatTheTunerHasNotIsAnsweredWithThoseThatItHas) {
   const auto answer = [](const std::string& assignment) -> std::string {
     trials::Setup setup;

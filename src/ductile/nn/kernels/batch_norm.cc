@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ductile/nn/kernels/conv_impl.h"
+#include "ductile/nn/kernels/pool.h"
 #include "ductile/nn/kernels/scratch.h"
 
 namespace ductile::nn::kernels {
@@ -34,6 +35,22 @@ void norm_apply(const NormApply& all) {
     part.out = at(all.out, offset, all.storage);
     part.pixels = std::min(step, all.pixels - first);
     isa.norm_apply(part);
+  }
+}
+
+void norm_apply_pool(const NormApply& all, const MaxPool& pool, void* pooled, uint8_t* index) {
+  const Isa& isa = *isa_for(all.channels);
+  const int64_t pixels = pool.height * pool.width, in = pixels * all.channels;
+  const int64_t out = pool.out_height * pool.out_width * all.channels;
+#pragma omp parallel for schedule(static)
+  for (int64_t b = 0; b < all.pixels / pixels; ++b) {
+    NormApply part = all;
+    part.y = at(all.y, b * in, all.storage);
+    part.residual = at(all.residual, b * in, all.storage);
+    part.out = scratch(ScratchKind::local, in);
+    part.pixels = pixels;
+    isa.norm_apply(part);
+    isa.max_pool(pool, part.out, at(pooled, b * out, all.storage), index + b * out);
   }
 }
 
@@ -75,7 +92,11 @@ void write_gradient(const GradSource& source, int64_t pixels, int64_t channels, 
   }
 }
 
-void norm_reduce(const NormReduce& all) {
+namespace {
+
+// grad_of(first, n) gives the gradient of n pixels from `first` on, for the calling thread.
+template <class GradOf>
+void reduce(const NormReduce& all, const GradOf& grad_of) {
   const Isa& isa = *isa_for(all.channels);
   const int64_t step = block_pixels(all.channels), blocks = (all.pixels + step - 1) / step;
   const int64_t c = all.channels;
@@ -84,11 +105,11 @@ void norm_reduce(const NormReduce& all) {
   for (int64_t block = 0; block < blocks; ++block) {
     NormReduce part = all;
     const int64_t first = block * step, offset = first * c;
-    part.grad = at(all.grad, offset, all.storage);
     part.y = at(all.y, offset, all.storage);
     part.out = at(all.out, offset, all.storage);
     part.g = at(all.g, offset, all.storage);
     part.pixels = std::min(step, all.pixels - first);
+    part.grad = grad_of(first, part.pixels);
     part.sum_g = sums + block * 2 * c;
     part.sum_gy = part.sum_g + c;
     isa.norm_reduce(part);
@@ -102,6 +123,28 @@ void norm_reduce(const NormReduce& all) {
     all.sum_g[i] = static_cast<float>(sum_g);
     all.sum_gy[i] = static_cast<float>(sum_gy);
   }
+}
+
+}  // namespace
+
+void norm_reduce(const NormReduce& all) {
+  reduce(all,
+         [&](int64_t first, int64_t) { return at(all.grad, first * all.channels, all.storage); });
+}
+
+void norm_reduce_pool(const NormReduce& all, const MaxPool& pool, const uint8_t* index) {
+  const int64_t pixels = pool.height * pool.width, image = pixels * all.channels;
+  const int64_t step = block_pixels(all.channels), most = (step + pixels - 1) / pixels + 1;
+  // A block lies in some images, of which the gradients are made one behind the other.
+  reduce(all, [&](int64_t first, int64_t n) -> const void* {
+    float* const room = scratch(ScratchKind::local, (most + 1) * image);
+    float* const images = room + image;
+    const int64_t begin = first / pixels, end = (first + n - 1) / pixels + 1;
+    for (int64_t i = begin; i < end; ++i)
+      max_pool_grad_of_image(pool, all.grad, index, i, room,
+                             at<void>(images, (i - begin) * image, all.storage));
+    return at<void>(images, (first - begin * pixels) * all.channels, all.storage);
+  });
 }
 
 }  // namespace ductile::nn::kernels

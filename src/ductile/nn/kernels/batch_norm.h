@@ -11,6 +11,10 @@ namespace ductile::nn::kernels {
 // out = act(scale * y + shift (+ residual)).
 void norm_apply(const NormApply& all);
 
+// The same with a max pool behind it, image by image: what lies between is not kept. `out` is not
+// read; `pooled` and `index` are those of max_pool().
+void norm_apply_pool(const NormApply& all, const MaxPool& pool, void* pooled, uint8_t* index);
+
 // Mean and variance (biased) of each channel.
 void channel_statistics(Storage storage, const void* y, int64_t pixels, int64_t channels,
                         float* mean, float* variance);
@@ -21,5 +25,7 @@ void write_gradient(const GradSource& source, int64_t pixels, int64_t channels, 
 
 // The sums over the whole batch that the backward pass needs (and g where wanted).
 void norm_reduce(const NormReduce& all);
+// The same, to the bit, where `grad` is the gradient behind a max pool. g cannot be wanted.
+void norm_reduce_pool(const NormReduce& all, const MaxPool& pool, const uint8_t* index);
 
 }  // namespace ductile::nn::kernels

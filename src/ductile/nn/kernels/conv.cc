@@ -1,6 +1,7 @@
 #include "ductile/nn/kernels/conv.h"
 
 #include "ductile/nn/kernels/conv_impl.h"
+#include "ductile/nn/kernels/pool.h"
 
 namespace ductile::nn::kernels {
 
@@ -30,6 +31,26 @@ void conv_backward(const ConvShape& shape, const void* x, const float* weight,
                    const GradSource& grad, void* dx, float* dw) {
   const auto run = winograd_supported(shape) ? winograd_backward : direct_backward;
   run(shape, x, weight, grad, dx, dw);
+}
+
+int64_t room_of_image(const GradSource& grad) {
+  const MaxPool* const pool = grad.pool;
+  return pool == nullptr ? 0 : 2 * pool->height * pool->width * pool->channels;
+}
+
+GradSource of_image(const GradSource& grad, int64_t image, int64_t pixels, int64_t channels,
+                    float* room) {
+  const int64_t before = image * pixels * channels * bytes_of(grad.storage);
+  GradSource own = grad;
+  if (grad.y != nullptr) own.y = static_cast<const char*>(grad.y) + before;
+  if (grad.pool == nullptr) {
+    own.grad = static_cast<const char*>(grad.grad) + before;
+    return own;
+  }
+  float* const dx = room + pixels * channels;
+  max_pool_grad_of_image(*grad.pool, grad.grad, grad.index, image, room, dx);
+  own.grad = dx;
+  return own;
 }
 
 void join_moments(const float* means, const float* m2s, const int64_t* counts, int64_t groups,

@@ -38,6 +38,12 @@ inline int64_t part_begin(int64_t n, int64_t p, int64_t parts) { return n * p / 
 void join_moments(const float* means, const float* m2s, const int64_t* counts, int64_t groups,
                   int64_t channels, float* mean, float* variance);
 
+// The source of one image, whose pixels count from 0: with a pool the gradient in front of it, made
+// in `room`, which has room_of_image() floats.
+int64_t room_of_image(const GradSource& grad);
+GradSource of_image(const GradSource& grad, int64_t image, int64_t pixels, int64_t channels,
+                    float* room);
+
 bool winograd_supported(const ConvShape& shape);
 void winograd_forward(const ConvShape& shape, const void* x, const float* weight, Storage storage,
                       void* y, float* mean, float* variance);

@@ -207,7 +207,7 @@ void add_filter_gradient_bf16(const Layer& l, const float* x, const float* g, fl
 
 // The work memory of one thread in the backward pass.
 struct BackwardWork {
-  explicit BackwardWork(const Layer& l) {
+  BackwardWork(const Layer& l, const GradSource& grad) {
     const Padded pad_x = l.padded_x(), pad_g = l.padded_g();
     const int64_t pairs = l.bf16() ? pad_x.rows * l.ow_pairs * l.run : 0;
     const int64_t g_words = l.bf16() ? l.oh * l.ow_pairs * l.s.out : 0;
@@ -215,23 +215,26 @@ struct BackwardWork {
     const int64_t row_floats = std::max(l.s.width * l.wide, 2 * std::max(l.s.out, l.wide));
     const int64_t x_words = words(pad_x.floats(), l.width());
     ScratchCutter cut(scratch(ScratchKind::local, x_words + pad_g.floats() + pairs + g_words +
-                                                      g_values + row_floats + 6 * 16));
+                                                      g_values + row_floats + room_of_image(grad) +
+                                                      7 * 16));
     x = cut.take(x_words);
     g = cut.take(pad_g.floats());
     x_pairs = cut.take(pairs);
     g_pairs = cut.take(g_words);
     g_bf16 = cut.take(g_values);
     row = cut.take(row_floats);
+    pool = cut.take(room_of_image(grad));
   }
-  float *x, *g, *x_pairs, *g_pairs, *g_bf16, *row;
+  float *x, *g, *x_pairs, *g_pairs, *g_bf16, *row, *pool;
 };
 
 void backward_image(const Layer& l, const void* x, const GradSource& grad, int64_t image,
                     const float* wt, const BackwardWork& work, void* dx, float* sums) {
   const ConvShape& s = l.s;
   const Padded pad_g = l.padded_g();
+  const GradSource own = of_image(grad, image, l.oh * l.ow, s.out, work.pool);
   fill_padded(pad_g, l.oh, l.ow, work.g, [&](int64_t pixel, int64_t n, float* dst) {
-    l.out.load_grad(grad, image * l.oh * l.ow + pixel, n, s.out, dst);
+    l.out.load_grad(own, pixel, n, s.out, dst);
   });
   if (sums != nullptr) {
     load_image(l, x, image, grad.storage, work.x);
@@ -280,7 +283,7 @@ void direct_forward(const ConvShape& s, const void* x, const float* weight, Stor
       put_weights(l, weight, d / l.depth(), d % l.depth(), rounded, w);
     const auto multiply = l.bf16() ? l.out_bf16->gemm : l.out.gemm;
     const int64_t row = pad.row() / l.width();
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t b = 0; b < s.batch; ++b) {
       load_image(l, x, b, storage, padded);
       char* target = static_cast<char*>(y) + b * pixels * s.out * bytes_of(storage);
@@ -311,7 +314,7 @@ void direct_backward(const ConvShape& s, const void* x, const float* weight, con
 #pragma omp parallel
   {
     const TilesKept tiles(l.out_bf16);
-    const BackwardWork work(l);
+    const BackwardWork work(l, grad);
     if (dx != nullptr) {
 #pragma omp for schedule(static)
       for (int64_t o = 0; o < s.out / l.width(); ++o)
@@ -325,7 +328,7 @@ void direct_backward(const ConvShape& s, const void* x, const float* weight, con
         backward_image(l, x, grad, b, wt, work, dx, sums);
     }
     if (dw != nullptr) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
       for (int64_t o = 0; o < s.out; ++o)
         for (int64_t i = 0; i < s.in; ++i)
           for (int64_t t = 0; t < l.taps; ++t) {

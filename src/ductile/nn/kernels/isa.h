@@ -88,9 +88,13 @@ struct NormReduce {
   float* sum_gy;  // overwritten: sum of g * (y - mean)
 };
 
+struct MaxPool;
+
 // Gradient of a convolution's output, made pixel by pixel while it is loaded.
 // Without y: the stored gradient itself. With y: batch normalisation's backward map
 //   a * g + (b * (y - mean) + d),   g = grad masked by scale * y + shift > 0 where relu.
+// With a pool, grad is the gradient behind it; conv_backward makes that in front of it, image by
+// image (of_image in conv_impl.h), and load_grad knows nothing of pools.
 struct GradSource {
   const void* grad;
   Storage storage;
@@ -98,6 +102,8 @@ struct GradSource {
   const float *a, *b, *d, *mean;
   bool relu;
   const float *scale, *shift;
+  const MaxPool* pool = nullptr;
+  const uint8_t* index = nullptr;  // of the pool
 };
 
 // Max pooling of one NHWC image. index: for every output the position row * kernel + column of its
@@ -147,7 +153,7 @@ struct Isa {
   void (*load_grad)(const GradSource&, int64_t first, int64_t n, int64_t channels, float* dst);
 
   void (*max_pool)(const MaxPool&, const void* x, void* y, uint8_t* index);
-  // dx (fp32, zeroed by the caller) += gradient of the image.
+  // dx (fp32) = gradient of the image.
   void (*max_pool_grad)(const MaxPool&, const void* dy, const uint8_t* index, float* dx);
 };
 

@@ -293,19 +293,23 @@ TEST_F(IsaTable, NormalisesWithTheSameBits) {
 
 TEST_F(IsaTable, PoolsWithTheSameBits) {
   for (const Storage storage : {Storage::f32, Storage::bf16, Storage::f16}) {
-    const MaxPool s{storage, 7, 9, kChannels, 3, 2, 1, 4, 5};
-    const auto x = stored(normals(1, 7 * 9 * kChannels), storage);
-    const auto dy = stored(normals(2, 4 * 5 * kChannels), storage);
-    expect_same([&](const Isa& isa) {
-      std::vector<char> y(dy.size());
-      std::vector<uint8_t> index(4 * 5 * kChannels);
-      std::vector<float> dx(7 * 9 * kChannels);
-      isa.max_pool(s, x.data(), y.data(), index.data());
-      isa.max_pool_grad(s, dy.data(), index.data(), dx.data());
-      for (const char v : y) dx.push_back(static_cast<float>(v));
-      for (const uint8_t v : index) dx.push_back(static_cast<float>(v));
-      return dx;
-    });
+    for (const MaxPool& s : {MaxPool{storage, 7, 9, kChannels, 3, 2, 1, 4, 5},
+                             MaxPool{storage, 6, 8, kChannels, 2, 2, 0, 3, 4}}) {
+      const int64_t in = s.height * s.width * kChannels,
+                    out = s.out_height * s.out_width * kChannels;
+      const auto x = stored(normals(1, in), storage);
+      const auto dy = stored(normals(2, out), storage);
+      expect_same([&](const Isa& isa) {
+        std::vector<char> y(dy.size());
+        std::vector<uint8_t> index(out);
+        std::vector<float> dx(in, 7.0F);  // what is there does not count
+        isa.max_pool(s, x.data(), y.data(), index.data());
+        isa.max_pool_grad(s, dy.data(), index.data(), dx.data());
+        for (const char v : y) dx.push_back(static_cast<float>(v));
+        for (const uint8_t v : index) dx.push_back(static_cast<float>(v));
+        return dx;
+      });
+    }
   }
 }
 

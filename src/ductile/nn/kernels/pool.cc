@@ -21,20 +21,24 @@ void max_pool(const MaxPool& s, int64_t batch, const void* x, void* y, uint8_t* 
                  static_cast<char*>(y) + b * out * bytes_of(s.storage), index + b * out);
 }
 
-void max_pool_grad(const MaxPool& s, int64_t batch, const void* dy, const uint8_t* index,
-                   void* dx) {
+void max_pool_grad_of_image(const MaxPool& s, const void* dy, const uint8_t* index, int64_t image,
+                            float* sums, void* dx) {
   const Isa& isa = *isa_for(s.channels);
   const int64_t in = s.height * s.width * s.channels, out = s.out_height * s.out_width * s.channels;
+  float* const to = s.storage == Storage::f32 ? static_cast<float*>(dx) : sums;
+  isa.max_pool_grad(s, static_cast<const char*>(dy) + image * out * bytes_of(s.storage),
+                    index + image * out, to);
+  if (s.storage != Storage::f32) isa.from_float(to, dx, s.storage, in);
+}
+
+void max_pool_grad(const MaxPool& s, int64_t batch, const void* dy, const uint8_t* index,
+                   void* dx) {
+  const int64_t in = s.height * s.width * s.channels;
+  const int64_t room = s.storage == Storage::f32 ? 0 : in;
 #pragma omp parallel for schedule(static)
-  for (int64_t b = 0; b < batch; ++b) {
-    char* target = static_cast<char*>(dx) + b * in * bytes_of(s.storage);
-    float* sum = s.storage == Storage::f32 ? reinterpret_cast<float*>(target)
-                                           : scratch(ScratchKind::local, in);
-    std::fill_n(sum, in, 0.0F);
-    isa.max_pool_grad(s, static_cast<const char*>(dy) + b * out * bytes_of(s.storage),
-                      index + b * out, sum);
-    if (s.storage != Storage::f32) isa.from_float(sum, target, s.storage, in);
-  }
+  for (int64_t b = 0; b < batch; ++b)
+    max_pool_grad_of_image(s, dy, index, b, scratch(ScratchKind::local, room),
+                           static_cast<char*>(dx) + b * in * bytes_of(s.storage));
 }
 
 void average_pool(Storage storage, int64_t batch, int64_t pixels, int64_t channels, const void* x,

@@ -15,6 +15,11 @@ void max_pool(const MaxPool& shape, int64_t batch, const void* x, void* y, uint8
 void max_pool_grad(const MaxPool& shape, int64_t batch, const void* dy, const uint8_t* index,
                    void* dx);
 
+// The gradient of one image of the batch, into dx (storage type). `sums` is room for the image in
+// fp32, which is not used where that is the storage.
+void max_pool_grad_of_image(const MaxPool& shape, const void* dy, const uint8_t* index,
+                            int64_t image, float* sums, void* dx);
+
 // y[b, c] = mean over the image's pixels of x[b, pixel, c], and its gradient.
 void average_pool(Storage storage, int64_t batch, int64_t pixels, int64_t channels, const void* x,
                   void* y);

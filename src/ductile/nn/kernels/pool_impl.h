@@ -17,6 +17,13 @@ PoolWindow pool_window(int64_t output, int64_t size, const MaxPool& p) {
   return {start, start < 0 ? -start : 0, size - start < p.kernel ? size - start : p.kernel};
 }
 
+// Whether each pixel of the image lies in one window.
+template <class V>
+bool has_tiles(const MaxPool& p) {
+  return p.padding == 0 && p.stride == p.kernel && p.out_height * p.kernel == p.height &&
+         p.out_width * p.kernel == p.width;
+}
+
 template <class V>
 struct MaxPoolRun {
   const MaxPool& p;
@@ -64,8 +71,34 @@ struct MaxPoolGradRun {
   const uint8_t* index;
   float* dx;
 
+  // Each pixel lies in one window, so nothing is read and added to.
+  template <Storage S>
+  void run_tiles() const {
+    for (int64_t i = 0; i < p.out_height; ++i) {
+      for (int64_t j = 0; j < p.out_width; ++j) {
+        const int64_t out = (i * p.out_width + j) * p.channels;
+        float* const first = dx + (i * p.kernel * p.width + j * p.kernel) * p.channels;
+        for (int64_t c = 0; c < p.channels; c += V::lanes) {
+          const auto g = load_as<V, S>(dy, out + c);
+          const auto where = V::load_bytes(index + out + c);
+          for (int64_t r = 0; r < p.kernel; ++r) {
+            for (int64_t q = 0; q < p.kernel; ++q) {
+              const auto here = V::all(static_cast<float>(r * p.kernel + q));
+              // The sum makes 0 of -0, as it does where windows overlap.
+              V::store(first + (r * p.width + q) * p.channels + c,
+                       V::add(V::zero(), V::where_equal(where, here, g)));
+            }
+          }
+        }
+      }
+    }
+  }
+
   template <Storage S>
   void run() const {
+    if (has_tiles<V>(p)) return run_tiles<S>();
+    for (int64_t i = 0; i < p.height * p.width * p.channels; i += V::lanes)
+      V::store(dx + i, V::zero());
     for (int64_t i = 0; i < p.out_height; ++i) {
       const PoolWindow rows = pool_window<V>(i, p.height, p);
       for (int64_t j = 0; j < p.out_width; ++j) {

@@ -72,6 +72,8 @@ TEST_F(Pool, TakesTheMaximumAndSendsTheGradientThere) {
     expect_equals_twin(pool_shape(storage, 7, 9, 24, 2, 2, 0), 3);
     expect_equals_twin(pool_shape(storage, 9, 8, 8, 3, 2, 1), 2);
     expect_equals_twin(pool_shape(storage, 5, 5, 40, 3, 1, 1), 1);
+    expect_equals_twin(pool_shape(storage, 6, 9, 8, 3, 3, 0), 2);
+    expect_equals_twin(pool_shape(storage, 9, 9, 8, 2, 3, 0), 1);  // pixels in no window
     expect_equals_twin(pool_shape(storage, 1, 1, 8, 1, 1, 0), 1);
   }
 }

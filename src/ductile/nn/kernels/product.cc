@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include <omp.h>
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 #endif
@@ -14,15 +15,17 @@
 namespace ductile::nn::kernels {
 namespace {
 
-constexpr int64_t kPanel = 6144;     // floats of a panel of b: 24 KiB with 16 lanes, half with 8
-constexpr int64_t kMostDepth = 256;  // of a block
-constexpr int64_t kCols = 1024;      // of a block of b
-constexpr int64_t kRows = 768;       // of a block of a
-constexpr int64_t kGroup = 12;       // rows that a kernel computes at once, at most
-constexpr int64_t kGroups = 8;       // of rows in a task
-constexpr int64_t kFewRows = 8;      // with which a weight is not worth packing
-constexpr int64_t kMostLanes = 16;   // of a vector
-constexpr double kSerial = 1 << 20;  // multiply-adds below which a team costs more than it gives
+constexpr int64_t kPanel = 6144;       // floats of a panel of b: 24 KiB with 16 lanes, half with 8
+constexpr int64_t kMostDepth = 256;    // of a block
+constexpr int64_t kCols = 1024;        // of a block of b
+constexpr int64_t kRows = 768;         // of a block of a
+constexpr int64_t kGroup = 12;         // rows that a kernel computes at once, at most
+constexpr int64_t kGroups = 8;         // of rows in a task, at most
+constexpr int64_t kWhole = 1 << 18;    // floats that are packed at once, at most
+constexpr int64_t kWholeDepth = 2048;  // with which rows of a stay in a cache between two panels
+constexpr int64_t kFewRows = 8;        // with which a weight is not worth packing
+constexpr int64_t kMostLanes = 16;     // of a vector
+constexpr double kSerial = 1 << 20;    // multiply-adds below which a team costs more than it gives
 
 constexpr int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
@@ -178,33 +181,74 @@ void multiply_group(const Isa& isa, const Product& p, const Block& block, const 
     for (int64_t r = 0; r < rows; ++r) c[r * p.c_row + j * p.c_column] = tile[r * width + j];
 }
 
-// Runs in every thread of the team.
-void multiply_block(const Isa& isa, const Product& p, const Block& block, const Packed& packed) {
+// What is packed of a block: panels of b, and behind them groups of rows of a.
+int64_t packed_pieces(const Block& block) {
+  return block.panels + (block.pack_a ? block.groups.number : 0);
+}
+
+void pack_piece(const Isa& isa, const Product& p, const Block& block, const Packed& packed,
+                int64_t i) {
   const int64_t width = 2 * isa.lanes;
   const Groups& groups = block.groups;
-  const int64_t pack_groups = block.pack_a ? groups.number : 0;
+  if (i < block.panels) {
+    const int64_t col = i * width, cols = std::min(width, block.cols - col);
+    if (block.pack_b || cols < width)
+      pack(p.b.data + block.k * p.b.row + (block.col + col) * p.b.column, p.b.column, p.b.row, cols,
+           block.depth, width, packed.b + col * block.depth);
+  } else {
+    const int64_t row = (i - block.panels) * groups.size;
+    pack(p.a.data + (block.row + row) * p.a.row + block.k * p.a.column, p.a.row, p.a.column,
+         std::min(groups.size, block.rows - row), block.depth, groups.size,
+         packed.a + row * block.depth);
+  }
+}
+
+// The groups of a block's rows, in nearly equal parts: one is a task.
+int64_t parts_of(const Groups& groups) { return pieces(groups.number, kGroups); }
+
+void multiply_part(const Isa& isa, const Product& p, const Block& block, const Packed& packed,
+                   int64_t part, int64_t panel) {
+  const int64_t parts = parts_of(block.groups), number = block.groups.number;
+  for (int64_t g = part * number / parts; g < (part + 1) * number / parts; ++g)
+    multiply_group(isa, p, block, packed, g, panel);
+}
+
+// Runs in every thread of the team.
+void multiply_block(const Isa& isa, const Product& p, const Block& block, const Packed& packed) {
   // What a thread packs is read by all of them: each loop ends with a barrier.
 #pragma omp for schedule(static)
-  for (int64_t i = 0; i < block.panels + pack_groups; ++i) {
-    if (i < block.panels) {
-      const int64_t col = i * width, cols = std::min(width, block.cols - col);
-      if (block.pack_b || cols < width)
-        pack(p.b.data + block.k * p.b.row + (block.col + col) * p.b.column, p.b.column, p.b.row,
-             cols, block.depth, width, packed.b + col * block.depth);
-    } else {
-      const int64_t row = (i - block.panels) * groups.size;
-      pack(p.a.data + (block.row + row) * p.a.row + block.k * p.a.column, p.a.row, p.a.column,
-           std::min(groups.size, block.rows - row), block.depth, groups.size,
-           packed.a + row * block.depth);
-    }
-  }
-  const int64_t down = pieces(groups.number, kGroups);
+  for (int64_t i = 0; i < packed_pieces(block); ++i) pack_piece(isa, p, block, packed, i);
 #pragma omp for schedule(static)
-  for (int64_t task = 0; task < down * block.panels; ++task) {
-    const int64_t first = task / block.panels * kGroups;
-    for (int64_t g = first; g < std::min(first + kGroups, groups.number); ++g)
-      multiply_group(isa, p, block, packed, g, task % block.panels);
-  }
+  for (int64_t task = 0; task < parts_of(block.groups) * block.panels; ++task)
+    multiply_part(isa, p, block, packed, task / block.panels, task % block.panels);
+}
+
+// The blocks of one set of rows and columns, over all of the depth.
+struct Blocks {
+  const Product& p;
+  int64_t width, row, col, most_depth;
+
+  int64_t number() const { return pieces(p.depth, most_depth); }
+  Block at(int64_t n) const { return block_of(p, width, row, col, n * most_depth, most_depth); }
+};
+
+// As multiply_block for each of them, in memory for all that is packed of them: threads wait for
+// each other twice, and not twice for each block. The sums of an element are in the same order.
+void multiply_whole(const Isa& isa, const Blocks& blocks, const Packed& packed, int64_t a_floats,
+                    int64_t b_floats) {
+  const Product& p = blocks.p;
+  const Block first = blocks.at(0);  // the others have the same rows and columns
+  const int64_t each = packed_pieces(first), number = blocks.number();
+  const auto packed_at = [&](int64_t n) -> Packed {
+    return {packed.a + n * a_floats, packed.b + n * b_floats};
+  };
+#pragma omp for schedule(static)
+  for (int64_t i = 0; i < number * each; ++i)
+    pack_piece(isa, p, blocks.at(i / each), packed_at(i / each), i % each);
+#pragma omp for schedule(static)
+  for (int64_t task = 0; task < parts_of(first.groups) * first.panels; ++task)
+    for (int64_t n = 0; n < number; ++n)
+      multiply_part(isa, p, blocks.at(n), packed_at(n), task / first.panels, task % first.panels);
 }
 
 void clear(const Product& p) {
@@ -233,15 +277,28 @@ void product(const Product& p) {
   const auto room = [&](int64_t size, int64_t most, int64_t over) {
     return ScratchCutter::rounded((std::min(size, most) + over) * depth);
   };
-  const int64_t a_floats = room(p.rows, kRows, kGroup);
-  float* const a = scratch(ScratchKind::shared, a_floats + room(p.cols, kCols, width));
   const double work =
       static_cast<double>(p.rows) * static_cast<double>(p.cols) * static_cast<double>(p.depth);
+  const bool packs_a = block_of(p, width, 0, 0, 0, most_depth).pack_a;
+  const int64_t a_floats = packs_a ? room(p.rows, kRows, kGroup) : 0;
+  const int64_t b_floats = room(p.cols, kCols, width);
+  const int64_t number = pieces(p.depth, most_depth);
+  // One thread waits for nobody, and has what it packs in nearer caches.
+  const bool alone = work <= kSerial || omp_get_max_threads() == 1 || omp_in_parallel() != 0;
+  const bool whole = !alone && p.depth <= kWholeDepth && number * (a_floats + b_floats) <= kWhole;
+  const int64_t held = whole ? number : 1;
+  float* const a = scratch(ScratchKind::shared, held * (a_floats + b_floats));
+  const Packed packed{a, a + held * a_floats};
 #pragma omp parallel if (work > kSerial)
   for (int64_t col = 0; col < p.cols; col += kCols)
-    for (int64_t row = 0; row < p.rows; row += kRows)
-      for (int64_t k = 0; k < p.depth; k += most_depth)
-        multiply_block(isa, p, block_of(p, width, row, col, k, most_depth), {a, a + a_floats});
+    for (int64_t row = 0; row < p.rows; row += kRows) {
+      const Blocks blocks{p, width, row, col, most_depth};
+      if (whole) {
+        multiply_whole(isa, blocks, packed, a_floats, b_floats);
+        continue;
+      }
+      for (int64_t n = 0; n < blocks.number(); ++n) multiply_block(isa, p, blocks.at(n), packed);
+    }
 }
 
 void column_sums(const Matrix& m, int64_t rows, int64_t cols, float* sums) {

@@ -80,6 +80,16 @@ TEST_F(Products, EqualTheChainOfMultiplyAddsToTheBit) {
         for (const bool accumulate : {false, true}) expect_twin(s, left, right, accumulate);
 }
 
+// Large enough for a team: all of the depth packed at once, and too deep for that; two sets of
+// rows, and two of columns.
+TEST_F(Products, OfATeamEqualTheChainToTheBit) {
+  for (const Size& s : {Size{40, 41, 800}, Size{24, 25, 2100}, Size{800, 40, 40},
+                        Size{40, 100, 300}, Size{30, 1100, 40}})
+    for (const Layout left : {Layout::by_row, Layout::by_column})
+      for (const Layout right : {Layout::by_row, Layout::by_column})
+        expect_twin(s, left, right, left == right);
+}
+
 TEST_F(Products, AnyShapeEqualsTheChain) {
   Rng rng(5, 6);
   for (int i = 0; i < 60; ++i) {

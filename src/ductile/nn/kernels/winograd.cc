@@ -180,15 +180,17 @@ void pad_images(const Tables& tables, const ConvShape& s, const Padded& pad, con
   }
 }
 
-// The gradient in y of the same images.
+// The gradient in y of the same images; `pool` has room_of_image(grad) floats.
 void pad_gradient(const Tables& tables, const ConvShape& s, const Padded& pad,
-                  const GradSource& grad, int64_t first, int64_t n, float* padded) {
+                  const GradSource& grad, int64_t first, int64_t n, float* pool, float* padded) {
   const int64_t pixels = s.out_height() * s.out_width();
-  for (int64_t i = 0; i < n; ++i)
+  for (int64_t i = 0; i < n; ++i) {
+    const GradSource own = of_image(grad, first + i, pixels, s.out, pool);
     fill_padded(pad, s.out_height(), s.out_width(), padded + i * pad.floats(),
                 [&](int64_t pixel, int64_t count, float* dst) {
-                  tables.out.load_grad(grad, (first + i) * pixels + pixel, count, s.out, dst);
+                  tables.out.load_grad(own, pixel, count, s.out, dst);
                 });
+  }
 }
 
 }  // namespace
@@ -230,7 +232,7 @@ void winograd_forward(const ConvShape& s, const void* x, const float* weight, St
       transform(weight, s.in, s.out, i, i + 1, m, u);
     }
     TileLists lists;
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(dynamic, 1) nowait
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t first = g * images, n = std::min(images, s.batch - first);
       pad_images(tables, s, pad, x, storage, first, n, padded);
@@ -258,7 +260,7 @@ struct Backward {
   const float* u;
   Padded pad_x, pad_g;
   int64_t border;
-  float *v, *d, *padded_x, *padded_g;
+  float *v, *d, *padded_x, *padded_g, *pool;
   TileLists lists;
 
   Backward(const ConvShape& shape, const Tables& t, const void* input, const GradSource& g,
@@ -271,12 +273,14 @@ struct Backward {
     pad_g.rows = std::max(pad_g.rows, 4 * tiles_along(oh) + border);
     pad_g.cols = std::max(pad_g.cols, 4 * tiles_along(ow) + border);
     const int64_t v_floats = 36 * frequency_stride(s.in), d_floats = 36 * frequency_stride(s.out);
-    ScratchCutter local(scratch(
-        ScratchKind::local, images * (pad_x.floats() + pad_g.floats()) + v_floats + d_floats + 64));
+    ScratchCutter local(scratch(ScratchKind::local, images * (pad_x.floats() + pad_g.floats()) +
+                                                        v_floats + d_floats + room_of_image(grad) +
+                                                        80));
     v = local.take(v_floats);
     d = local.take(d_floats);
     padded_x = local.take(images * pad_x.floats());
     padded_g = local.take(images * pad_g.floats());
+    pool = local.take(room_of_image(grad));
   }
 
   float* work() { return s.in > s.out ? v : d; }  // free before and after the loop over the batch
@@ -289,7 +293,7 @@ struct Backward {
 
   // The inputs' gradient of n images. Leaves the gradient in y padded.
   void inputs(int64_t first, int64_t n) {
-    pad_gradient(tables, s, pad_g, grad, first, n, padded_g);
+    pad_gradient(tables, s, pad_g, grad, first, n, pool, padded_g);
     if (dx == nullptr) return;
     tile_sources(padded_g, n, pad_g, s.height, s.width, 0, &lists.from);
     tile_targets(image_at(dx, first, s.height * s.width * s.in, grad.storage), n, s.height, s.width,
@@ -337,7 +341,7 @@ void backward_by_parts(const ConvShape& s, const Tables& tables, const void* x, 
       }
     }
     if (dw != nullptr) {
-#pragma omp for schedule(static)
+#pragma omp for schedule(static) nowait
       for (int64_t i = 0; i < s.in; ++i)
         tables.out.winograd_filter_grad(du, parts, s.in, s.out, i, i + 1, own.work(), dw);
     }

@@ -25,8 +25,9 @@ namespace ductile::train::testing {
 // run directory, without sockets and processes. So a test can hand in ingredients of its own, and
 // end a worker at any command.
 //
-// Models that draw from libtorch's generator (dropout) fit only in stages, which lock it while an
-// operator draws: the threads share it, and a virtual rank draws in all of its pass.
+// Custom models that draw from libtorch's generator fit only in stages, which lock it while an
+// operator draws: the threads share it, and a virtual rank draws in all of its pass. The built-in
+// models draw from a generator of the thread.
 class LocalCluster final : public link::JobWorld {
  public:
   LocalCluster(const run::RunFolder& folder, const spec::JobOptions& job, Recipe recipe);

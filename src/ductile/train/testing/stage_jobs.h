@@ -72,9 +72,7 @@ inline void read_tokens(spec::JobOptions& job, int64_t vocabulary, const fs::pat
   job.model.vocab_size = vocabulary;
 }
 
-// A small gpt on such tokens. No layer draws: workers are threads here, which share libtorch's
-// generator, and the leader of a generation counts operations by a forward pass of its own
-// (nn/flops.cc).
+// A small gpt on such tokens, without dropout.
 inline spec::JobOptions gpt_job(int64_t stages, int64_t vocabulary, const fs::path& folder) {
   spec::JobOptions job = small_job("gpt", stages);
   read_tokens(job, vocabulary, folder);
