@@ -317,11 +317,13 @@ void StageExecutor::backward_weights(int64_t micro_batch) {
     fail(ErrorCode::conflict, "micro-batch {} waits for no backward pass to its weights",
          micro_batch);
   }
-  for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
-    const auto found = place->second.runs.find(*op);
+  // Those first whose gradients came last: they are still in the caches, which the others have left
+  // in any case.
+  for (const int op : ops_) {
+    const auto found = place->second.runs.find(op);
     if (found == place->second.runs.end() || found->second.outputs.empty()) continue;
     Run run = std::move(found->second);
-    const Operator& o = graph_.operators()[static_cast<size_t>(*op)];
+    const Operator& o = graph_.operators()[static_cast<size_t>(op)];
     const bool wants_inputs =
         std::ranges::any_of(run.inputs, [](const at::Tensor& t) { return t.requires_grad(); });
     const auto [outputs, gradients] = run.with_gradients();
@@ -334,7 +336,7 @@ void StageExecutor::backward_weights(int64_t micro_batch) {
       targets.push_back(o.parameters[i].tensor);
     }
     if (outputs.empty() || targets.empty()) continue;
-    add_weights(*op, weights,
+    add_weights(op, weights,
                 torch::autograd::grad(outputs, targets, gradients, /*retain_graph=*/false,
                                       /*create_graph=*/false, /*allow_unused=*/true));
   }
