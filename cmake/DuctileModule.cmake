@@ -159,7 +159,20 @@ set(DUCTILE_TEST_SECONDS
   cli_transcript_elastic 55 python_program_test 55 parallel_test 50 dashboard_page_test 50 kill_resume_test 45
   threads_test 45 sharded_test 42)
 
+# Tests that wait for processes and timers most of the time: half as many processors are kept for them.
+set(DUCTILE_WAITING_TESTS cluster_command_test cluster_nodes_chaos_test cluster_outage_test cluster_service_test
+  cluster_serving_test comm_detector_test link_test python_hosts_test python_kills_test python_zygote_test
+  server_chaos_test server_job_test slurm_test cli_transcript_access cli_transcript_exit_codes cli_transcript_follow
+  cli_transcript_service cli_transcript_service_order)
+
+# When ctest starts the test, and beside how many others: its PROCESSORS are halves of a core, so `ctest --parallel`
+# is to get twice as many as there are cores.
 function(ductile_order_test name)
+  set(halves 2)
+  if(name IN_LIST DUCTILE_WAITING_TESTS)
+    set(halves 1)
+  endif()
+  set_tests_properties(${name} PROPERTIES PROCESSORS ${halves})
   list(FIND DUCTILE_TEST_SECONDS ${name} at)
   if(at GREATER_EQUAL 0)
     math(EXPR at "${at} + 1")
@@ -241,6 +254,7 @@ function(ductile_isa_tests name filter)
     add_test(NAME ${name}_${ours} COMMAND ductile_${name} "--gtest_filter=${filter}")
     set_tests_properties(${name}_${ours} PROPERTIES TIMEOUT 1200 ENVIRONMENT
       "${environment};DUCTILE_ISA=${ours};ATEN_CPU_CAPABILITY=${torch};ONEDNN_MAX_CPU_ISA=${onednn}")
+    ductile_order_test(${name}_${ours})
   endforeach()
 endfunction()
 
