@@ -273,6 +273,7 @@ class Planning {
       ways.back().replicas = 1;
     }
     for (size_t i = 0; i < ways.size(); ++i) {
+      if (i > 0 && is_past(after(kSearchShare))) break;
       auto search =
           std::make_unique<MachineSearch>(spaces_, m.devices, ways[i], sizes_, after(kSearchShare));
       search_one_way(*search, ways[i], island, m.devices, is_whole);
@@ -447,6 +448,11 @@ Planned plan_runnable(const graph::Graph& graph, const Devices& devices,
   Planned out;
   for (size_t i = 0; i < numbers.size(); ++i) {
     const double spent = std::chrono::duration<double>(Clock::now() - start).count();
+    if (out.feasible && spent >= options.time_limit) {  // of the others nothing is known
+      out.timed_out = true;
+      out.lower_bound = out.schedule_bound = out.schedule_gap = 0;
+      break;
+    }
     PlannerOptions one = options;
     one.replicas = numbers[i];
     one.time_limit =
