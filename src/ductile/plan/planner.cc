@@ -250,7 +250,8 @@ class Planning {
     if (is_whole) whole_ = machine;
     const Island island = island_of(m.devices);
     std::vector<Candidate> cuts;
-    add_equal_cuts(graph_, spaces_.orders, island, options_, sizes_, kCutsWork, cuts);
+    add_equal_cuts(graph_, spaces_.orders, island, options_, sizes_, kCutsWork, after(kSearchShare),
+                   cuts);
     judge_.judge_all(cuts);
     std::vector<PlannerOptions> ways = {options_};
     if (options_.objective == Objective::time) {
