@@ -148,9 +148,46 @@ function(ductile_module name)
   endif()
 endfunction()
 
-# Tests that take longer than a minute start first: one that is left for the end has a core to itself.
-set(DUCTILE_SLOW_TESTS train_test elastic_test cluster_service_test nn_test injection_test chaos_test
-  plan_test server_job_test hosts_test sim_test tune_command_test full_disk_test)
+# Tests that take longer than 40 seconds, and seconds as ctest measured them: the longest start first, since
+# one that is left for the end has a core to itself. (ctest knows better where it has run them before.)
+set(DUCTILE_TEST_SECONDS
+  python_chosen_test 340 python_import_test 310 python_hosts_test 300 train_test 240 cluster_command_test 165
+  train_stages_test 160 cluster_service_test 155 python_stubs_test 60 sim_test 130 slurm_test 135 cluster_test 135
+  python_job_test 130 elastic_test 125 server_job_test 115 plan_test 115 nn_test 105 chaos_test 100 hosts_test 95
+  injection_test 90 python_zygote_test 90 tune_command_test 85 python_capture_test 85 full_disk_test 85
+  service_start_test 85 cli_transcript_goodput 80 python_cells_test 65 cluster_outage_test 60
+  cli_transcript_elastic 55 python_program_test 55 parallel_test 50 dashboard_page_test 50 kill_resume_test 45
+  threads_test 45 sharded_test 42)
+
+# Tests that wait for processes and timers most of the time: half as many processors are kept for them.
+set(DUCTILE_WAITING_TESTS cluster_command_test cluster_nodes_chaos_test cluster_outage_test cluster_service_test
+  cluster_serving_test comm_detector_test link_test python_hosts_test python_kills_test python_zygote_test
+  server_chaos_test server_job_test slurm_test cli_transcript_access cli_transcript_exit_codes cli_transcript_follow
+  cli_transcript_service cli_transcript_service_order)
+
+# When ctest starts the test, and beside how many others: its PROCESSORS are halves of a core, so `ctest --parallel`
+# is to get twice as many as there are cores.
+function(ductile_order_test name)
+  set(halves 2)
+  if(name IN_LIST DUCTILE_WAITING_TESTS)
+    set(halves 1)
+  endif()
+  set_tests_properties(${name} PROPERTIES PROCESSORS ${halves})
+  list(FIND DUCTILE_TEST_SECONDS ${name} at)
+  if(at GREATER_EQUAL 0)
+    math(EXPR at "${at} + 1")
+    list(GET DUCTILE_TEST_SECONDS ${at} seconds)
+    set_tests_properties(${name} PROPERTIES COST ${seconds})
+  endif()
+endfunction()
+
+# Programs that watch others, and compute little themselves: compiled without optimisation, which takes
+# half the time.
+set(DUCTILE_PLAIN_TESTS base_test chaos_test cluster_command_test cluster_hostile_test cluster_nodes_chaos_test
+  cluster_outage_test cluster_service_test cluster_serving_test custom_model_test elastic_test fleet_test
+  full_disk_test hosts_test injection_test kill_resume_test link_test net_test page_test pipeline_memory_test
+  pipeline_transports_test run_test server_chaos_test server_job_test server_test server_zygotes_test
+  sharded_test spec_test threads_test train_serve_test train_stages_test train_test tune_command_test)
 
 # ductile_test(NAME [TORCH] SOURCES ... LIBS ...): a GoogleTest program ductile_NAME, one ctest
 # entry. TORCH: a library that it links is above the torch line.
@@ -161,17 +198,23 @@ function(ductile_test name)
   target_link_libraries(ductile_${name} PRIVATE ${T_LIBS} GTest::gtest_main rapidcheck
     ductile_options)
   # What is tested is optimised in full; the tests themselves a third faster to compile.
-  target_compile_options(ductile_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  set(plain)
+  if(name IN_LIST DUCTILE_PLAIN_TESTS)
+    set(plain plain_)
+    target_compile_options(ductile_${name} PRIVATE $<$<CONFIG:Release>:-O0>)
+  else()
+    target_compile_options(ductile_${name} PRIVATE $<$<CONFIG:Release>:-O1>)
+  endif()
   if(DUCTILE_SANITIZE)
     target_link_libraries(ductile_${name} PRIVATE ductile_test_options)
   endif()
   target_compile_definitions(ductile_${name} PRIVATE
     DUCTILE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" DUCTILE_BINARY_DIR="${PROJECT_BINARY_DIR}")
   if(T_TORCH)
-    ductile_use_pch(ductile_${name} torch_test)
+    ductile_use_pch(ductile_${name} ${plain}torch_test)
     set_target_properties(ductile_${name} PROPERTIES JOB_POOL_COMPILE torch)
   elseif(NOT ductile_optim IN_LIST T_LIBS)
-    ductile_use_pch(ductile_${name} test)
+    ductile_use_pch(ductile_${name} ${plain}test)
   endif()
   add_test(NAME ${name} COMMAND ductile_${name})
   set(timeout 1200)  # several times what the longest takes on a slow machine
@@ -182,9 +225,7 @@ function(ductile_test name)
     # UCX hooks madvise, which a thread calls when the thread sanitizer has already taken leave of it.
     ENVIRONMENT
     "OMP_WAIT_POLICY=PASSIVE;ASAN_OPTIONS=detect_leaks=0;UCX_MEM_MMAP_HOOK_MODE=none")
-  if(name IN_LIST DUCTILE_SLOW_TESTS)
-    set_tests_properties(${name} PROPERTIES COST 100)
-  endif()
+  ductile_order_test(${name})
 endfunction()
 
 # ductile_isa_tests(NAME FILTER): these tests of the program ductile_NAME once more for every
@@ -213,6 +254,7 @@ function(ductile_isa_tests name filter)
     add_test(NAME ${name}_${ours} COMMAND ductile_${name} "--gtest_filter=${filter}")
     set_tests_properties(${name}_${ours} PROPERTIES TIMEOUT 1200 ENVIRONMENT
       "${environment};DUCTILE_ISA=${ours};ATEN_CPU_CAPABILITY=${torch};ONEDNN_MAX_CPU_ISA=${onednn}")
+    ductile_order_test(${name}_${ours})
   endforeach()
 endfunction()
 
@@ -230,6 +272,7 @@ endfunction()
 function(ductile_extension module name)
   cmake_parse_arguments(E "TORCH" "" "SOURCES;DEPS" ${ARGN})
   pybind11_add_module(${name} MODULE NO_EXTRAS ${E_SOURCES})
+  ductile_compile_together(${name} 8)
   foreach(dep IN LISTS E_DEPS)
     if(NOT DEFINED DUCTILE_LAYER_${dep} OR NOT DUCTILE_LAYER_${dep} LESS DUCTILE_LAYER_${module})
       message(FATAL_ERROR "ductile_extension(${name}): ${dep} is not on a lower layer than ${module}")

@@ -3,6 +3,7 @@
 #   library      the modules below the torch line
 #   torch        the modules above it
 #   test         test programs; torch_test: those of the modules above the line
+#   plain_...    the same for those that are compiled without optimisation
 #
 # They save time and nothing else: each source includes what it uses, and compiles without them
 # (.ci/run headers; -DDUCTILE_PCH=OFF).
@@ -23,6 +24,8 @@ set(DUCTILE_PCH_library <algorithm> <array> <cerrno> <charconv> <chrono> <cmath>
 set(DUCTILE_PCH_torch ${DUCTILE_PCH_library} <ATen/core/Tensor.h>)
 set(DUCTILE_PCH_test ${DUCTILE_PCH_library} <gtest/gtest.h>)
 set(DUCTILE_PCH_torch_test ${DUCTILE_PCH_test} <ATen/core/Tensor.h>)
+set(DUCTILE_PCH_plain_test ${DUCTILE_PCH_test})
+set(DUCTILE_PCH_plain_torch_test ${DUCTILE_PCH_torch_test})
 
 # A target of its own compiles each kind, with the flags of the targets that use it.
 function(ductile_pch_owner kind)
@@ -40,6 +43,9 @@ function(ductile_pch_owner kind)
     target_link_libraries(${owner} PRIVATE ${TORCH_LIBRARIES} OpenMP::OpenMP_CXX)
     set_target_properties(${owner} PROPERTIES JOB_POOL_COMPILE torch)
   endif()
+  if(kind MATCHES "plain")  # what is read depends on it (__OPTIMIZE__)
+    target_compile_options(${owner} PRIVATE $<$<CONFIG:Release>:-O0>)
+  endif()
   target_compile_features(${owner} PRIVATE cxx_std_20)
   target_precompile_headers(${owner} PRIVATE ${DUCTILE_PCH_${kind}})
 endfunction()
@@ -56,7 +62,8 @@ function(ductile_use_pch target kind)
   target_precompile_headers(${target} REUSE_FROM ductile_pch_${kind})
   # GCC 13 says that its setting differs between -O3 and -O1, and passes the header over. (Tried with
   # GCC 12 alone since, which does not get the flag.)
-  if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13 AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13 AND CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64"
+     AND NOT kind MATCHES "plain")
     target_compile_options(${target} PRIVATE -munroll-only-small-loops)
   endif()
   # GCC 12 warns of its own std::string (bug 105651); -Wno-restrict says no to that, but what it has

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cstdlib>
 #include <map>
 
 #include <gtest/gtest.h>
@@ -85,6 +86,13 @@ void expect_nothing_lost(const fs::path& file, const std::map<int, bool>& acknow
   expect_whole(file, acknowledged, true);
 }
 
+// Each change of the file goes wrong in three ways, which the suite takes in turns: one for each
+// change. The long form has all of them.
+enum Way { kFull, kError, kKill, kWays };
+bool is_tried(int64_t change, Way way) {
+  return std::getenv("DUCTILE_ALL_SIZES") != nullptr || change % kWays == way;
+}
+
 int64_t changes_of_undisturbed_work() {
   const TempFolder folder;
   FailingVfs::heal();
@@ -99,6 +107,7 @@ TEST(StoreFaults, AFailureAtAnyChangeOfTheFileLosesNothing) {
   ASSERT_GT(changes, 20);
   for (const FailingVfs::How how : {FailingVfs::How::full, FailingVfs::How::error}) {
     for (int64_t at = 1; at <= changes; ++at) {
+      if (!is_tried(at, how == FailingVfs::How::full ? kFull : kError)) continue;
       const TempFolder folder;
       const fs::path file = folder.path() / "store.db";
       std::map<int, bool> acknowledged;
@@ -198,6 +207,7 @@ TEST(StoreFaults, AStoreThatMayNotBeWrittenIsNotOpened) {
 TEST(StoreFaults, AnEndOfTheProcessAtAnyChangeOfTheFileLosesNothingAcknowledged) {
   const int64_t changes = changes_of_undisturbed_work();
   for (int64_t at = 1; at <= changes; ++at) {
+    if (!is_tried(at, kKill)) continue;
     const TempFolder folder;
     const fs::path file = folder.path() / "store.db";
     int ends[2];

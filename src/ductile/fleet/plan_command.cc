@@ -152,8 +152,10 @@ void print_report(const plan::Report& r, Console& console) {
         "Formula    {} (best found: {}); no plan of the space has less than {} by it: gap {}\n",
         figure(p.formula_seconds), figure(p.best_formula_seconds), figure(p.lower_bound),
         page::as_percent(p.gap));
-    console.print("Bound      {} under any schedule: the plan takes at most {} more\n",
-                  page::as_short_duration(p.schedule_bound), page::as_percent(p.schedule_gap));
+    if (p.schedule_bound > 0) {  // else none is known
+      console.print("Bound      {} under any schedule: the plan takes at most {} more\n",
+                    page::as_short_duration(p.schedule_bound), page::as_percent(p.schedule_gap));
+    }
     console.print("Search     {} CPU, {}{}\n", page::as_short_duration(p.cpu_seconds), p.space,
                   p.timed_out ? "; ended by the time limit" : "");
   }

@@ -182,7 +182,7 @@ StageExecutor::Tensors StageExecutor::forward(int64_t micro_batch, Tensors input
   DUCTILE_CHECK(inputs.size() == inputs_.size(), "{} inputs for {}", inputs.size(), inputs_.size());
   const auto [place, is_new] = held_.try_emplace(micro_batch);
   if (!is_new) fail(ErrorCode::conflict, "micro-batch {} is under way already", micro_batch);
-  std::map<Source, at::Tensor> made;  // detached
+  std::map<Source, at::Tensor> made;  // whoever reads one detaches it
   for (size_t i = 0; i < inputs.size(); ++i) made[inputs_[i]] = std::move(inputs[i]);
   for (const int op : ops_) {
     const Operator& o = graph_.operators()[static_cast<size_t>(op)];
@@ -205,7 +205,7 @@ StageExecutor::Tensors StageExecutor::forward(int64_t micro_batch, Tensors input
       before->put_back();
     }
     for (size_t k = 0; k < run.outputs.size(); ++k) {
-      made[{op, static_cast<int>(k)}] = run.outputs[k].detach();
+      made[{op, static_cast<int>(k)}] = run.outputs[k];
     }
     if (!differentiated) continue;
     run.gradients.resize(run.outputs.size());
@@ -213,7 +213,7 @@ StageExecutor::Tensors StageExecutor::forward(int64_t micro_batch, Tensors input
     place->second.runs.emplace(op, std::move(run));
   }
   Tensors out;
-  for (const Source& s : outputs_) out.push_back(made.at(s));
+  for (const Source& s : outputs_) out.push_back(made.at(s).detach());
   return out;
 }
 
@@ -317,11 +317,13 @@ void StageExecutor::backward_weights(int64_t micro_batch) {
     fail(ErrorCode::conflict, "micro-batch {} waits for no backward pass to its weights",
          micro_batch);
   }
-  for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
-    const auto found = place->second.runs.find(*op);
+  // Those first whose gradients came last: they are still in the caches, which the others have left
+  // in any case.
+  for (const int op : ops_) {
+    const auto found = place->second.runs.find(op);
     if (found == place->second.runs.end() || found->second.outputs.empty()) continue;
     Run run = std::move(found->second);
-    const Operator& o = graph_.operators()[static_cast<size_t>(*op)];
+    const Operator& o = graph_.operators()[static_cast<size_t>(op)];
     const bool wants_inputs =
         std::ranges::any_of(run.inputs, [](const at::Tensor& t) { return t.requires_grad(); });
     const auto [outputs, gradients] = run.with_gradients();
@@ -334,7 +336,7 @@ void StageExecutor::backward_weights(int64_t micro_batch) {
       targets.push_back(o.parameters[i].tensor);
     }
     if (outputs.empty() || targets.empty()) continue;
-    add_weights(*op, weights,
+    add_weights(op, weights,
                 torch::autograd::grad(outputs, targets, gradients, /*retain_graph=*/false,
                                       /*create_graph=*/false, /*allow_unused=*/true));
   }

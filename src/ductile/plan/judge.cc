@@ -170,7 +170,7 @@ void Judge::consider_as(Plan plan, const graph::Graph& other) {
 void Judge::judge_all(std::vector<Candidate>& found) {
   const int64_t limit = tasks_ + kAllTasks;
   for (Candidate& c : found) {
-    if (tasks_ > limit && any_) break;
+    if (any_ && (tasks_ > limit || is_past(deadline_))) break;
     place(c);
     if (can_be_better(c.plan, plan_costs(graph_, machine_->devices, c.plan))) try_ways(c.plan);
   }

@@ -18,16 +18,18 @@ namespace ductile::plan {
 
 namespace {
 
-constexpr double kPoorGap = 1.1;            // from here on the formula was a poor guide
-constexpr double kNearlyAsGood = 1.1;       // of the best: plans worth judging
-constexpr double kLessGood = 1.5;           // where the formula was a poor guide
-constexpr double kOtherTolerance = 0.005;   // of the searches beside the one asked for
-constexpr double kSearchShare = 0.8;        // of the time; the rest is the judge's
-constexpr double kCutsWork = 3e7;           // operators that equal cuts look at
-constexpr double kChainWork = 3e6;          // of a table of chains: transitions x devices
-constexpr double kBaselineWork = 1e6;       // operators^2 x devices^2 x sizes
-constexpr int64_t kPartSteps = 30'000'000;  // stages priced for parts of the machine, all in all
-constexpr double kTasksASecond = 1e6;       // that the judge carries out at least
+constexpr double kPoorGap = 1.1;              // from here on the formula was a poor guide
+constexpr double kNearlyAsGood = 1.1;         // of the best: plans worth judging
+constexpr double kLessGood = 1.5;             // where the formula was a poor guide
+constexpr double kOtherTolerance = 0.005;     // of the searches beside the one asked for
+constexpr double kSearchShare = 0.8;          // of the time; the rest is the judge's
+constexpr double kCutsWork = 3e7;             // operators that equal cuts look at
+constexpr double kChainWork = 3e6;            // of a table of chains: transitions x devices
+constexpr double kBaselineWork = 1e6;         // operators^2 x devices^2 x sizes
+constexpr int64_t kPartSteps = 30'000'000;    // stages priced for parts of the machine, all in all
+constexpr int64_t kFurtherSteps = 5'000'000;  // of these, for the further ones ...
+constexpr int kMostFurther = 8;               // ... which are that many at most
+constexpr double kTasksASecond = 1e6;         // that the judge carries out at least
 
 std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
   if (options.batch < 1) {
@@ -106,6 +108,11 @@ graph::Graph in_a_row(const graph::Graph& graph, const std::vector<OpId>& order)
   return out;
 }
 
+// The least by the formula.
+std::vector<Candidate>::iterator best_of(std::vector<Candidate>& found) {
+  return std::ranges::min_element(found, {}, &Candidate::seconds);
+}
+
 // A request being worked on. The best plan is sought on all devices and on parts of them; on each
 // by the formula asked for, by the other, without splits, with one device per stage, as a chain,
 // among equal cuts and by the rules of others. All go to the judge, so more freedom never
@@ -120,10 +127,11 @@ class Planning {
         limit_(std::clamp(options.time_limit, 1e-3, 1e6)),
         deadline_(after(1)),
         most_tasks_(static_cast<int64_t>(kTasksASecond * limit_)),
-        sizes_(sizes_to_try(options)),
+        all_sizes_(sizes_to_try(options)),
+        sizes_(all_sizes_),
         judge_(graph, options, most_tasks_, deadline_) {
     if (options.evaluate && options.micro_batches.empty()) {
-      sizes_ = sizes_in_time(sizes_, options.batch, most_tasks_);
+      sizes_ = sizes_in_time(all_sizes_, options.batch, most_tasks_);
     }
     spaces_ = make_spaces(graph, options, after(kSearchShare));
     out_.space = spaces_.text;
@@ -151,9 +159,7 @@ class Planning {
     if (found.empty())
       find_any(spaces_.full[0], island_of(devices_), options_, sizes_, after(1), found);
     if (found.empty()) return give_up();
-    Candidate& best = *std::min_element(
-        found.begin(), found.end(),
-        [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
+    Candidate& best = *best_of(found);
     if (best.islands.empty()) {
       place(graph_, devices_, best.plan);
     } else {
@@ -168,16 +174,24 @@ class Planning {
   void plan_by_judge() {
     const std::vector<MachinePart> parts = machine_parts(devices_);
     const double work = least_work(spaces_.full[0], sizes_, options_.batch);
+    int64_t further_steps = 0;
+    int further = 0;
     for (size_t i = 0; i < parts.size(); ++i) {
+      const MachinePart& part = parts[i];
       // A part that could not be faster with all of its devices busy all the time is left out.
-      if (i > 0 && work / parts[i].capacity >= judge_.seconds()) break;
+      if (i > 0 && work / part.capacity >= judge_.seconds()) continue;
       if (i > 0 && (part_steps_ > kPartSteps || is_past(after(kSearchShare)))) break;
-      plan_machine(std::make_shared<const Machine>(machine_of(devices_, parts[i])), i == 0);
+      if (part.further && (!judge_.any() || further_steps > kFurtherSteps)) break;
+      if (part.further && ++further > kMostFurther) break;
+      const int64_t before = part_steps_;
+      plan_machine(std::make_shared<const Machine>(machine_of(devices_, part)), i == 0);
+      if (part.further) further_steps += part_steps_ - before;
     }
+    if (!judge_.any() && sizes_.size() < all_sizes_.size()) plan_all_sizes();
     if (!judge_.any()) {
       judge_.set_machine(whole_);
       std::vector<Candidate> found;
-      find_any(spaces_.full[0], island_of(devices_), options_, sizes_, deadline_, found);
+      find_any(spaces_.full[0], island_of(devices_), options_, all_sizes_, deadline_, found);
       judge_.judge(found);
     }
     if (!judge_.any()) return give_up();
@@ -194,10 +208,22 @@ class Planning {
     fill();
   }
 
+  // Where no size fits of which the judge can compare plans in the time there is: the best plan of
+  // all by the formula, which is carried out once.
+  void plan_all_sizes() {
+    judge_.set_machine(whole_);
+    main_ = std::make_unique<MachineSearch>(spaces_, whole_->devices, options_, all_sizes_,
+                                            after(kSearchShare));
+    std::vector<Candidate> found;
+    main_->run(found);
+    labels_ += main_->labels();
+    if (!found.empty()) judge_.consider(*best_of(found));
+  }
+
   void give_up() {
     out_.lower_bound = 0;
     out_.timed_out = main_->timed_out();
-    diagnose(spaces_.full[0], island_of(devices_), options_, sizes_,
+    diagnose(spaces_.full[0], island_of(devices_), options_, all_sizes_,
              std::max(deadline_, Clock::now() + std::chrono::milliseconds(
                                                     static_cast<int>(250 * std::min(limit_, 8.0)))),
              out_);
@@ -224,7 +250,8 @@ class Planning {
     if (is_whole) whole_ = machine;
     const Island island = island_of(m.devices);
     std::vector<Candidate> cuts;
-    add_equal_cuts(graph_, spaces_.orders, island, options_, sizes_, kCutsWork, cuts);
+    add_equal_cuts(graph_, spaces_.orders, island, options_, sizes_, kCutsWork, after(kSearchShare),
+                   cuts);
     judge_.judge_all(cuts);
     std::vector<PlannerOptions> ways = {options_};
     if (options_.objective == Objective::time) {
@@ -247,6 +274,7 @@ class Planning {
       ways.back().replicas = 1;
     }
     for (size_t i = 0; i < ways.size(); ++i) {
+      if (i > 0 && is_past(after(kSearchShare))) break;
       auto search =
           std::make_unique<MachineSearch>(spaces_, m.devices, ways[i], sizes_, after(kSearchShare));
       search_one_way(*search, ways[i], island, m.devices, is_whole);
@@ -344,6 +372,7 @@ class Planning {
         n * n * island.devices * island.devices * static_cast<double>(sizes_.size());
     if (work > kBaselineWork) return;
     PlannerOptions how = options_;
+    how.micro_batches = sizes_;  // each of their plans is carried out
     for (const Baseline& b : baselines()) {
       how.time_limit = std::chrono::duration<double>(after(kSearchShare) - Clock::now()).count();
       if (how.time_limit <= 0) return;
@@ -362,7 +391,7 @@ class Planning {
   double limit_;
   Clock::time_point deadline_;
   int64_t most_tasks_;
-  std::vector<int64_t> sizes_;
+  std::vector<int64_t> all_sizes_, sizes_;  // these: those of which plans can be compared in time
   Spaces spaces_, chain_;
   std::unique_ptr<graph::Graph> chain_graph_;
   std::unique_ptr<MachineSearch> main_;  // all devices, by the formula asked for
@@ -420,6 +449,11 @@ Planned plan_runnable(const graph::Graph& graph, const Devices& devices,
   Planned out;
   for (size_t i = 0; i < numbers.size(); ++i) {
     const double spent = std::chrono::duration<double>(Clock::now() - start).count();
+    if (out.feasible && spent >= options.time_limit) {  // of the others nothing is known
+      out.timed_out = true;
+      out.lower_bound = out.schedule_bound = out.schedule_gap = 0;
+      break;
+    }
     PlannerOptions one = options;
     one.replicas = numbers[i];
     one.time_limit =

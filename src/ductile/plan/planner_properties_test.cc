@@ -111,6 +111,21 @@ TEST(PlannerProperties, ALargerNumberOfDevicesNeverGivesASlowerPlan) {
   }
 }
 
+// Of one node.
+TEST(PlannerProperties, MoreDevicesOfANodeNeverGiveASlowerPlan) {
+  for (const char* name : {"candle:2,2,256", "mmt:1,1,64,256"}) {
+    double before = std::numeric_limits<double>::infinity();
+    DeviceGroup node = a100();
+    const graph::Graph graph = graph::build_graph(name, node.model);
+    for (int n = 1; n <= 8; ++n) {
+      node.devices_per_node = n;
+      const double now = seconds_of(graph, Devices({node}), batch_of(60));
+      EXPECT_LE(now, before * kSame) << name << " on " << n;
+      before = now;
+    }
+  }
+}
+
 // A random machine of up to three groups.
 std::vector<DeviceGroup> random_machine(Rng& rng) {
   std::vector<DeviceGroup> groups;
@@ -323,6 +338,13 @@ TEST(PlannerProperties, NoBaselineAndNoEqualCutIsBetter) {
     SCOPED_TRACE(c.graph);
     expect_none_better(graph::build_graph(c.graph, c.group.model), Devices({c.group}),
                        batch_of(c.batch), kSame);
+  }
+  for (const int n : {3, 5, 6, 7}) {
+    SCOPED_TRACE(n);
+    a.nodes = 1;
+    a.devices_per_node = n;
+    expect_none_better(graph::build_graph("candle:2,2,256", a.model), Devices({a}), batch_of(60),
+                       1.05);
   }
   for (uint64_t seed = 0; seed < random_worlds(); ++seed) {
     SCOPED_TRACE(seed);

@@ -171,6 +171,24 @@ TEST(Planner, KeepsTheTimeLimit) {
   }
 }
 
+// All samples at once do not fit, and of the other size, one, the time allows no comparison of
+// plans: the best by the formula is carried out once.
+TEST(Planner, ABatchOfAPrimeNumberOfSamplesHasAPlan) {
+  PlannerOptions options;
+  options.batch = 1'000'003;
+  options.time_limit = 10;
+  const Devices devices = find_devices("4");
+  const graph::Graph graph = graph::build_graph("candle:2", devices.groups()[0].model);
+  const Planned p = make_plan(graph, devices, options);
+  ASSERT_TRUE(p.feasible);
+  EXPECT_GT(p.plan.stages.size(), 1U);
+  EXPECT_EQ(p.plan.stages[0].micro_batch, 1);
+  EXPECT_GT(p.simulated_seconds, 0);
+  EXPECT_LT(p.simulated_seconds, 1.05 * p.formula_seconds);
+  EXPECT_LE(p.lower_bound, p.best_formula_seconds);
+  EXPECT_LE(p.schedule_bound, p.simulated_seconds);
+}
+
 TEST(Planner, FindsPlansOfAThousandOperatorsOnAThousandDevices) {
   PlannerOptions options;
   options.batch = 4096;

@@ -35,7 +35,7 @@ struct Tensor {
   std::map<int, bool> other_readers;  // stages: whether they lie on other devices
 };
 
-// One stage. The order of operators in a task is theirs in the graph, backward the other way round.
+// One stage. The order of operators in a task is theirs in the graph, in B the other way round.
 class StageWalk {
  public:
   StageWalk(const Graph& graph, const Stage& stage, bool split) : split_(split) {
@@ -207,22 +207,21 @@ class StageWalk {
       if (b.waits) released[id] += b.waiting + b.outputs;
     }
     for (const auto& [key, t] : tensors_) {
+      if ((t.maker < 0 && !t.copied) || !is_awaited(t)) continue;
+      // The last reader lets it go, not the maker, unless it made one of its own again.
+      const auto last = std::find_if(t.readers.rbegin(), t.readers.rend(),
+                                     [&](const auto& r) { return ops_.at(r.first).waits; });
+      released[last->first] += t.bytes;
       const bool of_maker = t.maker >= 0 && ops_.at(t.maker).waits;
-      const bool made_again = of_maker && ops_.at(t.maker).again;
-      if ((of_maker && !made_again) || (t.maker < 0 && !t.copied) || !is_awaited(t)) continue;
-      for (const auto& [reader, gradient] : t.readers) {
-        if (!ops_.at(reader).waits) continue;
-        released[reader] += t.bytes;
-        break;
-      }
+      if (of_maker && !ops_.at(t.maker).again) released[t.maker] -= t.bytes;
     }
     out.waiting = samples_;
     for (const auto& [id, bytes] : released) out.waiting += bytes;
     double now = 0;
-    for (auto at = ops_.rbegin(); at != ops_.rend(); ++at) {
-      if (!at->second.waits) continue;
-      out.weights = std::max(out.weights, now + at->second.weight);
-      now -= released[at->first];
+    for (const auto& [id, b] : ops_) {
+      if (!b.waits) continue;
+      out.weights = std::max(out.weights, now + b.weight);
+      now -= released[id];
     }
   }
 

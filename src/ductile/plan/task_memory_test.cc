@@ -183,10 +183,10 @@ class SlowStage {
   }
 
   void weights() {
-    for (auto at = stage_.ops.rbegin(); at != stage_.ops.rend(); ++at) {
-      if (!runs_.contains(*at)) continue;
-      memory_.note(cost(*at).passes.backward_weight.at(share_));
-      runs_.erase(*at);
+    for (const OpId op : stage_.ops) {
+      if (!runs_.contains(op)) continue;
+      memory_.note(cost(op).passes.backward_weight.at(share_));
+      runs_.erase(op);
     }
     samples_.clear();
   }

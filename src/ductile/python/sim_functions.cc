@@ -30,7 +30,7 @@ namespace ductile::python {
 namespace {
 
 namespace py = pybind11;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 // The arguments of ductile.sim.run() and compare() that are numbers and names; -1 stands for None.
 struct SimRequest {
@@ -137,14 +137,14 @@ sim::Workload workload_from(const Source& source, const sim::Catalog& catalog) {
 }
 
 // A run with the periods in which each job held the same devices.
-Json whole_run(const sim::ExperimentRun& run) {
-  Json out = sim::to_json(run.result);
+OrderedJson whole_run(const sim::ExperimentRun& run) {
+  OrderedJson out = sim::to_json(run.result);
   out["seed"] = run.seed;
   out["end"] = run.result.end;
   out["summary"] = sim::to_json(run.summary);
-  Json& timeline = out["timeline"] = Json::array();
+  OrderedJson& timeline = out["timeline"] = OrderedJson::array();
   for (const sim::Segment& segment : run.result.timeline) {
-    Json nodes = Json::array();
+    OrderedJson nodes = OrderedJson::array();
     for (const sched::NodeShare& share : segment.allocation)
       nodes.push_back({share.node, share.devices});
     timeline.push_back({{"job", run.result.jobs[static_cast<size_t>(segment.job)].name},
@@ -193,7 +193,7 @@ std::string simulate(const std::string& arguments, const std::string& cluster_te
     const auto runs =
         sim::run_experiment(options, std::move(workloads), catalog, cluster, watch_of(progress));
     if (!whole) return dump_json(sim::to_json(runs, options, cluster));
-    Json all = Json::array();
+    OrderedJson all = OrderedJson::array();
     for (const sim::ExperimentRun& run : runs) all.push_back(whole_run(run));
     return dump_json(all);
   });
@@ -215,7 +215,7 @@ std::string read(const std::string& file, const std::optional<std::string>& appl
 }
 
 std::string policies() {
-  Json out = Json::array();
+  OrderedJson out = OrderedJson::array();
   for (const sched::PolicyEntry& entry : sched::policies())
     out.push_back({{"name", entry.name}, {"help", entry.help}, {"interval", entry.interval}});
   return dump_json(out);
@@ -225,7 +225,7 @@ std::string cluster(const std::string& text) {
   return dump_json(sched::to_json(cluster_from(text)));
 }
 
-Json json_of(const sched::PerfParams& p) {
+OrderedJson json_of(const sched::PerfParams& p) {
   return {{"alpha_c", p.alpha_c}, {"beta_c", p.beta_c},   {"alpha_n", p.alpha_n},
           {"beta_n", p.beta_n},   {"alpha_r", p.alpha_r}, {"beta_r", p.beta_r},
           {"gamma", p.gamma}};

@@ -187,7 +187,7 @@ std::vector<size_t> equal_parts(const graph::Graph& graph, std::span<const OpId>
 
 void add_equal_cuts(const graph::Graph& graph, std::span<const std::vector<OpId>> orders,
                     const Island& island, const PlannerOptions& options,
-                    std::span<const int64_t> sizes, double most_work,
+                    std::span<const int64_t> sizes, double most_work, Clock::time_point deadline,
                     std::vector<Candidate>& found) {
   int most_split = 1;
   for (const graph::Op& op : graph.ops) most_split = std::max(most_split, op.max_split);
@@ -201,6 +201,7 @@ void add_equal_cuts(const graph::Graph& graph, std::span<const std::vector<OpId>
   std::vector<Candidate> kept;
   for (const std::vector<OpId>& order : orders) {
     for (int p : counts_up_to(most, most_counts)) {
+      if (p > 1 && is_past(deadline)) break;
       Cut cut(graph, inputs, order, equal_parts(graph, order, p, sizes[sizes.size() / 2]), options);
       std::vector<Candidate> alike;
       for (int t = 1; t <= most_split && cut.size() * t <= island.devices; t *= 2) {
