@@ -89,7 +89,7 @@ class ShmTransport final : public Transport {
   void progress(std::chrono::nanoseconds wait) override {
     const auto start = Clock::now();
     Signal& doorbell = impl_.slots[impl_.rank].doorbell;
-    int idle = 0;
+    Patience patience(impl_.spins);
     while (true) {
       throw_if_failed();
       const uint32_t seen = doorbell.value.load(std::memory_order_seq_cst);
@@ -97,19 +97,15 @@ class ShmTransport final : public Transport {
       throw_if_failed();
       const bool woken = wake_.exchange(false);
       if (std::exchange(settled_, false) || woken) return;
-      if (moved) idle = 0;
       const auto now = Clock::now();
       if (now >= next_look_) {
         next_look_ = now + kNap;
         if (impl_.look_for_dead()) continue;
       }
       if (now - start >= wait) return;
-      if (moved) continue;
-      if (++idle <= impl_.spins) {
-        pause_briefly();
-      } else if (now - start < kYieldFor) {
-        sched_yield();
-      } else {
+      if (moved) {
+        patience = Patience(impl_.spins);
+      } else if (!patience.pause()) {
         const auto ready = [this] { return wake_.load() || impl_.failed() || incoming(); };
         doorbell.sleep(seen, std::min<Nanoseconds>(kNap, wait - (now - start)), ready);
       }
