@@ -401,8 +401,10 @@ class ShmTransport final : public Transport {
       return !left;
     }
     --peers_[pull.peer].pulls;
-    settle(receive.transfer, Transfer::State::done);
-    peers_[pull.peer].queue.push_back({{.kind = Record::taken, .id = pull.id}, {}, nullptr, 0});
+    // Done only once the sender's word is in the ring: nobody may drive this side after its last
+    // transfer, and the sender would wait for ever.
+    peers_[pull.peer].queue.push_back(
+        {{.kind = Record::taken, .id = pull.id}, {}, receive.transfer, 0});
     pump(pull.peer);
     return true;
   }

@@ -67,6 +67,35 @@ TEST(ShmTransport, MessagesInTheArenaAreReadFromThereAndPeersMemoryIsAddressable
   }
 }
 
+// The receiver of a message in the arena tells its sender that it has it. Here there is no room in
+// the ring for that, and nobody drives the receiver once it has all that it waits for.
+TEST(ShmTransport, AReceiveIsDoneOnlyWhenItsSenderCanHearOfIt) {
+  const auto arenas = shared_arenas(2, 1 << 20);
+  const size_t n = 100'000;
+  std::byte* const data = arenas[0]->allocate(n);
+  std::fill(data, data + n, std::byte{7});
+  // With their headers of 32 bytes they fill the ring of 256 KB to the last byte.
+  const std::vector<std::byte> small(4096 - 32);
+  std::vector<Transfer> filling(64);
+  Transfer send, receive;
+  std::vector<std::byte> got(n);
+  const auto sender = make_shm_transport(arenas[0]), receiver = make_shm_transport(arenas[1]);
+  sender->send(1, 1, {data, n}, send);
+  for (size_t i = 0; i < filling.size(); ++i) {
+    receiver->send(0, static_cast<Tag>(i), small, filling[i]);
+    ASSERT_EQ(filling[i].state, Transfer::State::done);
+  }
+  receiver->receive(0, 1, got, receive);
+  receiver->progress(0s);
+  while (!receive.settled()) {
+    sender->progress(0s);
+    receiver->progress(0s);
+  }
+  for (int i = 0; i < 3; ++i) sender->progress(0s);
+  EXPECT_EQ(send.state, Transfer::State::done);
+  EXPECT_EQ(got, std::vector<std::byte>(n, std::byte{7}));
+}
+
 // Many messages of all sizes and kinds at once, both ways, more than the rings hold.
 TEST(ShmTransport, AFloodOfMessagesOfAllSizesArrivesIntact) {
   const int size = 3, count = 300;
