@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <span>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -366,6 +368,34 @@ TEST(Communicator, ThreadsOfOneRankWaitSideBySide) {
       });
     }
     for (auto& t : threads) t.join();
+    comm.barrier();
+  });
+}
+
+TEST(Communicator, OneMayWaitForWhicheverMessageComesFirst) {
+  run_ranks(3, [](Communicator& comm) {
+    std::byte word{};
+    if (comm.rank() > 0) {
+      // Rank 2 first; rank 1 once it is told to.
+      if (comm.rank() == 1) comm.receive(0, 1, {&word, 1});
+      word = static_cast<std::byte>(comm.rank());
+      comm.send(0, 0, {&word, 1});
+      return comm.barrier();
+    }
+    std::byte got[2]{};
+    const std::vector<Work> works{comm.start_receive(1, 0, {&got[0], 1}),
+                                  comm.start_receive(2, 0, {&got[1], 1})};
+    const std::span<const Work> first(works.data(), 1);
+    EXPECT_FALSE(Work::wait_for_any(first, std::chrono::milliseconds(1)));
+    while (!Work::wait_for_any(works, std::chrono::milliseconds(100))) {
+    }
+    EXPECT_TRUE(works[1].done());
+    EXPECT_EQ(got[1], std::byte{2});
+    EXPECT_FALSE(works[0].done());
+    comm.send(1, 1, {&word, 1});
+    while (!Work::wait_for_any(first, std::chrono::milliseconds(100))) {
+    }
+    EXPECT_EQ(got[0], std::byte{1});
     comm.barrier();
   });
 }

@@ -87,6 +87,9 @@ class Engine {
     bool done() const;                                // ended, well or not
     void wait() const;                                // throws the error that ended it
     bool wait_for(std::chrono::nanoseconds d) const;  // false: still under way; throws as wait()
+    // Waits until one of these has ended, well or not; false: all are under way after `d`. They are
+    // messages or collectives of one engine.
+    static bool wait_for_any(std::span<const Work> works, std::chrono::nanoseconds d);
 
    private:
     friend class Engine;

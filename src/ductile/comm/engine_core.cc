@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -48,6 +49,35 @@ uint32_t Engine::Core::take_context() {
 
 void Engine::Core::start_thread() {
   if (!thread.joinable() && !closing) thread = std::thread([this] { background(); });
+}
+
+void Engine::Core::wait_while(std::unique_lock<std::mutex>& lock,
+                              const std::function<bool()>& pending, Clock::time_point until) {
+  ++num_waiting;
+  while (pending()) {
+    const auto left = until - Clock::now();
+    if (left.count() <= 0) break;
+    if (closing) {
+      changed.wait_for(lock, left, [&] { return !pending(); });
+    } else if (driving) {
+      if (num_waiting == 1) call_driver();  // the engine's thread steps aside
+      changed.wait_for(lock, left, [&] { return !pending() || !driving || closing; });
+    } else {
+      driving = true;
+      lock.unlock();
+      drive(std::min<std::chrono::nanoseconds>(left, kSlice));
+      lock.lock();
+      driving = false;
+      if (closing) changed.notify_all();
+    }
+  }
+  --num_waiting;
+}
+
+void Engine::Core::hand_over() {
+  if (unfinished.empty()) return;
+  if (num_waiting == 0) start_thread();
+  changed.notify_all();
 }
 
 void Engine::Core::drive(std::chrono::nanoseconds patience) {

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -73,6 +74,12 @@ struct Engine::Core {
   void give_up(std::exception_ptr why, const std::string& text);
   uint32_t take_context();
   void start_thread();
+
+  // Waits, and works while nobody else does, until this is no longer pending(), at most until then.
+  void wait_while(std::unique_lock<std::mutex>& lock, const std::function<bool()>& pending,
+                  EngineClock::time_point until);
+  // Another waiter, or the engine's thread, takes over what is left.
+  void hand_over();
 
   // One round of work by the driver, who waits for at most `patience`. Throws nothing. Not under
   // the lock.
