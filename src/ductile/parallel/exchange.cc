@@ -91,10 +91,12 @@ void trade_by(comm::Communicator& communicator, std::span<const std::byte> bytes
 
 class SharedExchange final : public Exchange {
  public:
-  SharedExchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout)
+  SharedExchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout,
+                 comm::EngineOptions engine)
       : Exchange(std::move(layout), arena->rank()),
         arena_(std::move(arena)),
         transport_(comm::make_shm_transport(arena_)),
+        engine_(std::move(engine)),
         summands_(layout_),
         votes_(arena_->allocate(sizeof(uint64_t) * layout_.cut.size())) {
     for (size_t i = 0; i < most_nodes(layout_); ++i) {
@@ -206,7 +208,11 @@ class SharedExchange final : public Exchange {
 
   comm::Communicator* messages() override {
     if (arena_->size() == 1) return nullptr;
-    if (!messages_) messages_ = std::make_unique<comm::Communicator>(std::move(transport_));
+    if (!messages_) {
+      comm::CommunicatorOptions options;
+      options.engine = engine_;
+      messages_ = std::make_unique<comm::Communicator>(std::move(transport_), std::move(options));
+    }
     return messages_.get();
   }
 
@@ -220,6 +226,7 @@ class SharedExchange final : public Exchange {
 
   std::shared_ptr<comm::Arena> arena_;
   std::unique_ptr<comm::Transport> transport_;  // until messages_ has it
+  const comm::EngineOptions engine_;            // of messages_
   const Summands summands_;
   std::byte* votes_;                 // a word a worker
   std::vector<size_t> vote_bounds_;  // 0, 1 ...
@@ -498,10 +505,11 @@ size_t arena_bytes(const ExchangeLayout& layout) {
   return vectors * (vector_bytes(layout) + page) + kSlack;
 }
 
-std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout) {
+std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout,
+                                        comm::EngineOptions engine) {
   DUCTILE_CHECK(arena->size() == layout.num_workers(), "{} workers in an arena of {}",
                 layout.num_workers(), arena->size());
-  return std::make_unique<SharedExchange>(std::move(arena), std::move(layout));
+  return std::make_unique<SharedExchange>(std::move(arena), std::move(layout), std::move(engine));
 }
 
 std::unique_ptr<Exchange> make_exchange(std::unique_ptr<comm::Communicator> communicator,

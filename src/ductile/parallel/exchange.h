@@ -138,7 +138,9 @@ size_t arena_bytes(const ExchangeLayout& layout);
 
 // An exchange between the workers on one host: partial sums lie in the arena, and every worker sums
 // its share of the vector directly from the memory of all. Nothing else may use the arena.
-std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout);
+// `engine`: of its messages().
+std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout,
+                                        comm::EngineOptions engine = {});
 
 // An exchange between workers on any hosts, by messages.
 std::unique_ptr<Exchange> make_exchange(std::unique_ptr<comm::Communicator> communicator,

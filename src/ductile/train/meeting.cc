@@ -110,7 +110,19 @@ void Meeting::meet_in_arena(const control::GenerationPlan& plan, const net::Secr
       log(comm::to_string(stall));
     });
   }
-  exchange_ = parallel::make_exchange(arena_, layout_);
+  exchange_ = parallel::make_exchange(arena_, layout_, engine_options());
+}
+
+// By messages a wait that is long is told, too, with the workers' numbers.
+comm::EngineOptions Meeting::engine_options() const {
+  comm::EngineOptions options;
+  if (!options_.log) return options;
+  options.soft_deadline = options_.soft_deadline;
+  options.on_stall = [log = options_.log, members = members_](comm::Stall stall) {
+    for (int& r : stall.ranks) r = static_cast<int>(members[static_cast<size_t>(r)]);
+    log(comm::to_string(stall));
+  };
+  return options;
 }
 
 void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::Secret& secret) {
@@ -142,13 +154,7 @@ void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::S
   }
   comm::CommunicatorOptions communicator;
   communicator.topology.host = hosts_;
-  if (options_.log) {
-    communicator.engine.soft_deadline = options_.soft_deadline;
-    communicator.engine.on_stall = [log = options_.log, members = members_](comm::Stall stall) {
-      for (int& r : stall.ranks) r = static_cast<int>(members[static_cast<size_t>(r)]);
-      log(comm::to_string(stall));
-    };
-  }
+  communicator.engine = engine_options();
   auto made = std::make_unique<comm::Communicator>(std::move(transport), std::move(communicator));
   comm::Communicator& links = *made;  // lives as long as the exchange
   exchange_ = parallel::make_exchange(std::move(made), layout_);
