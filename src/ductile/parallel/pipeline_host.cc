@@ -157,18 +157,14 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
                                     : nanoseconds_of(std::chrono::system_clock::now()) -
                                           nanoseconds_of(std::chrono::steady_clock::now());
   const auto finished = [](const auto& stage) { return stage->finished(); };
-  constexpr std::chrono::microseconds kShortest(20), kLongest(200);
-  std::chrono::microseconds patience = kShortest;
   while (!std::ranges::all_of(stages_, finished)) {
     const auto next = std::ranges::find_if(stages_, [&](const auto& s) { return ready(*s); });
     if (next == stages_.end()) {
       const int64_t begin = now();
-      wait(patience);
-      patience = std::min(2 * patience, kLongest);
+      wait();
       note_wait(begin);
     } else {
       do_task(**next, step);
-      patience = kShortest;
     }
   }
   for (const auto& stage : stages_) {
@@ -266,20 +262,23 @@ bool PipelineHost::ready(const HostedStage& stage) const {
       awaited(stage), [&](const Message& m) { return mail_->ready(m, stage.micro_batch()); });
 }
 
-// No hosted stage could go on just now. Returns when one can, or may, or after this time: it waits
-// for a message of the first one, while others may come.
-void PipelineHost::wait(std::chrono::microseconds patience) const {
+// No hosted stage could go on just now. Returns when one can, or may: when a message has come that
+// one of them waits for.
+void PipelineHost::wait() const {
+  std::vector<comm::Work> messages;
   for (const auto& stage : stages_) {
     if (stage->finished()) continue;
     bool waits = false;
     for (const Message& m : awaited(*stage)) {
       if (mail_->ready(m, stage->micro_batch())) continue;
-      if (mail_->wait_a_little(m, patience)) return;
+      if (const comm::Work* const work = mail_->message(m)) messages.push_back(*work);
       waits = true;
     }
     if (!waits) return;  // what it waited for has come meanwhile
   }
-  DUCTILE_CHECK(false, "stages wait for one another, though check() passed their orders");
+  DUCTILE_CHECK(!messages.empty(),
+                "stages wait for one another, though check() passed their orders");
+  (void)comm::Work::wait_for_any(messages, std::chrono::seconds(1));
 }
 
 // What a transfer brings to a part, in all its pieces.

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -19,6 +18,7 @@
 #include "ductile/base/error.h"
 #include "ductile/comm/communicator.h"
 #include "ductile/nn/operators.h"
+#include "ductile/parallel/message_memory.h"
 #include "ductile/parallel/pipeline.h"
 #include "ductile/parallel/stage_executor.h"
 #include "ductile/parallel/stage_parts_impl.h"
@@ -75,7 +75,9 @@ struct PipelineHost::Mail {
     const TensorForm& form = pieces[key.piece].form;
     Receive& r = posted[key];
     // Storage of its own: what an operator saved of an earlier one must not change.
-    r.tensor = at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type));
+    if (placement.memory) r.tensor = placement.memory->tensor(form);
+    if (!r.tensor.defined())
+      r.tensor = at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type));
     r.micro_batch = micro_batch;
     r.work = placement.communicator->start_receive(from, tag(key), bytes_of(r.tensor));
   }
@@ -93,12 +95,10 @@ struct PipelineHost::Mail {
            placement.hosts[static_cast<size_t>(p.to)];
   }
 
-  // False if no message is to bring it.
-  bool wait_a_little(const Key& key, std::chrono::microseconds patience) const {
+  // The message that is to bring it; nullptr if none is.
+  const comm::Work* message(const Key& key) const {
     const auto found = posted.find(key);
-    if (found == posted.end()) return false;
-    (void)found->second.work.wait_for(patience);
-    return true;
+    return found == posted.end() ? nullptr : &found->second.work;
   }
 
   // The next tensor of a piece; posts the receive of the one behind it.
