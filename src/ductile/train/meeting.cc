@@ -144,20 +144,23 @@ void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::S
   const int own_host = hosts_[static_cast<size_t>(rank_)];
   for (int r = 0; r < layout_.num_workers(); ++r)
     if (hosts_[static_cast<size_t>(r)] == own_host) local.push_back(r);
+  std::shared_ptr<comm::Arena> arena;  // of the members on this host
   if (local.size() > 1) {
     const auto place = std::find(local.begin(), local.end(), rank_) - local.begin();
-    std::shared_ptr<comm::Arena> arena =
+    comm::ArenaOptions options = arena_options(local, plan);
+    options.region_bytes = layout_.message_bytes;
+    arena =
         comm::Arena::meet(arena_name(secret, options_.job, plan.number), static_cast<int>(place),
-                          static_cast<int>(local.size()), arena_options(local, plan), kPatience);
-    transport = comm::make_composite_transport(comm::make_shm_transport(std::move(arena)),
-                                               std::move(local), std::move(transport));
+                          static_cast<int>(local.size()), options, kPatience);
+    transport = comm::make_composite_transport(comm::make_shm_transport(arena), std::move(local),
+                                               std::move(transport));
   }
   comm::CommunicatorOptions communicator;
   communicator.topology.host = hosts_;
   communicator.engine = engine_options();
   auto made = std::make_unique<comm::Communicator>(std::move(transport), std::move(communicator));
   comm::Communicator& links = *made;  // lives as long as the exchange
-  exchange_ = parallel::make_exchange(std::move(made), layout_);
+  exchange_ = parallel::make_exchange(std::move(made), layout_, arena);
 
   comm::DetectorOptions detector;
   detector.link = options_.address;

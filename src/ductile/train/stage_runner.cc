@@ -116,6 +116,15 @@ std::vector<spec::Task> one_forward_one_backward(int64_t from_here, int64_t micr
   return out;
 }
 
+// The worker of each virtual rank.
+std::vector<int> hosts_of_ranks(std::span<const int64_t> cut) {
+  std::vector<int> out;
+  for (size_t r = 0; r + 1 < cut.size(); ++r) {
+    out.insert(out.end(), static_cast<size_t>(cut[r + 1] - cut[r]), static_cast<int>(r));
+  }
+  return out;
+}
+
 // The rank of each part of the pipeline that is run: of replicas their number; else several stages
 // of it may be one part of a divided stage.
 std::vector<int> ranks_of_parts(const parallel::TensorSplit& split) {
@@ -279,19 +288,43 @@ nn::OperatorGraph StageRunner::forward_operators() const {
   return out;
 }
 
+size_t StageRunner::message_bytes(std::span<const int64_t> cut) {
+  if (cut.size() < 3) return 0;  // a worker that is alone
+  if (forms_.empty()) find_forms(blank_inputs());
+  const std::vector<int> hosts = hosts_of_ranks(cut);
+  parallel::PipelineHost::Placement placement;
+  placement.forms = forms_;
+  placement.shares = shares_;
+  size_t most = 0;
+  for (int64_t r = 0; r < num_replicas_; ++r) {  // which run one after the other
+    placement.hosts = hosts_of_parts(r, hosts);
+    for (const auto& [worker, bytes] :
+         parallel::PipelineHost::receive_bytes(operators_, pipeline_, placement)) {
+      most = std::max(most, bytes);
+    }
+  }
+  return most;
+}
+
 void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
                        parallel::Exchange* exchange) {
-  pipelines_.clear();
+  leave();
   rank_ = rank;
   exchange_ = exchange;
-  hosts_.clear();
   // Which may refuse these pipelines by what all of their operators make: before the first step, as
   // from there on a worker may have given back the weights of other stages.
-  if (pipeline_.exact || pipeline_.is_replicated()) find_forms();
-  for (int r = 0; r < layout.num_workers(); ++r) {
-    const auto i = static_cast<size_t>(r);
-    hosts_.insert(hosts_.end(), static_cast<size_t>(layout.cut[i + 1] - layout.cut[i]), r);
-  }
+  if (pipeline_.exact || pipeline_.is_replicated()) prepare();
+  hosts_ = hosts_of_ranks(layout.cut);
+  if (exchange == nullptr) return;
+  parallel::ReceiveMemory memory = exchange->receive_memory();
+  if (!memory.bytes.empty()) memory_ = std::make_shared<parallel::MessageMemory>(std::move(memory));
+}
+
+// What the pipelines received lies in the exchange's memory, which is then no longer needed.
+void StageRunner::leave() {
+  pipelines_.clear();
+  memory_ = nullptr;
+  exchange_ = nullptr;
 }
 
 comm::LeafRange StageRunner::parts() const {
@@ -305,9 +338,8 @@ comm::LeafRange StageRunner::parts() const {
   return out;
 }
 
-// The same on every worker, whatever stages it hosts.
-void StageRunner::find_forms() {
-  if (!forms_.empty()) return;
+// Of a micro-batch, with labels.
+nn::Tensors StageRunner::blank_inputs() const {
   const int64_t samples = job_.train.batch_size / spec::batch_parts(job_);
   const DataForm form = DataForm::of(job_, ingredients_.train_set->info(), ingredients_.augment);
   nn::Tensors inputs = form.blank_inputs(samples);
@@ -315,14 +347,39 @@ void StageRunner::find_forms() {
     inputs[0] = inputs[0].contiguous(at::MemoryFormat::ChannelsLast);
   }
   inputs.push_back(form.tokens ? inputs[0] : at::zeros({samples}, at::kLong));
+  return inputs;
+}
+
+// The same on every worker, whatever stages it hosts.
+void StageRunner::find_forms(const nn::Tensors& inputs) {
+  if (!forms_.empty()) return;
+  shares_ = parallel::share_forms(operators_, pipeline_, inputs);
+  forms_ = parallel::tensor_forms(operators_, inputs);
+}
+
+// Once. Refuses what the operators do not allow, which takes the weights of all of them where the
+// pipelines are exact or replicated.
+void StageRunner::prepare() {
+  if (prepared_) return;
+  const nn::Tensors inputs = blank_inputs();
   if (pipeline_.exact) {
     parallel::check_exact(pipeline_, operators_, inputs);
     draws_ = parallel::draws_of(operators_, inputs);
   }
   parallel::check_samples_first(operators_, pipeline_, inputs);
-  shares_ = parallel::share_forms(operators_, pipeline_, inputs);
-  forms_ = parallel::tensor_forms(operators_, inputs);
+  find_forms(inputs);
   if (pipeline_.exact) check_bits(inputs);
+  prepared_ = true;
+}
+
+// The workers of a pipeline's parts, of those of all virtual ranks.
+std::vector<int> StageRunner::hosts_of_parts(int64_t pipeline,
+                                             const std::vector<int>& hosts) const {
+  std::vector<int> out;
+  for (const int rank : part_ranks_) {
+    out.push_back(hosts[static_cast<size_t>(pipeline * num_ranks_ + rank)]);
+  }
+  return out;
 }
 
 // Gradients of one micro-batch by all stages and by autograd over the whole model. How a tensor
@@ -390,7 +447,7 @@ void StageRunner::make_pipelines() {
   }
   if (!pipelines_.empty() && trained == trained_) return;
   trained_ = std::move(trained);
-  find_forms();
+  prepare();
   pipelines_.clear();
   pipelines_.resize(static_cast<size_t>(num_replicas_));
   parallel::PipelineHost::Placement placement;
@@ -398,6 +455,7 @@ void StageRunner::make_pipelines() {
   placement.communicator = exchange_ != nullptr ? exchange_->messages() : nullptr;
   placement.forms = forms_;
   placement.shares = shares_;
+  placement.memory = memory_;
   // Each has tags of its own, and all workers give it the same ones.
   const uint32_t tags = parallel::PipelineHost::num_tags(operators_, pipeline_);
   if (int64_t{tags} * num_replicas_ + parallel::Exchange::kFirstTag >= int64_t{1} << 24) {
@@ -405,10 +463,7 @@ void StageRunner::make_pipelines() {
          num_replicas_, (int64_t{1} << 24) / tags - 1);
   }
   for (int64_t r = 0; r < num_replicas_; ++r) {
-    placement.hosts.clear();
-    for (const int rank : part_ranks_) {
-      placement.hosts.push_back(hosts_[static_cast<size_t>(r * num_ranks_ + rank)]);
-    }
+    placement.hosts = hosts_of_parts(r, hosts_);
     if (std::ranges::find(placement.hosts, rank_) == placement.hosts.end()) continue;
     placement.first_tag = parallel::Exchange::kFirstTag + static_cast<uint32_t>(r) * tags;
     pipelines_[static_cast<size_t>(r)] =

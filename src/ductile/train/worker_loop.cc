@@ -235,6 +235,7 @@ void WorkerLoop::Impl::leave() {
     exchange_ = nullptr;
   }
   meeting_ = nullptr;
+  replica_->leave();
 }
 
 void WorkerLoop::Impl::on(const Restore& command) {
