@@ -219,8 +219,9 @@ class Patience {
     }
     return true;
   }
-  // When its pauses were over; after pause() was false.
+  // When its first pauses were over; after pause() was false.
   Clock::time_point since() const { return since_; }
+  int yields() const { return yields_; }
 
  private:
   static constexpr Nanoseconds kLongestGap = std::chrono::microseconds(32);
