@@ -8,11 +8,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
 
 #include "ductile/base/rng.h"
 #include "ductile/comm/arena.h"
@@ -273,6 +276,31 @@ TEST(PostedReceives, OfARankThatIsLostNothingStays) {
     }
     for (const auto& memory : ranks.memories) EXPECT_EQ(memory->lent(), 0U);
   }
+}
+
+// The first stage is done with all micro-batches before the second one is with its first: what it
+// has made waits with it, as the transport refuses so many bytes that nobody receives yet.
+TEST(PostedReceives, ByTcpNoMoreIsSentThanThereAreReceivesFor) {
+  constexpr int64_t kRows = 1024, kColumns = 640;  // 2.5 MiB
+  constexpr int64_t kMicroBatches = 6;
+  const nn::OperatorGraph operators = scaled_and_lost(
+      kColumns, [](const at::Tensor& x, const at::Tensor& w) { return x * w; },
+      [](const at::Tensor& y) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        return y.square().sum(1);
+      });
+  const Pipeline pipeline = two_stages(operators, 1, kMicroBatches);
+  PipelineHost::Step step;
+  for (int64_t m = 0; m < kMicroBatches; ++m) {
+    step.inputs.push_back({at::ones({kRows, kColumns}).mul_(static_cast<double>(1 + m))});
+  }
+  const auto strict = [](const auto& group, net::Store& store, const net::Secret& secret) {
+    comm::TcpOptions options;
+    options.unexpected_hard = size_t{6} << 20;
+    return comm::connect_tcp(group, store, secret, options, patience());
+  };
+  expect_equal(run_ranks(operators, pipeline, step, {0, 0}, inproc_communicators(1)),
+               run_ranks(operators, pipeline, step, {0, 1}, connected(2, strict)), "by tcp");
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, PipelineTransports, ::testing::ValuesIn(makers()),

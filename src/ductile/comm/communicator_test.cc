@@ -400,6 +400,38 @@ TEST(Communicator, OneMayWaitForWhicheverMessageComesFirst) {
   });
 }
 
+TEST(Communicator, AMessageMayComeAfterAnotherAndKeepsItsPlace) {
+  run_ranks(2, [](Communicator& comm) {
+    std::byte word{};
+    if (comm.rank() == 0) {
+      const std::byte data[] = {std::byte{7}, std::byte{8}};
+      const Work asked = comm.start_receive(1, 5, {&word, 1});
+      const Work first = comm.start_send_after(asked, 1, 5, {&data[0], 1});
+      const Work second = comm.start_send(1, 5, {&data[1], 1});
+      EXPECT_FALSE(first.wait_for(std::chrono::milliseconds(5)));
+      comm.send(1, 6, {&word, 1});
+      first.wait();
+      second.wait();
+      // One that may go at once.
+      comm.start_send_after(asked, 1, 5, {&data[0], 1}).wait();
+    } else {
+      comm.receive(0, 6, {&word, 1});
+      std::byte got[2]{};
+      const Work first = comm.start_receive(0, 5, {&got[0], 1});
+      const Work second = comm.start_receive(0, 5, {&got[1], 1});
+      second.wait();
+      EXPECT_FALSE(first.wait_for(std::chrono::milliseconds(5)));
+      comm.send(0, 5, {&word, 1});
+      first.wait();
+      EXPECT_EQ(got[0], std::byte{7});
+      EXPECT_EQ(got[1], std::byte{8});
+      comm.receive(0, 5, {&word, 1});
+      EXPECT_EQ(word, std::byte{7});
+    }
+    comm.barrier();
+  });
+}
+
 TEST(Communicator, MessagesOfOneTagKeepTheirOrderAndTagsDoNotWaitForEachOther) {
   run_ranks(2, [](Communicator& comm) {
     const auto bytes = [](auto& v) { return std::as_writable_bytes(std::span(&v, 1)); };

@@ -143,20 +143,37 @@ Work Engine::start(std::shared_ptr<const StepOrder> order, Binding binding, std:
   return submit(std::move(op), waits);
 }
 
-Work Engine::send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool waits, int rail) {
-  check_message(peer, tag, rail);
-  std::lock_guard lock(core_->mutex);
-  throw_if_ended();
+// Under the lock.
+std::shared_ptr<Engine::Operation> Engine::new_send(int peer, uint32_t tag,
+                                                    std::span<const std::byte> bytes, int rail) {
   const uint64_t number = lane_->sent[{peer, tag}]++;
   Binding binding;
   binding.in = {bytes.data()};
   binding.block_elements = static_cast<int64_t>(bytes.size());
-  return submit(
-      std::make_shared<Operation>(
-          one_step(Op::send, peer, rail), std::move(binding),
-          fmt::format("send of {} bytes to rank {}{}", bytes.size(), peer, members_->name),
-          kPointToPoint | (Tag{tag} << kCountShift) | (number & kMaxNumber), members_),
-      waits);
+  return std::make_shared<Operation>(
+      one_step(Op::send, peer, rail), std::move(binding),
+      fmt::format("send of {} bytes to rank {}{}", bytes.size(), peer, members_->name),
+      kPointToPoint | (Tag{tag} << kCountShift) | (number & kMaxNumber), members_);
+}
+
+Work Engine::send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool waits, int rail) {
+  check_message(peer, tag, rail);
+  std::lock_guard lock(core_->mutex);
+  throw_if_ended();
+  return submit(new_send(peer, tag, bytes, rail), waits);
+}
+
+Work Engine::send_after(const Work& first, int peer, uint32_t tag,
+                        std::span<const std::byte> bytes) {
+  check_message(peer, tag, 0);
+  DUCTILE_CHECK(
+      first.operation_ == nullptr || (first.engine_->core_ == core_ && !first.operation_->task),
+      "one sends after a message or a collective of the same family");
+  std::lock_guard lock(core_->mutex);
+  throw_if_ended();
+  auto op = new_send(peer, tag, bytes, 0);
+  op->after = first.operation_;
+  return submit(std::move(op), false);
 }
 
 Work Engine::receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool waits, int rail) {

@@ -120,6 +120,9 @@ class Engine {
             int rail = 0);
   Work receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool waits = false,
                int rail = 0);
+  // A message that goes out only once `first`, another message or collective of this family, has
+  // ended. Its place among those with its peer and tag is that of this call.
+  Work send_after(const Work& first, int peer, uint32_t tag, std::span<const std::byte> bytes);
   // Runs a blocking task, such as a collective on shared memory. Tasks run one after the other, in
   // the order of these calls, beside the engine's other work, on the thread that waits or on one of
   // the engine. If a task throws, the error ends its handle and the engine.
@@ -146,6 +149,8 @@ class Engine {
   static std::shared_ptr<Engine> make(std::shared_ptr<Core> core,
                                       std::shared_ptr<const Members> members);
   Work submit(std::shared_ptr<Operation> op, bool waits);
+  std::shared_ptr<Operation> new_send(int peer, uint32_t tag, std::span<const std::byte> bytes,
+                                      int rail);
   void check_list(std::span<const int> ranks) const;
   void check_message(int peer, uint32_t tag, int rail) const;
   void throw_if_ended() const;

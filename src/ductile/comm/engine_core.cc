@@ -97,6 +97,7 @@ void Engine::Core::step(std::chrono::nanoseconds patience) {
   bool moved = false;
   bool ended = false;
   for (auto& op : active) {
+    if (op->after && !may_begin(*op)) continue;
     moved |= op->advance(*transport, options, pool);
     ended |= op->finished();
   }
@@ -112,6 +113,15 @@ void Engine::Core::step(std::chrono::nanoseconds patience) {
   if (ended || active.empty()) return;
   look_for_stalls();
   wait_for_transfers(moved ? std::chrono::nanoseconds(0) : patience);
+}
+
+// One that is to come after another.
+bool Engine::Core::may_begin(Operation& op) {
+  if (op.after->state.load(std::memory_order_acquire) == Operation::State::pending) return false;
+  op.after = nullptr;
+  std::lock_guard lock(mutex);
+  op.began = Clock::now();
+  return true;
 }
 
 void Engine::Core::wait_for_transfers(std::chrono::nanoseconds patience) {
@@ -141,7 +151,7 @@ void Engine::Core::look_for_stalls() {
   }
   if (options.soft_deadline.count() <= 0 || !options.on_stall) return;
   for (auto& op : active) {
-    if (op->quiet || op->reported || now - op->began < options.soft_deadline) continue;
+    if (op->quiet || op->reported || op->after || now - op->began < options.soft_deadline) continue;
     op->reported = true;
     options.on_stall({op->name, op->sequence, op->members->on_transport(op->waits_for()),
                       std::chrono::duration<double>(now - op->began).count()});

@@ -88,6 +88,7 @@ struct Engine::Core {
 
  private:
   void step(std::chrono::nanoseconds patience);
+  bool may_begin(Operation& op);
   void wait_for_transfers(std::chrono::nanoseconds patience);
   bool any_settled() const;
   void look_for_stalls();

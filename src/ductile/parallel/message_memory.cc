@@ -10,7 +10,6 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/ScalarType.h>
-#include <c10/util/accumulate.h>
 
 #include "ductile/parallel/stage_parts_impl.h"
 
@@ -20,11 +19,6 @@ namespace {
 // Blocks lie one behind the other, aligned as what libtorch's allocator gives out: kernels may
 // choose by the alignment.
 size_t block_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// Of a dense tensor.
-size_t bytes_in(const TensorForm& form) {
-  return static_cast<size_t>(c10::multiply_integers(form.sizes)) * c10::elementSize(form.type);
-}
 
 // As libtorch's allocator does.
 void report(void* block, int64_t bytes) {
@@ -83,7 +77,7 @@ MessageMemory::MessageMemory(ReceiveMemory memory)
     : blocks_(std::make_shared<Blocks>(std::move(memory))) {}
 
 at::Tensor MessageMemory::tensor(const TensorForm& form) {
-  const size_t bytes = bytes_in(form);
+  const size_t bytes = num_bytes(form);
   if (bytes == 0) return {};
   std::byte* const block = blocks_->lend(block_bytes(bytes));
   if (block == nullptr) return {};
@@ -131,8 +125,9 @@ std::map<int, size_t> PipelineHost::receive_bytes(const nn::OperatorGraph& opera
     const Transfer& t = transfers[piece.transfer];
     const TensorForm& form = form_at(t.from, t.source);
     // Some rows are no more than either end has.
-    const size_t bytes = block_bytes(
-        piece.whole ? bytes_in(form) : std::min(bytes_in(form), bytes_in(form_at(t.to, t.source))));
+    const size_t bytes =
+        block_bytes(piece.whole ? num_bytes(form)
+                                : std::min(num_bytes(form), num_bytes(form_at(t.to, t.source))));
     const auto held = [&](int stage, spec::Task from) {
       return bytes * static_cast<size_t>(most_at_a_time(stage_at(stage).order, from, last,
                                                         pipeline.num_micro_batches));

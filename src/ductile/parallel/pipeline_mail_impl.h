@@ -80,6 +80,18 @@ struct PipelineHost::Mail {
       r.tensor = at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type));
     r.micro_batch = micro_batch;
     r.work = placement.communicator->start_receive(from, tag(key), bytes_of(r.tensor));
+    if (micro_batch > 0 && waits_for_credit(key)) {
+      const std::span<const std::byte> credit(&kCredit, 1);
+      sent.emplace_back(placement.communicator->start_send(from, tag(key), credit), at::Tensor());
+    }
+  }
+
+  // Whether the sender keeps a tensor until its receive is posted, which it is then told, on any
+  // transport: over some a tensor that nobody receives yet would take memory at the other end. Of
+  // each piece the first one may go at once, and so may small ones, which would only wait longer.
+  bool waits_for_credit(const Key& key) const {
+    constexpr size_t kSmall = size_t{1} << 20;
+    return num_bytes(pieces[key.piece].form) > kSmall;
   }
 
   bool ready(const Key& key, int64_t micro_batch) const {
@@ -115,10 +127,11 @@ struct PipelineHost::Mail {
 
   // What has been taken at the other end is not held any longer.
   void let_go() {
-    while (!sent.empty() && sent.front().first.done()) {
-      sent.front().first.wait();  // throws what ended it
-      sent.pop_front();
-    }
+    std::erase_if(sent, [](const auto& s) {
+      if (!s.first.done()) return false;
+      s.first.wait();  // throws what ended it
+      return true;
+    });
   }
 
   void give(const Key& key, int64_t micro_batch, const at::Tensor& tensor) {
@@ -128,7 +141,11 @@ struct PipelineHost::Mail {
       return;
     }
     let_go();
-    sent.emplace_back(placement.communicator->start_send(to, tag(key), bytes_of(tensor)), tensor);
+    comm::Communicator& links = *placement.communicator;
+    comm::Work credit;  // of none: at once
+    if (micro_batch > 0 && waits_for_credit(key))
+      credit = links.start_receive(to, tag(key), {&credit_, 1});
+    sent.emplace_back(links.start_send_after(credit, to, tag(key), bytes_of(tensor)), tensor);
   }
 
   void finish() {
@@ -143,6 +160,8 @@ struct PipelineHost::Mail {
     at::Tensor tensor;
     int64_t micro_batch = 0;
   };
+  static constexpr std::byte kCredit{};
+  std::byte credit_{};  // all that come
   const std::vector<Piece>& pieces;
   const Placement& placement;
   std::map<std::pair<Key, int64_t>, at::Tensor> here;

@@ -10,6 +10,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/accumulate.h>
 
 #include "ductile/base/error.h"
 #include "ductile/parallel/kept_buffers_impl.h"
@@ -147,6 +149,10 @@ void check_samples_first(const nn::OperatorGraph& operators, const Pipeline& pip
       some.erase(source);
     }
   }
+}
+
+size_t num_bytes(const TensorForm& form) {
+  return static_cast<size_t>(c10::multiply_integers(form.sizes)) * c10::elementSize(form.type);
 }
 
 bool Pipeline::is_replicated() const {

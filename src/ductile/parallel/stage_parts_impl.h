@@ -14,6 +14,9 @@
 // How the replicas of a stage share a micro-batch, and how they meet those of other stages.
 namespace ductile::parallel {
 
+// Of a dense tensor.
+size_t num_bytes(const TensorForm& form);
+
 // What of a transfer travels between a replica of the stage that makes the tensor and one of a
 // stage that reads it: the rows of the samples that both have. Its gradient goes the other way.
 struct Piece {
