@@ -346,32 +346,10 @@ class ShmTransport final : public Transport {
                      /*announced=*/false);
         }
         return;
-      case Record::posted: {
-        const Place place{offset_in(peer), record.length};
-        const auto offered = std::find_if(peer.sends.begin(), peer.sends.end(), [&](const auto& s) {
-          return s.second.tag == record.tag;
-        });
-        if (offered == peer.sends.end()) {
-          peer.places[record.tag] = place;
-        } else if (offered->second.bytes.size() == place.length) {
-          begin_push(p, offered->first, place, /*announced=*/true);
-        }
-        return;
-      }
-      case Record::placed: {
-        if (record.id == 0) {
-          const auto at = peer.posted.find(record.tag);
-          DUCTILE_CHECK(at != peer.posted.end() && at->second.announced, "nobody waits for it");
-          settle(at->second.transfer, Transfer::State::done);
-          peer.posted.erase(at);
-          return;
-        }
-        const auto at = peer.inbound.find(record.id);
-        DUCTILE_CHECK(at != peer.inbound.end(), "no such message was accepted");
-        settle(at->second.transfer, Transfer::State::done);
-        peer.inbound.erase(at);
-        return;
-      }
+      case Record::posted:
+        return take_posted(p, peer, record);
+      case Record::placed:
+        return take_placed(peer, record);
       case Record::chunk: {
         const auto at = peer.inbound.find(record.id);
         DUCTILE_CHECK(at != peer.inbound.end(), "a chunk of no message");
@@ -393,6 +371,32 @@ class ShmTransport final : public Transport {
       }
     }
     ductile::fail(ErrorCode::internal, "a record of kind {} from {}", record.kind, impl_.label(p));
+  }
+
+  void take_posted(int p, Peer& peer, const Record& record) {
+    const Place place{offset_in(peer), record.length};
+    const auto offered = std::find_if(peer.sends.begin(), peer.sends.end(), [&](const auto& send) {
+      return send.second.tag == record.tag;
+    });
+    if (offered == peer.sends.end()) {
+      peer.places[record.tag] = place;
+    } else if (offered->second.bytes.size() == place.length) {  // else the peer finds it out
+      begin_push(p, offered->first, place, /*announced=*/true);
+    }
+  }
+
+  void take_placed(Peer& peer, const Record& record) {
+    if (record.id == 0) {
+      const auto at = peer.posted.find(record.tag);
+      DUCTILE_CHECK(at != peer.posted.end() && at->second.announced, "nobody waits for it");
+      settle(at->second.transfer, Transfer::State::done);
+      peer.posted.erase(at);
+      return;
+    }
+    const auto at = peer.inbound.find(record.id);
+    DUCTILE_CHECK(at != peer.inbound.end(), "no such message was accepted");
+    settle(at->second.transfer, Transfer::State::done);
+    peer.inbound.erase(at);
   }
 
   // The payload of the record that is read.

@@ -91,6 +91,7 @@ class StageRunner {
 
  private:
   bool hosted(int64_t rank) const { return hosts_[static_cast<size_t>(rank)] == rank_; }
+  static std::vector<int> hosts_of_ranks(std::span<const int64_t> cut);
   std::vector<int> hosts_of_parts(int64_t pipeline, const std::vector<int>& hosts) const;
   nn::Tensors blank_inputs() const;
   void find_forms(const nn::Tensors& inputs);

@@ -197,15 +197,13 @@ void WorkerLoop::Impl::enter(const std::shared_ptr<const GenerationPlan>& plan) 
   if (exchange_ && exchanging_ == plan->number) return;
   leave();
   plan_ = plan;
-  parallel::ExchangeLayout layout = exchange_layout(input_.job, *replica_, *plan);
-  if (replica_->shards().kept_where_read())
-    give_back_freed();  // or the exchange takes what was used
-  if (source_.abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up before it began");
   MeetingOptions options;
+  options.layout = exchange_layout(input_.job, *replica_, *plan);
+  if (replica_->shards().kept_where_read()) give_back_freed();  // or the exchange takes it, too
+  if (source_.abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up before it began");
   options.job = job_name_;
   options.worker = source_.worker();
   options.address = input_.address;
-  options.layout = std::move(layout);
   options.store = [this] { return *source_.store(); };
   options.deadline = std::chrono::ceil<std::chrono::milliseconds>(
       link::membership_options(input_.job).heartbeat_deadline);
