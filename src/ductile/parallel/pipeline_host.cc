@@ -296,8 +296,9 @@ void PipelineHost::give(const std::vector<size_t>& pieces, Direction direction, 
   for (const size_t p : pieces) {
     const Piece& piece = pieces_[p];
     const int64_t row = direction == kForward ? piece.at_from : piece.at_to;
+    const bool travels = mail_->travels({p, direction});
     mail_->give({p, direction}, micro_batch,
-                piece.whole ? tensor : rows_of(tensor, row, piece.rows));
+                piece.whole ? tensor : rows_of(tensor, row, piece.rows, travels));
   }
 }
 

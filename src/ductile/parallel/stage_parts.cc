@@ -231,9 +231,10 @@ at::Tensor share_of(const at::Tensor& samples, int replica, int replicas) {
   return samples.narrow(0, replica * own, own).clone();
 }
 
-at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
+at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t count, bool travel) {
   const at::NoGradGuard no_grad;
   const at::Tensor rows = tensor.narrow(0, begin, count);
+  if (travel && rows.is_contiguous()) return rows;
   return at::empty(rows.sizes(), tensor.options()).copy_(rows);
 }
 

@@ -42,8 +42,9 @@ void set_form(Piece& piece, const TensorForm& from, int makers, const TensorForm
 // may choose by the alignment.
 at::Tensor share_of(const at::Tensor& samples, int replica, int replicas);
 
-// Rows of a tensor, in memory of their own, one behind the other.
-at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t count);
+// Rows of a tensor, one behind the other. In memory of their own, unless they only travel: then
+// where they are, if they lie so there.
+at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t count, bool travel);
 
 // What came in pieces, in order, as it lies in memory with its reader.
 at::Tensor joined(const nn::Tensors& pieces, const TensorForm& form);
