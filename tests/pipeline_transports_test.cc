@@ -263,6 +263,39 @@ TEST(PostedReceives, InTheArenaTheyHaveTheBitsOfTheSerialExecutorAndRoomForAll) 
   EXPECT_GT(taken_up, size_t{1} << 20);
 }
 
+// The pieces of a tensor come to where they lie in it.
+TEST(PostedReceives, OfStagesWithOtherNumbersOfReplicasHaveTheBitsOfTheSerialExecutor) {
+  size_t taken_up = 0;
+  for (const int num_ranks : {2, 4}) {
+    for (uint64_t seed = 1000; seed < 1012; ++seed) {
+      RandomJob job(seed, seed % 2 == 0);
+      if (job.num_parts < num_ranks) continue;
+      PipelineHost::Placement placement;
+      placement.hosts = job.random_hosts(num_ranks);
+      placement.forms = tensor_forms(job.operators, job.step.inputs[0]);
+      placement.shares = share_forms(job.operators, job.pipeline, job.step.inputs[0]);
+      size_t bytes = 0;
+      for (const auto& [rank, needed] :
+           PipelineHost::receive_bytes(job.operators, job.pipeline, placement)) {
+        EXPECT_LT(rank, num_ranks);
+        bytes = std::max(bytes, needed);
+      }
+      PostingRanks ranks(num_ranks, bytes);
+      const std::string what = fmt::format("seed {}, {} ranks", seed, num_ranks);
+      expect_same(run_serial_parts(job.operators, job.pipeline, job.step),
+                  run_parts(job.operators, job.pipeline, job.step, placement.hosts,
+                            std::move(ranks.communicators), /*lost=*/-1, ranks.memories),
+                  what);
+      for (const auto& memory : ranks.memories) {
+        EXPECT_EQ(memory->refused(), 0) << what;
+        EXPECT_EQ(memory->lent(), 0U) << what;
+        taken_up += memory->taken_up();
+      }
+    }
+  }
+  EXPECT_GT(taken_up, 0U);
+}
+
 // One that leaves in the middle of a step, whose receives others write to just then.
 TEST(PostedReceives, OfARankThatIsLostNothingStays) {
   for (uint64_t seed = 3000; seed < 3010; ++seed) {

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -118,23 +120,24 @@ std::map<int, size_t> PipelineHost::receive_bytes(const nn::OperatorGraph& opera
   };
   const auto last = pipeline.split ? spec::Task::backward_weight : spec::Task::backward;
   std::map<int, size_t> out;
+  std::set<std::tuple<size_t, int, spec::Task>> counted;  // tensors of parts
   for (const Piece& piece : pieces_of(pipeline, transfers)) {
     const int maker = placement.hosts[static_cast<size_t>(piece.from)];
     const int reader = placement.hosts[static_cast<size_t>(piece.to)];
     if (maker == reader) continue;
     const Transfer& t = transfers[piece.transfer];
-    const TensorForm& form = form_at(t.from, t.source);
-    // Some rows are no more than either end has.
-    const size_t bytes =
-        block_bytes(piece.whole ? num_bytes(form)
-                                : std::min(num_bytes(form), num_bytes(form_at(t.to, t.source))));
-    const auto held = [&](int stage, spec::Task from) {
-      return bytes * static_cast<size_t>(most_at_a_time(stage_at(stage).order, from, last,
-                                                        pipeline.num_micro_batches));
+    // Pieces come into one tensor, or each into a block of its own.
+    const auto bytes = [&](int part, int stage, spec::Task from) {
+      size_t all = block_bytes(1);
+      if (counted.emplace(piece.transfer, part, from).second)
+        all += block_bytes(num_bytes(form_at(stage, t.source)));
+      return all * static_cast<size_t>(most_at_a_time(stage_at(stage).order, from, last,
+                                                      pipeline.num_micro_batches));
     };
-    out[reader] += held(t.to, spec::Task::forward);
+    out[reader] += bytes(piece.to, t.to, spec::Task::forward);
     // Whether a gradient comes back depends on which parameters are trained just now.
-    if (c10::isFloatingType(form.type)) out[maker] += held(t.from, spec::Task::backward);
+    if (c10::isFloatingType(form_at(t.from, t.source).type))
+      out[maker] += bytes(piece.from, t.from, spec::Task::backward);
   }
   return out;
 }

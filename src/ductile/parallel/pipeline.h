@@ -177,6 +177,9 @@ class PipelineHost {
   void host(const StagePart& part, int number);
   void start(const Step& step);
   bool sends_back(size_t piece) const;
+  bool come_in_rows(const std::vector<size_t>& pieces, const TensorForm& form) const;
+  void post(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,
+            const TensorForm& form);
   at::Tensor take(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,
                   const TensorForm& form);
   void give(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,

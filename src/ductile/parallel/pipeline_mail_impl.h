@@ -69,15 +69,20 @@ struct PipelineHost::Mail {
            static_cast<uint32_t>(key.direction);
   }
 
-  void post(const Key& key, int64_t micro_batch) {
+  // For what comes. Storage of its own: what an operator saved of an earlier one must not change.
+  at::Tensor blank(const TensorForm& form) const {
+    at::Tensor out;
+    if (placement.memory) out = placement.memory->tensor(form);
+    if (out.defined()) return out;
+    return at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type));
+  }
+
+  // `into`: where it is to lie, one behind the other; undefined: by itself.
+  void post(const Key& key, int64_t micro_batch, at::Tensor into = {}) {
     const int from = peer(key, false);
     if (from == placement.rank) return;
-    const TensorForm& form = pieces[key.piece].form;
     Receive& r = posted[key];
-    // Storage of its own: what an operator saved of an earlier one must not change.
-    if (placement.memory) r.tensor = placement.memory->tensor(form);
-    if (!r.tensor.defined())
-      r.tensor = at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type));
+    r.tensor = into.defined() ? std::move(into) : blank(pieces[key.piece].form);
     r.micro_batch = micro_batch;
     r.work = placement.communicator->start_receive(from, tag(key), bytes_of(r.tensor));
     if (micro_batch > 0 && waits_for_credit(key)) {
@@ -113,15 +118,15 @@ struct PipelineHost::Mail {
     return found == posted.end() ? nullptr : &found->second.work;
   }
 
-  // The next tensor of a piece; posts the receive of the one behind it.
-  at::Tensor take(const Key& key, int64_t micro_batch, int64_t num_micro_batches) {
+  // The next tensor of a piece.
+  at::Tensor take(const Key& key, int64_t micro_batch) {
     const auto found = posted.find(key);
     if (found == posted.end()) return here.extract({key, micro_batch}).mapped();
     DUCTILE_CHECK(found->second.micro_batch == micro_batch, "micro-batch {} instead of {}",
                   found->second.micro_batch, micro_batch);
     found->second.work.wait();
     at::Tensor taken = std::move(found->second.tensor);
-    if (micro_batch + 1 < num_micro_batches) post(key, micro_batch + 1);
+    posted.erase(found);
     return taken;
   }
 
@@ -152,6 +157,7 @@ struct PipelineHost::Mail {
     for (const auto& [work, tensor] : sent) work.wait();
     sent.clear();
     posted.clear();
+    in_rows.clear();
     DUCTILE_CHECK(here.empty(), "{} tensors that no stage took", here.size());
   }
 
@@ -166,6 +172,7 @@ struct PipelineHost::Mail {
   const Placement& placement;
   std::map<std::pair<Key, int64_t>, at::Tensor> here;
   std::map<Key, Receive> posted;
+  std::map<Key, at::Tensor> in_rows;  // that pieces come into the rows of, by the first piece
   std::deque<std::pair<comm::Engine::Work, at::Tensor>> sent;
 };
 

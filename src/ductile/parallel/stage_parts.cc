@@ -155,6 +155,8 @@ size_t num_bytes(const TensorForm& form) {
   return static_cast<size_t>(c10::multiply_integers(form.sizes)) * c10::elementSize(form.type);
 }
 
+bool lies_in_rows(const TensorForm& form) { return form.strides == dense_strides(form.sizes); }
+
 bool Pipeline::is_replicated() const {
   return std::ranges::any_of(stages, [](const Stage& s) { return s.replicas > 1; });
 }

@@ -16,6 +16,8 @@ namespace ductile::parallel {
 
 // Of a dense tensor.
 size_t num_bytes(const TensorForm& form);
+// Whether its elements lie one row behind the other.
+bool lies_in_rows(const TensorForm& form);
 
 // What of a transfer travels between a replica of the stage that makes the tensor and one of a
 // stage that reads it: the rows of the samples that both have. Its gradient goes the other way.
