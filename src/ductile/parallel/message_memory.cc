@@ -1,6 +1,5 @@
 #include "ductile/parallel/message_memory.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -25,18 +24,6 @@ size_t block_bytes(size_t bytes) { return (bytes + 63) / 64 * 64; }
 // As libtorch's allocator does.
 void report(void* block, int64_t bytes) {
   c10::reportMemoryUsageToProfiler(block, bytes, 0, 0, c10::Device(c10::DeviceType::CPU));
-}
-
-// Of the tensors that come with a stage's tasks `from` and stay until its tasks `to`: how many
-// there are at a time, with the one whose receive is posted when one is taken.
-int64_t most_at_a_time(const std::vector<spec::Task>& order, spec::Task from, spec::Task to,
-                       int64_t micro_batches) {
-  int64_t now = 0, most = 1;
-  for (const spec::Task task : order) {
-    if (task == from) most = std::max(most, ++now + 1);
-    if (task == to) --now;
-  }
-  return std::min(most, micro_batches);
 }
 
 }  // namespace
@@ -111,33 +98,28 @@ std::map<int, size_t> PipelineHost::receive_bytes(const nn::OperatorGraph& opera
                                                   const Pipeline& pipeline,
                                                   const Placement& placement) {
   const std::vector<Transfer> transfers = transfers_of(pipeline, operators);
-  const auto stage_at = [&](int stage) -> const Pipeline::Stage& {
-    return pipeline.stages[static_cast<size_t>(stage)];
-  };
   const auto form_at = [&](int stage, const nn::Source& source) -> const TensorForm& {
-    const int replicas = stage_at(stage).replicas;
+    const int replicas = pipeline.stages[static_cast<size_t>(stage)].replicas;
     return (replicas == 1 ? placement.forms : placement.shares.at(replicas)).at(source);
   };
-  const auto last = pipeline.split ? spec::Task::backward_weight : spec::Task::backward;
   std::map<int, size_t> out;
-  std::set<std::tuple<size_t, int, spec::Task>> counted;  // tensors of parts
+  std::set<std::tuple<size_t, int, bool>> counted;  // tensors of parts
   for (const Piece& piece : pieces_of(pipeline, transfers)) {
     const int maker = placement.hosts[static_cast<size_t>(piece.from)];
     const int reader = placement.hosts[static_cast<size_t>(piece.to)];
     if (maker == reader) continue;
     const Transfer& t = transfers[piece.transfer];
     // Pieces come into one tensor, or each into a block of its own.
-    const auto bytes = [&](int part, int stage, spec::Task from) {
+    const auto bytes = [&](int part, int stage, bool gradient) {
       size_t all = block_bytes(1);
-      if (counted.emplace(piece.transfer, part, from).second)
+      if (counted.emplace(piece.transfer, part, gradient).second)
         all += block_bytes(num_bytes(form_at(stage, t.source)));
-      return all * static_cast<size_t>(most_at_a_time(stage_at(stage).order, from, last,
-                                                      pipeline.num_micro_batches));
+      return all * static_cast<size_t>(pipeline.num_micro_batches);
     };
-    out[reader] += bytes(piece.to, t.to, spec::Task::forward);
+    out[reader] += bytes(piece.to, t.to, false);
     // Whether a gradient comes back depends on which parameters are trained just now.
     if (c10::isFloatingType(form_at(t.from, t.source).type))
-      out[maker] += bytes(piece.from, t.from, spec::Task::backward);
+      out[maker] += bytes(piece.from, t.from, true);
   }
   return out;
 }

@@ -122,9 +122,10 @@ class PipelineHost {
   PipelineHost(const nn::OperatorGraph& operators, Pipeline pipeline, Placement placement);
   ~PipelineHost();
   static uint32_t num_tags(const nn::OperatorGraph& operators, const Pipeline& pipeline);
-  // By rank, the bytes of a MessageMemory that holds all that comes from other ranks, whichever
-  // parameters are trained; ranks that nothing comes to are left out. Of the placement only hosts,
-  // forms and shares count.
+  // By rank, the bytes of a MessageMemory that has room for all that comes from other ranks in a
+  // step, whichever parameters are trained. That is more than is there at a time, as a rule, but
+  // what is handed on as it came stays until it is taken there. Ranks that nothing comes to are
+  // left out. Of the placement only hosts, forms and shares count.
   static std::map<int, size_t> receive_bytes(const nn::OperatorGraph& operators,
                                              const Pipeline& pipeline, const Placement& placement);
 
