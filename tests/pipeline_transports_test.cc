@@ -2,15 +2,20 @@
 // executor.
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <functional>
 #include <future>
 #include <memory>
+#include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
 
 #include "ductile/base/rng.h"
 #include "ductile/comm/arena.h"
@@ -23,6 +28,7 @@
 #include "ductile/net/secret.h"
 #include "ductile/net/store.h"
 #include "ductile/nn/operators.h"
+#include "ductile/parallel/message_memory.h"
 #include "ductile/parallel/pipeline.h"
 #include "ductile/parallel/tensor_split.h"
 #include "ductile/parallel/testing/random_parts.h"
@@ -187,6 +193,147 @@ TEST_P(PipelineTransports, ReplicasOfStagesHaveTheBitsOfTheSerialExecutor) {
                   fmt::format("seed {}, {} ranks", seed, num_ranks));
     }
   }
+}
+
+// Ranks of one host that post their receives in the arena.
+struct PostingRanks {
+  PostingRanks(int size, size_t bytes) {
+    for (auto& arena : comm::Arena::for_threads(size, {.region_bytes = bytes})) {
+      const std::span<std::byte> block(arena->allocate(bytes), bytes);
+      memories.push_back(std::make_shared<MessageMemory>(ReceiveMemory{block, arena->memory()}));
+      communicators.push_back(
+          std::make_unique<comm::Communicator>(comm::make_shm_transport(std::move(arena))));
+    }
+  }
+  Communicators communicators;
+  Memories memories;
+};
+
+// Tensors of 80 to 128 KB between stages, one stage on each rank as far as there are ranks.
+struct PostedCase {
+  PostedCase(uint64_t seed, int ranks)
+      : num_ranks(ranks),
+        rng(seed, 4),
+        model(seed, seed % 2 == 0),
+        operators(nn::training_operators(model, 0)) {
+    const graph::Graph graph = graph_of(operators, rng);
+    plan::Plan plan = random_plan(graph, 4, 8, rng);
+    while (static_cast<int>(plan.stages.size()) < num_ranks) plan = random_plan(graph, 4, 8, rng);
+    pipeline = pipeline_of(plan, random_orders(graph, plan, rng), graph, operators);
+    step.inputs = inputs_of(seed, 4, 4096);
+    step.seed = seed;
+    for (int s = 0; s < static_cast<int>(pipeline.stages.size()); ++s)
+      hosts.push_back(s % num_ranks);
+    PipelineHost::Placement placement;
+    placement.hosts = hosts;
+    placement.forms = tensor_forms(operators, step.inputs[0]);
+    for (const auto& [rank, needed] : PipelineHost::receive_bytes(operators, pipeline, placement)) {
+      EXPECT_LT(rank, num_ranks);
+      bytes = std::max(bytes, needed);
+    }
+  }
+
+  const int num_ranks;
+  Rng rng;
+  RandomModel model;
+  const nn::OperatorGraph operators;
+  Pipeline pipeline;
+  PipelineHost::Step step;
+  std::vector<int> hosts;
+  size_t bytes = 0;  // that a rank receives
+};
+
+TEST(PostedReceives, InTheArenaTheyHaveTheBitsOfTheSerialExecutorAndRoomForAll) {
+  size_t taken_up = 0;
+  for (const int num_ranks : {2, 4}) {
+    for (uint64_t seed = 3000; seed < 3006; ++seed) {
+      PostedCase c(seed, num_ranks);
+      PostingRanks ranks(num_ranks, c.bytes);
+      expect_equal(run_serial(c.model, c.operators, c.pipeline, c.step),
+                   run_ranks(c.operators, c.pipeline, c.step, c.hosts,
+                             std::move(ranks.communicators), ranks.memories),
+                   fmt::format("seed {}, {} ranks", seed, num_ranks));
+      for (const auto& memory : ranks.memories) {
+        EXPECT_EQ(memory->refused(), 0) << "seed " << seed << ", " << num_ranks << " ranks";
+        EXPECT_EQ(memory->lent(), 0U);
+        taken_up += memory->taken_up();
+      }
+    }
+  }
+  EXPECT_GT(taken_up, size_t{1} << 20);
+}
+
+// The pieces of a tensor come to where they lie in it.
+TEST(PostedReceives, OfStagesWithOtherNumbersOfReplicasHaveTheBitsOfTheSerialExecutor) {
+  size_t taken_up = 0;
+  for (const int num_ranks : {2, 4}) {
+    for (uint64_t seed = 1000; seed < 1012; ++seed) {
+      RandomJob job(seed, seed % 2 == 0);
+      if (job.num_parts < num_ranks) continue;
+      PipelineHost::Placement placement;
+      placement.hosts = job.random_hosts(num_ranks);
+      placement.forms = tensor_forms(job.operators, job.step.inputs[0]);
+      placement.shares = share_forms(job.operators, job.pipeline, job.step.inputs[0]);
+      size_t bytes = 0;
+      for (const auto& [rank, needed] :
+           PipelineHost::receive_bytes(job.operators, job.pipeline, placement)) {
+        EXPECT_LT(rank, num_ranks);
+        bytes = std::max(bytes, needed);
+      }
+      PostingRanks ranks(num_ranks, bytes);
+      const std::string what = fmt::format("seed {}, {} ranks", seed, num_ranks);
+      expect_same(run_serial_parts(job.operators, job.pipeline, job.step),
+                  run_parts(job.operators, job.pipeline, job.step, placement.hosts,
+                            std::move(ranks.communicators), /*lost=*/-1, ranks.memories),
+                  what);
+      for (const auto& memory : ranks.memories) {
+        EXPECT_EQ(memory->refused(), 0) << what;
+        EXPECT_EQ(memory->lent(), 0U) << what;
+        taken_up += memory->taken_up();
+      }
+    }
+  }
+  EXPECT_GT(taken_up, 0U);
+}
+
+// One that leaves in the middle of a step, whose receives others write to just then.
+TEST(PostedReceives, OfARankThatIsLostNothingStays) {
+  for (uint64_t seed = 3000; seed < 3010; ++seed) {
+    PostedCase c(seed, 2);
+    PostingRanks ranks(2, c.bytes);
+    const int lost = c.hosts[0];  // reads the model's first input
+    for (const RankOutcome& of_rank :
+         run_threads(c.operators, c.pipeline, c.step, c.hosts, std::move(ranks.communicators), lost,
+                     ranks.memories)) {
+      EXPECT_NE(of_rank.error, "") << "seed " << seed;
+    }
+    for (const auto& memory : ranks.memories) EXPECT_EQ(memory->lent(), 0U);
+  }
+}
+
+// The first stage is done with all micro-batches before the second one is with its first: what it
+// has made waits with it, as the transport refuses so many bytes that nobody receives yet.
+TEST(PostedReceives, ByTcpNoMoreIsSentThanThereAreReceivesFor) {
+  constexpr int64_t kRows = 1024, kColumns = 640;  // 2.5 MiB
+  constexpr int64_t kMicroBatches = 6;
+  const nn::OperatorGraph operators = scaled_and_lost(
+      kColumns, [](const at::Tensor& x, const at::Tensor& w) { return x * w; },
+      [](const at::Tensor& y) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        return y.square().sum(1);
+      });
+  const Pipeline pipeline = two_stages(operators, 1, kMicroBatches);
+  PipelineHost::Step step;
+  for (int64_t m = 0; m < kMicroBatches; ++m) {
+    step.inputs.push_back({at::ones({kRows, kColumns}).mul_(static_cast<double>(1 + m))});
+  }
+  const auto strict = [](const auto& group, net::Store& store, const net::Secret& secret) {
+    comm::TcpOptions options;
+    options.unexpected_hard = size_t{6} << 20;
+    return comm::connect_tcp(group, store, secret, options, patience());
+  };
+  expect_equal(run_ranks(operators, pipeline, step, {0, 0}, inproc_communicators(1)),
+               run_ranks(operators, pipeline, step, {0, 1}, connected(2, strict)), "by tcp");
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, PipelineTransports, ::testing::ValuesIn(makers()),

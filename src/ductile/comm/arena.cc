@@ -318,6 +318,8 @@ size_t Arena::room() const {
   return impl_->region_bytes - std::min(start, impl_->region_bytes);
 }
 
+std::shared_ptr<const void> Arena::memory() const { return impl_->mapping; }
+
 size_t Arena::mark() const { return impl_->cursor; }
 
 void Arena::release(size_t mark) {

@@ -74,6 +74,8 @@ class Arena {
   // lives until release() of an earlier mark, or until the arena ends.
   std::byte* allocate(size_t bytes);
   size_t room() const;  // bytes of the largest block that is left
+  // Blocks stay addressable while this lives, though the arena is gone and its peers know it.
+  std::shared_ptr<const void> memory() const;
   size_t mark() const;
   void release(size_t mark);  // frees what was allocated since mark() returned `mark`
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -182,22 +183,65 @@ struct Arena::Impl {
 };
 
 constexpr Nanoseconds kYieldFor = std::chrono::microseconds(300);
+constexpr int kMostYields = 16;
 constexpr Nanoseconds kNap = std::chrono::milliseconds(10);
+
+// What a thread that waits does before it sleeps: some pauses, then for kYieldFor pauses between
+// yields that lie ever further apart; where a pause only keeps the peer from running, yields alone.
+// There are at most kMostYields: beside busy programs Linux may charge each with a slice of
+// processor time that the thread did not have, so that some hundred of them, which take no time
+// where nobody of the thread's own group wants the core, put off its next turn by a second.
+class Patience {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Patience(int spins) : spins_(spins) {}
+
+  // Pauses or yields, once. False, without either, once it is time to sleep.
+  bool pause() {
+    if (pauses_ < spins_) {
+      ++pauses_;
+      pause_briefly();
+      return true;
+    }
+    const auto now = Clock::now();
+    if (yields_ == 0) since_ = next_ = now;
+    if (yields_ == kMostYields || now - since_ >= kYieldFor) return false;
+    if (now < next_) {
+      pause_briefly();
+      return true;
+    }
+    sched_yield();
+    ++yields_;
+    if (spins_ > 0) {
+      next_ = Clock::now() + gap_;
+      gap_ = std::min(2 * gap_, kLongestGap);
+    }
+    return true;
+  }
+  // When its first pauses were over; after pause() was false.
+  Clock::time_point since() const { return since_; }
+  int yields() const { return yields_; }
+
+ private:
+  static constexpr Nanoseconds kLongestGap = std::chrono::microseconds(32);
+
+  int spins_;
+  int pauses_ = 0, yields_ = 0;
+  Nanoseconds gap_ = std::chrono::microseconds(1);
+  Clock::time_point since_, next_;
+};
 
 template <class Ready, class OnNap>
 void Arena::Impl::wait(Signal& signal, const Ready& ready, const OnNap& on_nap) {
   using Clock = std::chrono::steady_clock;
   if (ready()) return;
-  for (int i = 0; i < spins; ++i) {
-    pause_briefly();
-    if (ready()) return;
-  }
-  const auto start = Clock::now();
-  do {
-    sched_yield();
+  Patience patience(spins);
+  while (patience.pause()) {
     if (ready()) return;
     check();
-  } while (Clock::now() - start < kYieldFor);
+  }
+  const auto start = patience.since();
   if (waiting_in.load() != op) {
     waiting_since.store(Nanoseconds(start.time_since_epoch()).count());
     waiting_in.store(op);

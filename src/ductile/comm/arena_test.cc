@@ -123,6 +123,17 @@ TEST(Arena, AFullRegionSaysSoAndReleasedMemoryComesBack) {
   EXPECT_EQ(arena.allocate(4 << 20), first);
 }
 
+TEST(Arena, AWaitYieldsAFewTimesBeforeItSleeps) {
+  for (const int spins : {0, 200}) {
+    Patience patience(spins);
+    while (patience.pause()) {
+    }
+    EXPECT_GE(patience.yields(), 1);
+    EXPECT_LE(patience.yields(), kMostYields);
+    EXPECT_FALSE(patience.pause());
+  }
+}
+
 TEST(Arena, ARankThatLeavesIsLostOnlyToThoseWhoWaitForIt) {
   auto arenas = Arena::for_threads(3, {.region_bytes = 1});
   arenas[2].reset();

@@ -362,6 +362,10 @@ void Communicator::send(int peer, uint32_t tag, std::span<const std::byte> bytes
 Work Communicator::start_send(int peer, uint32_t tag, std::span<const std::byte> bytes, int rail) {
   return engine_->send(peer, tag, bytes, false, rail);
 }
+Work Communicator::start_send_after(const Work& first, int peer, uint32_t tag,
+                                    std::span<const std::byte> bytes) {
+  return engine_->send_after(first, peer, tag, bytes);
+}
 void Communicator::receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail) {
   engine_->receive(peer, tag, bytes, true, rail).wait();
 }

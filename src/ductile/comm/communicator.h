@@ -153,6 +153,10 @@ class Communicator {
   Work start_send(int peer, uint32_t tag, std::span<const std::byte> bytes, int rail = 0);
   void receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
   Work start_receive(int peer, uint32_t tag, std::span<std::byte> bytes, int rail = 0);
+  // A message that goes out only once `first`, which was started on this communicator, has ended:
+  // nobody has to wait for that.
+  Work start_send_after(const Work& first, int peer, uint32_t tag,
+                        std::span<const std::byte> bytes);
 
   // The oldest operation under way, and the ranks for which it waits. On the first communicator of
   // a family this covers all operations of the family. Any thread. See also

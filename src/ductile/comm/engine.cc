@@ -50,42 +50,20 @@ bool Engine::Work::wait_for(std::chrono::nanoseconds d) const {
   std::unique_lock lock(e.mutex);
   if (pending()) {
     const auto deadline = Clock::now() + d;
-    const bool drives = !operation_->task;
-    if (drives) ++e.num_waiting;
-    while (pending()) {
+    if (!operation_->task) e.wait_while(lock, pending, deadline);
+    while (operation_->task && pending()) {
       const auto left = deadline - Clock::now();
       if (left.count() <= 0) break;
       if (e.closing) {
         e.changed.wait_for(lock, left, [&] { return !pending(); });
-        continue;
+      } else if (!lane.task_runs && d == kForEver && !lane.closed) {
+        lane.run_first_task(lock);
+      } else {
+        lane.start_thread();
+        e.changed.wait_for(lock, left, [&] { return !pending() || e.closing; });
       }
-      if (operation_->task) {
-        if (!lane.task_runs && d == kForEver && !lane.closed) {
-          lane.run_first_task(lock);
-        } else {
-          lane.start_thread();
-          e.changed.wait_for(lock, left, [&] { return !pending() || e.closing; });
-        }
-        continue;
-      }
-      if (e.driving) {
-        if (e.num_waiting == 1) e.call_driver();  // the engine's thread steps aside
-        e.changed.wait_for(lock, left, [&] { return !pending() || !e.driving || e.closing; });
-        continue;
-      }
-      e.driving = true;
-      lock.unlock();
-      e.drive(std::min<std::chrono::nanoseconds>(left, kSlice));
-      lock.lock();
-      e.driving = false;
-      if (e.closing) e.changed.notify_all();
     }
-    if (drives) --e.num_waiting;
-    // Another waiter, or the engine's thread, takes over.
-    if (!e.unfinished.empty()) {
-      if (e.num_waiting == 0) e.start_thread();
-      e.changed.notify_all();
-    }
+    e.hand_over();
   }
   lock.unlock();
   switch (operation_->state.load(std::memory_order_acquire)) {
@@ -97,6 +75,17 @@ bool Engine::Work::wait_for(std::chrono::nanoseconds d) const {
       std::rethrow_exception(operation_->error);
   }
   return true;
+}
+
+bool Engine::Work::wait_for_any(std::span<const Work> works, std::chrono::nanoseconds d) {
+  const auto all_pending = [&] { return std::ranges::none_of(works, &Work::done); };
+  if (!all_pending()) return true;
+  DUCTILE_CHECK(!works.empty() && !works.front().operation_->task, "one waits for no task here");
+  Core& e = *works.front().engine_->core_;
+  std::unique_lock lock(e.mutex);
+  e.wait_while(lock, all_pending, Clock::now() + d);
+  e.hand_over();
+  return !all_pending();
 }
 
 Engine::Engine(std::shared_ptr<Core> core, std::shared_ptr<const Members> members)
@@ -154,20 +143,37 @@ Work Engine::start(std::shared_ptr<const StepOrder> order, Binding binding, std:
   return submit(std::move(op), waits);
 }
 
-Work Engine::send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool waits, int rail) {
-  check_message(peer, tag, rail);
-  std::lock_guard lock(core_->mutex);
-  throw_if_ended();
+// Under the lock.
+std::shared_ptr<Engine::Operation> Engine::new_send(int peer, uint32_t tag,
+                                                    std::span<const std::byte> bytes, int rail) {
   const uint64_t number = lane_->sent[{peer, tag}]++;
   Binding binding;
   binding.in = {bytes.data()};
   binding.block_elements = static_cast<int64_t>(bytes.size());
-  return submit(
-      std::make_shared<Operation>(
-          one_step(Op::send, peer, rail), std::move(binding),
-          fmt::format("send of {} bytes to rank {}{}", bytes.size(), peer, members_->name),
-          kPointToPoint | (Tag{tag} << kCountShift) | (number & kMaxNumber), members_),
-      waits);
+  return std::make_shared<Operation>(
+      one_step(Op::send, peer, rail), std::move(binding),
+      fmt::format("send of {} bytes to rank {}{}", bytes.size(), peer, members_->name),
+      kPointToPoint | (Tag{tag} << kCountShift) | (number & kMaxNumber), members_);
+}
+
+Work Engine::send(int peer, uint32_t tag, std::span<const std::byte> bytes, bool waits, int rail) {
+  check_message(peer, tag, rail);
+  std::lock_guard lock(core_->mutex);
+  throw_if_ended();
+  return submit(new_send(peer, tag, bytes, rail), waits);
+}
+
+Work Engine::send_after(const Work& first, int peer, uint32_t tag,
+                        std::span<const std::byte> bytes) {
+  check_message(peer, tag, 0);
+  DUCTILE_CHECK(
+      first.operation_ == nullptr || (first.engine_->core_ == core_ && !first.operation_->task),
+      "one sends after a message or a collective of the same family");
+  std::lock_guard lock(core_->mutex);
+  throw_if_ended();
+  auto op = new_send(peer, tag, bytes, 0);
+  op->after = first.operation_;
+  return submit(std::move(op), false);
 }
 
 Work Engine::receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool waits, int rail) {

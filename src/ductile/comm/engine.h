@@ -87,6 +87,9 @@ class Engine {
     bool done() const;                                // ended, well or not
     void wait() const;                                // throws the error that ended it
     bool wait_for(std::chrono::nanoseconds d) const;  // false: still under way; throws as wait()
+    // Waits until one of these has ended, well or not; false: all are under way after `d`. They are
+    // messages or collectives of one engine.
+    static bool wait_for_any(std::span<const Work> works, std::chrono::nanoseconds d);
 
    private:
     friend class Engine;
@@ -117,6 +120,9 @@ class Engine {
             int rail = 0);
   Work receive(int peer, uint32_t tag, std::span<std::byte> bytes, bool waits = false,
                int rail = 0);
+  // A message that goes out only once `first`, another message or collective of this family, has
+  // ended. Its place among those with its peer and tag is that of this call.
+  Work send_after(const Work& first, int peer, uint32_t tag, std::span<const std::byte> bytes);
   // Runs a blocking task, such as a collective on shared memory. Tasks run one after the other, in
   // the order of these calls, beside the engine's other work, on the thread that waits or on one of
   // the engine. If a task throws, the error ends its handle and the engine.
@@ -143,6 +149,8 @@ class Engine {
   static std::shared_ptr<Engine> make(std::shared_ptr<Core> core,
                                       std::shared_ptr<const Members> members);
   Work submit(std::shared_ptr<Operation> op, bool waits);
+  std::shared_ptr<Operation> new_send(int peer, uint32_t tag, std::span<const std::byte> bytes,
+                                      int rail);
   void check_list(std::span<const int> ranks) const;
   void check_message(int peer, uint32_t tag, int rail) const;
   void throw_if_ended() const;

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -50,6 +51,35 @@ void Engine::Core::start_thread() {
   if (!thread.joinable() && !closing) thread = std::thread([this] { background(); });
 }
 
+void Engine::Core::wait_while(std::unique_lock<std::mutex>& lock,
+                              const std::function<bool()>& pending, Clock::time_point until) {
+  ++num_waiting;
+  while (pending()) {
+    const auto left = until - Clock::now();
+    if (left.count() <= 0) break;
+    if (closing) {
+      changed.wait_for(lock, left, [&] { return !pending(); });
+    } else if (driving) {
+      if (num_waiting == 1) call_driver();  // the engine's thread steps aside
+      changed.wait_for(lock, left, [&] { return !pending() || !driving || closing; });
+    } else {
+      driving = true;
+      lock.unlock();
+      drive(std::min<std::chrono::nanoseconds>(left, kSlice));
+      lock.lock();
+      driving = false;
+      if (closing) changed.notify_all();
+    }
+  }
+  --num_waiting;
+}
+
+void Engine::Core::hand_over() {
+  if (unfinished.empty()) return;
+  if (num_waiting == 0) start_thread();
+  changed.notify_all();
+}
+
 void Engine::Core::drive(std::chrono::nanoseconds patience) {
   try {
     step(patience);
@@ -67,6 +97,7 @@ void Engine::Core::step(std::chrono::nanoseconds patience) {
   bool moved = false;
   bool ended = false;
   for (auto& op : active) {
+    if (op->after && !may_begin(*op)) continue;
     moved |= op->advance(*transport, options, pool);
     ended |= op->finished();
   }
@@ -82,6 +113,15 @@ void Engine::Core::step(std::chrono::nanoseconds patience) {
   if (ended || active.empty()) return;
   look_for_stalls();
   wait_for_transfers(moved ? std::chrono::nanoseconds(0) : patience);
+}
+
+// One that is to come after another.
+bool Engine::Core::may_begin(Operation& op) {
+  if (op.after->state.load(std::memory_order_acquire) == Operation::State::pending) return false;
+  op.after = nullptr;
+  std::lock_guard lock(mutex);
+  op.began = Clock::now();
+  return true;
 }
 
 void Engine::Core::wait_for_transfers(std::chrono::nanoseconds patience) {
@@ -111,7 +151,7 @@ void Engine::Core::look_for_stalls() {
   }
   if (options.soft_deadline.count() <= 0 || !options.on_stall) return;
   for (auto& op : active) {
-    if (op->quiet || op->reported || now - op->began < options.soft_deadline) continue;
+    if (op->quiet || op->reported || op->after || now - op->began < options.soft_deadline) continue;
     op->reported = true;
     options.on_stall({op->name, op->sequence, op->members->on_transport(op->waits_for()),
                       std::chrono::duration<double>(now - op->began).count()});

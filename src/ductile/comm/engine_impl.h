@@ -3,6 +3,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -74,6 +75,12 @@ struct Engine::Core {
   uint32_t take_context();
   void start_thread();
 
+  // Waits, and works while nobody else does, until this is no longer pending(), at most until then.
+  void wait_while(std::unique_lock<std::mutex>& lock, const std::function<bool()>& pending,
+                  EngineClock::time_point until);
+  // Another waiter, or the engine's thread, takes over what is left.
+  void hand_over();
+
   // One round of work by the driver, who waits for at most `patience`. Throws nothing. Not under
   // the lock.
   void drive(std::chrono::nanoseconds patience);
@@ -81,6 +88,7 @@ struct Engine::Core {
 
  private:
   void step(std::chrono::nanoseconds patience);
+  bool may_begin(Operation& op);
   void wait_for_transfers(std::chrono::nanoseconds patience);
   bool any_settled() const;
   void look_for_stalls();

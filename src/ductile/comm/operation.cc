@@ -309,6 +309,7 @@ bool Engine::Operation::advance(Transport& transport, const EngineOptions& optio
 }
 
 std::vector<int> Engine::Operation::waits_for() const {
+  if (after) return after->waits_for();
   std::vector<int> silent;
   std::vector<int> receives;
   std::vector<int> sends;

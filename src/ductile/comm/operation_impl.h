@@ -50,6 +50,7 @@ class Engine::Operation {
   bool quiet = false;          // never named as what a rank waits for
   std::vector<int> waits;      // what waits_for() was some time ago; under the engine's lock
   std::function<void()> task;  // instead of a plan
+  std::shared_ptr<const Operation> after;  // it begins only once this has ended; of the driver
 
   Operation(std::function<void()> task, std::string name, std::shared_ptr<const Members> members)
       : name(std::move(name)),

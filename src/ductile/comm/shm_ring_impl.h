@@ -16,9 +16,11 @@ struct Record {
   enum Kind : uint32_t {
     eager,   // tag, payload: a whole message
     offer,   // tag, id, length; payload: its offset in the sender's region. It waits there
-    accept,  // id: send it, in chunks
+    accept,  // id: send it, in chunks; or with a payload, as in `posted`: put it there
     chunk,   // id, payload: the next bytes of it
     taken,   // id: the receiver has copied it out of the sender's region
+    posted,  // tag, length, payload: the offset in the receiver's region where it is to be put
+    placed,  // id of the offer, or 0 and the tag: it lies where the receiver has said
   };
   static constexpr uint64_t kNoOffset = ~uint64_t{0};
 

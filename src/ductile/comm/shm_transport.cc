@@ -19,14 +19,16 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kChunk = size_t{32} << 10;  // of a message that goes through the ring
 constexpr size_t kPull = size_t{512} << 10;  // copied at a time, before others get their turn
+// The most that send() may copy into the ring. What is longer waits for its receive in any case, so
+// where that lies in the arena the sender is told beforehand, and need not ask.
+constexpr size_t kMostEager = kRingCapacity / 4;
 constexpr int kRecordsAtOnce = 64;
 
 class ShmTransport final : public Transport {
  public:
   ShmTransport(std::shared_ptr<Arena> arena, const ShmTransportOptions& options)
       : arena_(std::move(arena)), impl_(arena_->impl()), options_(options) {
-    DUCTILE_CHECK(options.eager_bytes <= kRingCapacity / 4, "eager_bytes = {}",
-                  options.eager_bytes);
+    DUCTILE_CHECK(options.eager_bytes <= kMostEager, "eager_bytes = {}", options.eager_bytes);
     for (int p = 0; p < impl_.size; ++p) {
       peers_.push_back({ShmRing(impl_.ring(p, impl_.rank)), ShmRing(impl_.ring(impl_.rank, p))});
     }
@@ -51,16 +53,22 @@ class ShmTransport final : public Transport {
     const uint64_t id = ++next_id_;
     Record record{.tag = tag, .id = id, .length = bytes.size()};
     if (bytes.size() <= options_.eager_bytes) {
-      to.queue.push_back({record, bytes, &transfer, 0});
-    } else {
-      record.kind = Record::offer;
-      const bool inside = arena_->holds(bytes.data(), bytes.size());
-      const uint64_t offset = inside
-                                  ? static_cast<uint64_t>(bytes.data() - impl_.region(impl_.rank))
-                                  : Record::kNoOffset;
-      to.sends[id] = {bytes, &transfer};
-      to.queue.push_back({record, {}, nullptr, offset});
+      to.queue.push_back({record, bytes, &transfer, {}});
+      pump(peer);
+      return;
     }
+    to.sends[id] = {bytes, &transfer, tag};
+    if (const auto found = to.places.find(tag); found != to.places.end()) {
+      const Place place = found->second;
+      to.places.erase(found);
+      if (place.length == bytes.size()) {  // else the peer finds it out by the offer
+        begin_push(peer, id, place, /*announced=*/true);
+        return;
+      }
+    }
+    record.kind = Record::offer;
+    to.queue.push_back(
+        {record, {}, nullptr, offset_of(bytes.data(), bytes.size()).value_or(Record::kNoOffset)});
     pump(peer);
   }
 
@@ -71,12 +79,19 @@ class ShmTransport final : public Transport {
     Peer& from = peers_[peer];
     const auto early = from.early.find(tag);
     if (early == from.early.end()) {
-      from.posted[tag] = {bytes, 0, &transfer};
+      const std::optional<uint64_t> offset =
+          bytes.size() > kMostEager ? offset_of(bytes.data(), bytes.size()) : std::nullopt;
+      from.posted[tag] = {bytes, 0, &transfer, offset.has_value()};
+      if (offset) {
+        const Record record{.kind = Record::posted, .tag = tag, .length = bytes.size()};
+        from.queue.push_back({record, {}, nullptr, offset});
+        pump(peer);
+      }
       return;
     }
     const Early message = std::move(early->second);
     from.early.erase(early);
-    const Inbound receive{bytes, 0, &transfer};
+    const Inbound receive{bytes, 0, &transfer, false};
     if (!fits(peer, tag, message.record.length, receive)) throw_if_failed();
     if (message.record.kind == Record::offer) {
       start(peer, message.record, message.offset, receive);
@@ -89,7 +104,7 @@ class ShmTransport final : public Transport {
   void progress(std::chrono::nanoseconds wait) override {
     const auto start = Clock::now();
     Signal& doorbell = impl_.slots[impl_.rank].doorbell;
-    int idle = 0;
+    Patience patience(impl_.spins);
     while (true) {
       throw_if_failed();
       const uint32_t seen = doorbell.value.load(std::memory_order_seq_cst);
@@ -97,19 +112,15 @@ class ShmTransport final : public Transport {
       throw_if_failed();
       const bool woken = wake_.exchange(false);
       if (std::exchange(settled_, false) || woken) return;
-      if (moved) idle = 0;
       const auto now = Clock::now();
       if (now >= next_look_) {
         next_look_ = now + kNap;
         if (impl_.look_for_dead()) continue;
       }
       if (now - start >= wait) return;
-      if (moved) continue;
-      if (++idle <= impl_.spins) {
-        pause_briefly();
-      } else if (now - start < kYieldFor) {
-        sched_yield();
-      } else {
+      if (moved) {
+        patience = Patience(impl_.spins);
+      } else if (!patience.pause()) {
         const auto ready = [this] { return wake_.load() || impl_.failed() || incoming(); };
         doorbell.sleep(seen, std::min<Nanoseconds>(kNap, wait - (now - start)), ready);
       }
@@ -135,6 +146,7 @@ class ShmTransport final : public Transport {
     std::span<std::byte> bytes;
     size_t arrived;
     Transfer* transfer;
+    bool announced;  // the sender is told where it lies, and puts the message there
   };
   struct Early {  // arrived before its receive
     Record record;
@@ -144,16 +156,20 @@ class ShmTransport final : public Transport {
   struct Outgoing {
     Record record;
     std::span<const std::byte> payload;
-    Transfer* transfer;  // done once this is in the ring
-    uint64_t offset;     // of an offer
+    Transfer* transfer;              // done once this is in the ring
+    std::optional<uint64_t> offset;  // instead of the payload
   };
   struct Outbound {
     std::span<const std::byte> bytes;
     Transfer* transfer;
+    Tag tag;
   };
   struct Stream {
     uint64_t id;
     size_t sent;
+  };
+  struct Place {  // of a receive in the peer's region
+    uint64_t offset, length;
   };
   struct Peer {
     ShmRing in, out;
@@ -163,6 +179,7 @@ class ShmTransport final : public Transport {
     std::unordered_map<uint64_t, Outbound> sends{};   // offered, by the own id
     std::deque<Outgoing> queue{};                     // records that wait for space
     std::deque<Stream> streams{};                     // offers that the peer accepted
+    std::unordered_map<Tag, Place> places{};          // of receives that nothing was sent to yet
     int pulls = 0;
     bool busy() const {
       return !posted.empty() || !inbound.empty() || !sends.empty() || pulls > 0 ||
@@ -174,6 +191,12 @@ class ShmTransport final : public Transport {
     int peer;
     uint64_t id, offset;
     Inbound receive;
+  };
+  struct Push {
+    int peer;
+    uint64_t id, offset;
+    size_t sent;
+    bool announced;  // the receive is named by its tag, not by the offer's id
   };
 
   void check_peer(int peer) const {
@@ -201,9 +224,11 @@ class ShmTransport final : public Transport {
       p.sends.clear();
       p.queue.clear();
       p.streams.clear();
+      p.places.clear();
     }
     for (Pull& pull : pulls_) settle(pull.receive.transfer, Transfer::State::failed);
     pulls_.clear();
+    pushes_.clear();  // their transfers are those of `sends`
   }
 
   // The first failure, latched with everything settled; thrown by every later call.
@@ -233,6 +258,12 @@ class ShmTransport final : public Transport {
     return false;
   }
 
+  // Where it lies in the own region, if it does.
+  std::optional<uint64_t> offset_of(const std::byte* data, size_t bytes) const {
+    if (!arena_->holds(data, bytes)) return std::nullopt;
+    return static_cast<uint64_t>(data - impl_.region(impl_.rank));
+  }
+
   bool incoming() const {
     for (int p = 0; p < impl_.size; ++p) {
       if (p == impl_.rank) continue;
@@ -259,7 +290,8 @@ class ShmTransport final : public Transport {
       }
       moved = pump(p) || moved;
     }
-    return pull() || moved;
+    const bool pulled = pull(), pushed = push();
+    return pulled || pushed || moved;
   }
 
   // True if the ring is empty now.
@@ -294,21 +326,30 @@ class ShmTransport final : public Transport {
         return;
       }
       case Record::offer: {
-        uint64_t offset = 0;
-        peer.in.copy_payload(reinterpret_cast<std::byte*>(&offset), sizeof offset);
+        const uint64_t offset = offset_in(peer);
         const auto posted = peer.posted.find(record.tag);
         if (posted == peer.posted.end()) {
           peer.early[record.tag] = {record, offset, {}};
           return;
         }
         const Inbound receive = posted->second;
+        if (receive.announced && record.length == receive.bytes.size()) return;  // it is on its way
         peer.posted.erase(posted);
         if (fits(p, record.tag, record.length, receive)) start(p, record, offset, receive);
         return;
       }
       case Record::accept:
-        peer.streams.push_back({record.id, 0});
+        if (record.payload == 0) {
+          peer.streams.push_back({record.id, 0});
+        } else {
+          begin_push(p, record.id, {offset_in(peer), peer.sends.at(record.id).bytes.size()},
+                     /*announced=*/false);
+        }
         return;
+      case Record::posted:
+        return take_posted(p, peer, record);
+      case Record::placed:
+        return take_placed(peer, record);
       case Record::chunk: {
         const auto at = peer.inbound.find(record.id);
         DUCTILE_CHECK(at != peer.inbound.end(), "a chunk of no message");
@@ -332,10 +373,53 @@ class ShmTransport final : public Transport {
     ductile::fail(ErrorCode::internal, "a record of kind {} from {}", record.kind, impl_.label(p));
   }
 
+  void take_posted(int p, Peer& peer, const Record& record) {
+    const Place place{offset_in(peer), record.length};
+    const auto offered = std::find_if(peer.sends.begin(), peer.sends.end(), [&](const auto& send) {
+      return send.second.tag == record.tag;
+    });
+    if (offered == peer.sends.end()) {
+      peer.places[record.tag] = place;
+    } else if (offered->second.bytes.size() == place.length) {  // else the peer finds it out
+      begin_push(p, offered->first, place, /*announced=*/true);
+    }
+  }
+
+  void take_placed(Peer& peer, const Record& record) {
+    if (record.id == 0) {
+      const auto at = peer.posted.find(record.tag);
+      DUCTILE_CHECK(at != peer.posted.end() && at->second.announced, "nobody waits for it");
+      settle(at->second.transfer, Transfer::State::done);
+      peer.posted.erase(at);
+      return;
+    }
+    const auto at = peer.inbound.find(record.id);
+    DUCTILE_CHECK(at != peer.inbound.end(), "no such message was accepted");
+    settle(at->second.transfer, Transfer::State::done);
+    peer.inbound.erase(at);
+  }
+
+  // The payload of the record that is read.
+  static uint64_t offset_in(const Peer& peer) {
+    uint64_t offset = 0;
+    peer.in.copy_payload(reinterpret_cast<std::byte*>(&offset), sizeof offset);
+    return offset;
+  }
+
+  void begin_push(int p, uint64_t id, const Place& place, bool announced) {
+    DUCTILE_CHECK(
+        place.offset <= impl_.region_bytes && place.length <= impl_.region_bytes - place.offset,
+        "{} bytes at {} of a region of {}", place.length, place.offset, impl_.region_bytes);
+    pushes_.push_back({p, id, place.offset, 0, announced});
+  }
+
   void start(int p, const Record& offer, uint64_t offset, const Inbound& receive) {
     if (offset == Record::kNoOffset) {
       peers_[p].inbound[offer.id] = receive;
-      peers_[p].queue.push_back({{.kind = Record::accept, .id = offer.id}, {}, nullptr, 0});
+      peers_[p].queue.push_back({{.kind = Record::accept, .id = offer.id},
+                                 {},
+                                 nullptr,
+                                 offset_of(receive.bytes.data(), receive.bytes.size())});
       pump(p);
       return;
     }
@@ -350,8 +434,9 @@ class ShmTransport final : public Transport {
     bool wrote = false, full = false;
     while (!peer.queue.empty()) {
       Outgoing& next = peer.queue.front();
-      const auto offset = std::as_bytes(std::span(&next.offset, 1));
-      const auto payload = next.record.kind == Record::offer ? offset : next.payload;
+      const uint64_t offset = next.offset.value_or(0);
+      const auto payload =
+          next.offset ? std::as_bytes(std::span(&offset, 1)) : std::span(next.payload);
       if (!has_room(peer, payload.size())) {
         full = true;
         break;
@@ -405,9 +490,39 @@ class ShmTransport final : public Transport {
       return !left;
     }
     --peers_[pull.peer].pulls;
-    settle(receive.transfer, Transfer::State::done);
-    peers_[pull.peer].queue.push_back({{.kind = Record::taken, .id = pull.id}, {}, nullptr, 0});
+    // Done only once the sender's word is in the ring: nobody may drive this side after its last
+    // transfer, and the sender would wait for ever.
+    peers_[pull.peer].queue.push_back(
+        {{.kind = Record::taken, .id = pull.id}, {}, receive.transfer, {}});
     pump(pull.peer);
+    return true;
+  }
+
+  // Puts the next bytes of a message where its receive lies.
+  bool push() {
+    if (pushes_.empty()) return false;
+    Push push = pushes_.front();
+    pushes_.pop_front();
+    // Who has left may use its memory for something else.
+    if (impl_.slots[push.peer].left_transport.load(std::memory_order_seq_cst) != 0) {
+      pushes_.push_back(push);
+      return false;
+    }
+    Peer& peer = peers_[push.peer];
+    const Outbound send = peer.sends.at(push.id);
+    const size_t bytes = std::min(send.bytes.size() - push.sent, kPull);
+    std::memcpy(impl_.region(push.peer) + push.offset + push.sent, send.bytes.data() + push.sent,
+                bytes);
+    push.sent += bytes;
+    if (push.sent < send.bytes.size()) {
+      pushes_.push_back(push);
+      return true;
+    }
+    peer.sends.erase(push.id);
+    const Record record{
+        .kind = Record::placed, .tag = send.tag, .id = push.announced ? 0 : push.id};
+    peer.queue.push_back({record, {}, send.transfer, {}});
+    pump(push.peer);
     return true;
   }
 
@@ -416,6 +531,7 @@ class ShmTransport final : public Transport {
   ShmTransportOptions options_;
   std::vector<Peer> peers_;
   std::deque<Pull> pulls_;
+  std::deque<Push> pushes_;
   uint64_t next_id_ = 0;
   Clock::time_point next_look_ = Clock::now() + kNap;
   bool settled_ = false;

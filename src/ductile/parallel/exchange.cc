@@ -89,12 +89,19 @@ void trade_by(comm::Communicator& communicator, std::span<const std::byte> bytes
   for (const comm::Work& work : works) work.wait();
 }
 
+ReceiveMemory receive_memory_in(comm::Arena& arena, const ExchangeLayout& layout) {
+  if (arena.size() == 1 || layout.message_bytes == 0) return {};
+  return {{arena.allocate(layout.message_bytes), layout.message_bytes}, arena.memory()};
+}
+
 class SharedExchange final : public Exchange {
  public:
-  SharedExchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout)
+  SharedExchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout,
+                 comm::EngineOptions engine)
       : Exchange(std::move(layout), arena->rank()),
         arena_(std::move(arena)),
         transport_(comm::make_shm_transport(arena_)),
+        engine_(std::move(engine)),
         summands_(layout_),
         votes_(arena_->allocate(sizeof(uint64_t) * layout_.cut.size())) {
     for (size_t i = 0; i < most_nodes(layout_); ++i) {
@@ -113,6 +120,7 @@ class SharedExchange final : public Exchange {
       pieces.insert(pieces.end(), nodes.begin(), nodes.end());
     }
     steps_ = additions(layout_, pieces);
+    receive_memory_ = receive_memory_in(*arena_, layout_);
   }
 
   int rank() const override { return arena_->rank(); }
@@ -206,9 +214,15 @@ class SharedExchange final : public Exchange {
 
   comm::Communicator* messages() override {
     if (arena_->size() == 1) return nullptr;
-    if (!messages_) messages_ = std::make_unique<comm::Communicator>(std::move(transport_));
+    if (!messages_) {
+      comm::CommunicatorOptions options;
+      options.engine = engine_;
+      messages_ = std::make_unique<comm::Communicator>(std::move(transport_), std::move(options));
+    }
     return messages_.get();
   }
+
+  ReceiveMemory receive_memory() const override { return receive_memory_; }
 
   void fail(const std::string& reason) override { arena_->fail({{}, reason}); }
 
@@ -220,6 +234,7 @@ class SharedExchange final : public Exchange {
 
   std::shared_ptr<comm::Arena> arena_;
   std::unique_ptr<comm::Transport> transport_;  // until messages_ has it
+  const comm::EngineOptions engine_;            // of messages_
   const Summands summands_;
   std::byte* votes_;                 // a word a worker
   std::vector<size_t> vote_bounds_;  // 0, 1 ...
@@ -228,13 +243,15 @@ class SharedExchange final : public Exchange {
   std::vector<std::byte*> partials_;
   std::vector<const std::byte*> inputs_;  // of all workers, in leaf order
   std::vector<comm::Combine> steps_;
+  ReceiveMemory receive_memory_;
   std::map<int, comm::Tag> sent_, received_;  // messages so far, by peer: their tags
   std::unique_ptr<comm::Communicator> messages_;
 };
 
 class MessageExchange final : public Exchange {
  public:
-  MessageExchange(std::unique_ptr<comm::Communicator> communicator, ExchangeLayout layout)
+  MessageExchange(std::unique_ptr<comm::Communicator> communicator, ExchangeLayout layout,
+                  comm::Arena* arena)
       : Exchange(std::move(layout), communicator->rank()),
         summands_(layout_),
         started_from_(tail_begin()),
@@ -255,6 +272,7 @@ class MessageExchange final : public Exchange {
     } else if (partials_.empty()) {
       partials_.emplace_back(layout_.vector_size);
     }
+    if (arena != nullptr) receive_memory_ = receive_memory_in(*arena, layout_);
   }
 
   int rank() const override { return communicator_->rank(); }
@@ -400,6 +418,7 @@ class MessageExchange final : public Exchange {
   comm::Communicator* messages() override {
     return communicator_->size() == 1 ? nullptr : communicator_.get();
   }
+  ReceiveMemory receive_memory() const override { return receive_memory_; }
 
   void fail(const std::string& reason) override { communicator_->report_loss({{}, reason}); }
 
@@ -444,6 +463,7 @@ class MessageExchange final : public Exchange {
   AlignedArray<float> sum_;       // with Reduction::fast and not in parts it is the partial
   std::vector<comm::Work> sums_;  // of the present step
   int64_t started_from_;          // they cover the elements from here to the tail
+  ReceiveMemory receive_memory_;
   std::unique_ptr<comm::Communicator> communicator_;  // first to end: it uses the memory above
   std::vector<comm::Combine> steps_;
 };
@@ -495,20 +515,22 @@ size_t arena_bytes(const ExchangeLayout& layout) {
   constexpr size_t kSlack = size_t{4} << 20;  // alignment, rings, votes
   const size_t page = size_t{2} << 20;
   const size_t vectors = most_nodes(layout) + (layout.in_parts ? 2 : 1);
-  return vectors * (vector_bytes(layout) + page) + kSlack;
+  return vectors * (vector_bytes(layout) + page) + layout.message_bytes + page + kSlack;
 }
 
-std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout) {
+std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout,
+                                        comm::EngineOptions engine) {
   DUCTILE_CHECK(arena->size() == layout.num_workers(), "{} workers in an arena of {}",
                 layout.num_workers(), arena->size());
-  return std::make_unique<SharedExchange>(std::move(arena), std::move(layout));
+  return std::make_unique<SharedExchange>(std::move(arena), std::move(layout), std::move(engine));
 }
 
 std::unique_ptr<Exchange> make_exchange(std::unique_ptr<comm::Communicator> communicator,
-                                        ExchangeLayout layout) {
+                                        ExchangeLayout layout,
+                                        const std::shared_ptr<comm::Arena>& arena) {
   DUCTILE_CHECK(communicator->size() == layout.num_workers(), "{} workers and {} ranks",
                 layout.num_workers(), communicator->size());
-  return std::make_unique<MessageExchange>(std::move(communicator), std::move(layout));
+  return std::make_unique<MessageExchange>(std::move(communicator), std::move(layout), arena.get());
 }
 
 }  // namespace ductile::parallel

@@ -45,6 +45,9 @@ struct ExchangeLayout {
   // zero (+0, so that adding it changes no bit), and its partial is neither filled nor read there.
   // Empty: every rank has something everywhere.
   std::vector<std::vector<FloatRange>> contributions = {};
+  // The memory of each worker for what it receives by Exchange::messages(), where workers share
+  // memory (Exchange::receive_memory).
+  size_t message_bytes = 0;
 
   int num_workers() const { return static_cast<int>(cut.size()) - 1; }
   int64_t num_virtual_ranks() const { return cut.back(); }
@@ -53,6 +56,12 @@ struct ExchangeLayout {
   std::vector<comm::LeafRange> nodes(int rank) const;
   // The elements in which some of these virtual ranks have something.
   std::vector<FloatRange> filled(const comm::LeafRange& ranks) const;
+};
+
+// Memory that stays there while `keeps` lives.
+struct ReceiveMemory {
+  std::span<std::byte> bytes;
+  std::shared_ptr<const void> keeps;
 };
 
 // A message that one of several peers is to send.
@@ -117,6 +126,10 @@ class Exchange {
   // for the first time at the same point.
   virtual comm::Communicator* messages() = 0;
   static constexpr uint32_t kFirstTag = 16;
+  // Where receives of messages() had best be posted: peers on this host put what they send straight
+  // there (comm/shm_transport.h). layout().message_bytes, or nothing where no peer shares memory
+  // with this worker. Once the exchange has failed, what lies there may still change.
+  virtual ReceiveMemory receive_memory() const = 0;
 
   // Ends the exchange here. Workers in the same arena notice at once; others notice when this
   // exchange is destroyed, or when the controller tells them.
@@ -138,10 +151,15 @@ size_t arena_bytes(const ExchangeLayout& layout);
 
 // An exchange between the workers on one host: partial sums lie in the arena, and every worker sums
 // its share of the vector directly from the memory of all. Nothing else may use the arena.
-std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout);
+// `engine`: of its messages().
+std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout,
+                                        comm::EngineOptions engine = {});
 
 // An exchange between workers on any hosts, by messages.
+// `arena`: of the workers on this host, if messages go through one. It has regions of at least
+// layout.message_bytes, and nothing else may use them.
 std::unique_ptr<Exchange> make_exchange(std::unique_ptr<comm::Communicator> communicator,
-                                        ExchangeLayout layout);
+                                        ExchangeLayout layout,
+                                        const std::shared_ptr<comm::Arena>& arena = nullptr);
 
 }  // namespace ductile::parallel

@@ -1,7 +1,10 @@
 #include "ductile/parallel/exchange.h"
 
+#include <atomic>
+#include <chrono>
 #include <limits>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
@@ -206,6 +209,34 @@ TEST(Exchange, CarriesStatesFromOneWorkerToAnother) {
       EXPECT_EQ(exchange.largest(static_cast<uint64_t>(exchange.rank())), 2U);
     });
     EXPECT_EQ(got, state);
+  }
+}
+
+TEST(Exchange, AMessageInTheArenaThatIsLongInComingIsTold) {
+  const ExchangeLayout layout{{0, 1, 2}, 100};
+  std::atomic<bool> told = false;
+  comm::EngineOptions engine;
+  engine.soft_deadline = std::chrono::milliseconds(1);
+  engine.on_stall = [&](const comm::Stall& stall) {
+    EXPECT_EQ(stall.ranks, std::vector<int>{1});
+    told = true;
+  };
+  std::vector<std::jthread> threads;
+  for (auto& arena : comm::Arena::for_threads(2, {.region_bytes = arena_bytes(layout)})) {
+    threads.emplace_back([&, own = std::shared_ptr<comm::Arena>(std::move(arena))]() mutable {
+      const bool waits = own->rank() == 0;
+      const auto exchange =
+          make_exchange(std::move(own), layout, waits ? engine : comm::EngineOptions());
+      comm::Communicator& messages = *exchange->messages();
+      std::byte word{};
+      if (waits) {
+        messages.receive(1, Exchange::kFirstTag, {&word, 1});
+      } else {
+        while (!told) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        messages.send(0, Exchange::kFirstTag, {&word, 1});
+      }
+      exchange->largest(0);  // nobody leaves before
+    });
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -19,7 +19,8 @@
 namespace ductile::parallel {
 
 class AllocationCount;
-struct Piece;  // stage_parts_impl.h
+class MessageMemory;  // message_memory.h
+struct Piece;         // stage_parts_impl.h
 
 // A plan as the runtime sees it: stages of the model's operators, and each stage's order of tasks,
 // which is obeyed and never decided here.
@@ -93,9 +94,10 @@ void check_samples_first(const nn::OperatorGraph& operators, const Pipeline& pip
 // same, and parts meet in tensors alone.
 //
 // Between workers, tensors travel as messages of `communicator`, on receives that are posted before
-// they are needed, one for each transfer and direction. If run() throws, the communicator is
-// finished, and is to be destroyed before this object, in whose tensors messages may still arrive.
-// The step can then be run again by other hosts; the caller puts the model's buffers back before.
+// they are needed, one for each transfer and direction: its sender's credit. If run() throws, the
+// communicator is finished, and is to be destroyed before this object, in whose tensors messages
+// may still arrive. The step can then be run again by other hosts; the caller puts the model's
+// buffers back before.
 //
 // Stages with other numbers of replicas meet in ranges of samples: a tensor's first dimension is
 // their number, or as many rows for each of them, in their order. Whoever reads it puts the ranges
@@ -111,6 +113,8 @@ class PipelineHost {
     TensorForms forms;                           // of tensor_forms()
     uint32_t first_tag = 0;                      // of the messages: num_tags() from here on
     std::map<int, TensorForms> shares = {};      // of share_forms()
+    // For what comes from other ranks; nullptr, or where it is full: libtorch's own.
+    std::shared_ptr<MessageMemory> memory = nullptr;
   };
   // `operators` outlives this object; its results are those of nn::training_operators. Throws
   // invalid_argument where pipeline and placement do not fit, or a tensor that is cut by samples
@@ -118,6 +122,12 @@ class PipelineHost {
   PipelineHost(const nn::OperatorGraph& operators, Pipeline pipeline, Placement placement);
   ~PipelineHost();
   static uint32_t num_tags(const nn::OperatorGraph& operators, const Pipeline& pipeline);
+  // By rank, the bytes of a MessageMemory that has room for all that comes from other ranks in a
+  // step, whichever parameters are trained. That is more than is there at a time, as a rule, but
+  // what is handed on as it came stays until it is taken there. Ranks that nothing comes to are
+  // left out. Of the placement only hosts, forms and shares count.
+  static std::map<int, size_t> receive_bytes(const nn::OperatorGraph& operators,
+                                             const Pipeline& pipeline, const Placement& placement);
 
   struct Step {
     // [micro-batch][input of the model]; inputs that no hosted stage reads may be undefined.
@@ -168,13 +178,16 @@ class PipelineHost {
   void host(const StagePart& part, int number);
   void start(const Step& step);
   bool sends_back(size_t piece) const;
+  bool come_in_rows(const std::vector<size_t>& pieces, const TensorForm& form) const;
+  void post(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,
+            const TensorForm& form);
   at::Tensor take(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,
                   const TensorForm& form);
   void give(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,
             const at::Tensor& tensor);
   std::vector<Message> awaited(const HostedStage& stage) const;
   bool ready(const HostedStage& stage) const;
-  void wait(std::chrono::microseconds patience) const;
+  void wait() const;
   void works(const HostedStage& stage);
   int64_t now() const;
   int64_t note(TraceInterval::Kind kind, const HostedStage& stage, int64_t begin);

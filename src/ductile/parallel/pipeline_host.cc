@@ -125,13 +125,14 @@ void PipelineHost::start(const Step& step) {
     const auto replica = static_cast<uint64_t>(stage->replica);
     stage->executor.set_seed(replica == 0 ? step.seed : mix(step.seed, replica), step.first_rank,
                              step.draws);
-    for (const auto& of_input : stage->arrivals) {
-      for (const size_t p : of_input) mail_->post({p, kForward}, 0);
+    for (size_t i = 0; i < stage->arrivals.size(); ++i) {
+      if (stage->arrivals[i].empty()) continue;  // the model's
+      post(stage->arrivals[i], kForward, 0, form_of(stage->number, stage->executor.inputs()[i]));
     }
-    for (const auto& of_output : stage->departures) {
-      for (const auto& of_transfer : of_output) {
+    for (size_t i = 0; i < stage->departures.size(); ++i) {
+      for (const auto& of_transfer : stage->departures[i]) {
         if (!sends_back(of_transfer.front())) continue;
-        for (const size_t p : of_transfer) mail_->post({p, kGradient}, 0);
+        post(of_transfer, kGradient, 0, form_of(stage->number, stage->executor.outputs()[i]));
       }
     }
   }
@@ -157,18 +158,14 @@ std::vector<Tensors> PipelineHost::run(const Step& step) {
                                     : nanoseconds_of(std::chrono::system_clock::now()) -
                                           nanoseconds_of(std::chrono::steady_clock::now());
   const auto finished = [](const auto& stage) { return stage->finished(); };
-  constexpr std::chrono::microseconds kShortest(20), kLongest(200);
-  std::chrono::microseconds patience = kShortest;
   while (!std::ranges::all_of(stages_, finished)) {
     const auto next = std::ranges::find_if(stages_, [&](const auto& s) { return ready(*s); });
     if (next == stages_.end()) {
       const int64_t begin = now();
-      wait(patience);
-      patience = std::min(2 * patience, kLongest);
+      wait();
       note_wait(begin);
     } else {
       do_task(**next, step);
-      patience = kShortest;
     }
   }
   for (const auto& stage : stages_) {
@@ -266,30 +263,74 @@ bool PipelineHost::ready(const HostedStage& stage) const {
       awaited(stage), [&](const Message& m) { return mail_->ready(m, stage.micro_batch()); });
 }
 
-// No hosted stage could go on just now. Returns when one can, or may, or after this time: it waits
-// for a message of the first one, while others may come.
-void PipelineHost::wait(std::chrono::microseconds patience) const {
+// No hosted stage could go on just now. Returns when one can, or may: when a message has come that
+// one of them waits for.
+void PipelineHost::wait() const {
+  std::vector<comm::Work> messages;
   for (const auto& stage : stages_) {
     if (stage->finished()) continue;
     bool waits = false;
     for (const Message& m : awaited(*stage)) {
       if (mail_->ready(m, stage->micro_batch())) continue;
-      if (mail_->wait_a_little(m, patience)) return;
+      if (const comm::Work* const work = mail_->message(m)) messages.push_back(*work);
       waits = true;
     }
     if (!waits) return;  // what it waited for has come meanwhile
   }
-  DUCTILE_CHECK(false, "stages wait for one another, though check() passed their orders");
+  DUCTILE_CHECK(!messages.empty(),
+                "stages wait for one another, though check() passed their orders");
+  (void)comm::Work::wait_for_any(messages, std::chrono::seconds(1));
 }
 
-// What a transfer brings to a part, in all its pieces.
+// Whether the pieces of a tensor of this form come straight to where they lie in it.
+bool PipelineHost::come_in_rows(const std::vector<size_t>& pieces, const TensorForm& form) const {
+  return !pieces_[pieces.front()].whole && lies_in_rows(form) &&
+         std::ranges::any_of(pieces, [&](size_t p) {
+           return mail_->travels({p, kForward});
+         });
+}
+
+// Posts what a transfer brings to a part, in all its pieces.
+void PipelineHost::post(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,
+                        const TensorForm& form) {
+  if (!come_in_rows(pieces, form)) {
+    for (const size_t p : pieces) mail_->post({p, direction}, micro_batch);
+    return;
+  }
+  const at::Tensor all = mail_->blank(form);
+  int64_t row = 0;
+  for (const size_t p : pieces) {
+    mail_->post({p, direction}, micro_batch, all.narrow(0, row, pieces_[p].rows));
+    row += pieces_[p].rows;
+  }
+  mail_->in_rows[{pieces.front(), direction}] = all;
+}
+
+// What a transfer brings to a part, in all its pieces; posts the next one.
 at::Tensor PipelineHost::take(const std::vector<size_t>& pieces, Direction direction,
                               int64_t micro_batch, const TensorForm& form) {
   Tensors taken;
-  for (const size_t p : pieces) {
-    taken.push_back(mail_->take({p, direction}, micro_batch, pipeline_.num_micro_batches));
+  for (const size_t p : pieces) taken.push_back(mail_->take({p, direction}, micro_batch));
+  at::Tensor out;
+  if (pieces_[pieces.front()].whole) {
+    out = taken.front();
+  } else if (!come_in_rows(pieces, form)) {
+    out = joined(taken, form);
+  } else {
+    const at::NoGradGuard no_grad;
+    out = mail_->in_rows.extract({pieces.front(), direction}).mapped();
+    int64_t row = 0;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const int64_t rows = pieces_[pieces[i]].rows;
+      if (!mail_->travels({pieces[i], direction})) out.narrow(0, row, rows).copy_(taken[i]);
+      row += rows;
+    }
   }
-  return pieces_[pieces.front()].whole ? taken.front() : joined(taken, form);
+  taken.clear();
+  if (micro_batch + 1 < pipeline_.num_micro_batches) {
+    post(pieces, direction, micro_batch + 1, form);
+  }
+  return out;
 }
 
 void PipelineHost::give(const std::vector<size_t>& pieces, Direction direction, int64_t micro_batch,
@@ -297,8 +338,9 @@ void PipelineHost::give(const std::vector<size_t>& pieces, Direction direction, 
   for (const size_t p : pieces) {
     const Piece& piece = pieces_[p];
     const int64_t row = direction == kForward ? piece.at_from : piece.at_to;
+    const bool travels = mail_->travels({p, direction});
     mail_->give({p, direction}, micro_batch,
-                piece.whole ? tensor : rows_of(tensor, row, piece.rows));
+                piece.whole ? tensor : rows_of(tensor, row, piece.rows, travels));
   }
 }
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -19,6 +18,7 @@
 #include "ductile/base/error.h"
 #include "ductile/comm/communicator.h"
 #include "ductile/nn/operators.h"
+#include "ductile/parallel/message_memory.h"
 #include "ductile/parallel/pipeline.h"
 #include "ductile/parallel/stage_executor.h"
 #include "ductile/parallel/stage_parts_impl.h"
@@ -69,15 +69,34 @@ struct PipelineHost::Mail {
            static_cast<uint32_t>(key.direction);
   }
 
-  void post(const Key& key, int64_t micro_batch) {
+  // For what comes. Storage of its own: what an operator saved of an earlier one must not change.
+  at::Tensor blank(const TensorForm& form) const {
+    at::Tensor out;
+    if (placement.memory) out = placement.memory->tensor(form);
+    if (out.defined()) return out;
+    return at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type));
+  }
+
+  // `into`: where it is to lie, one behind the other; undefined: by itself.
+  void post(const Key& key, int64_t micro_batch, at::Tensor into = {}) {
     const int from = peer(key, false);
     if (from == placement.rank) return;
-    const TensorForm& form = pieces[key.piece].form;
     Receive& r = posted[key];
-    // Storage of its own: what an operator saved of an earlier one must not change.
-    r.tensor = at::empty_strided(form.sizes, form.strides, at::TensorOptions(form.type));
+    r.tensor = into.defined() ? std::move(into) : blank(pieces[key.piece].form);
     r.micro_batch = micro_batch;
     r.work = placement.communicator->start_receive(from, tag(key), bytes_of(r.tensor));
+    if (micro_batch > 0 && waits_for_credit(key)) {
+      const std::span<const std::byte> credit(&kCredit, 1);
+      sent.emplace_back(placement.communicator->start_send(from, tag(key), credit), at::Tensor());
+    }
+  }
+
+  // Whether the sender keeps a tensor until its receive is posted, which it is then told, on any
+  // transport: over some a tensor that nobody receives yet would take memory at the other end. Of
+  // each piece the first one may go at once, and so may small ones, which would only wait longer.
+  bool waits_for_credit(const Key& key) const {
+    constexpr size_t kSmall = size_t{1} << 20;
+    return num_bytes(pieces[key.piece].form) > kSmall;
   }
 
   bool ready(const Key& key, int64_t micro_batch) const {
@@ -93,32 +112,31 @@ struct PipelineHost::Mail {
            placement.hosts[static_cast<size_t>(p.to)];
   }
 
-  // False if no message is to bring it.
-  bool wait_a_little(const Key& key, std::chrono::microseconds patience) const {
+  // The message that is to bring it; nullptr if none is.
+  const comm::Work* message(const Key& key) const {
     const auto found = posted.find(key);
-    if (found == posted.end()) return false;
-    (void)found->second.work.wait_for(patience);
-    return true;
+    return found == posted.end() ? nullptr : &found->second.work;
   }
 
-  // The next tensor of a piece; posts the receive of the one behind it.
-  at::Tensor take(const Key& key, int64_t micro_batch, int64_t num_micro_batches) {
+  // The next tensor of a piece.
+  at::Tensor take(const Key& key, int64_t micro_batch) {
     const auto found = posted.find(key);
     if (found == posted.end()) return here.extract({key, micro_batch}).mapped();
     DUCTILE_CHECK(found->second.micro_batch == micro_batch, "micro-batch {} instead of {}",
                   found->second.micro_batch, micro_batch);
     found->second.work.wait();
     at::Tensor taken = std::move(found->second.tensor);
-    if (micro_batch + 1 < num_micro_batches) post(key, micro_batch + 1);
+    posted.erase(found);
     return taken;
   }
 
   // What has been taken at the other end is not held any longer.
   void let_go() {
-    while (!sent.empty() && sent.front().first.done()) {
-      sent.front().first.wait();  // throws what ended it
-      sent.pop_front();
-    }
+    std::erase_if(sent, [](const auto& s) {
+      if (!s.first.done()) return false;
+      s.first.wait();  // throws what ended it
+      return true;
+    });
   }
 
   void give(const Key& key, int64_t micro_batch, const at::Tensor& tensor) {
@@ -128,13 +146,18 @@ struct PipelineHost::Mail {
       return;
     }
     let_go();
-    sent.emplace_back(placement.communicator->start_send(to, tag(key), bytes_of(tensor)), tensor);
+    comm::Communicator& links = *placement.communicator;
+    comm::Work credit;  // of none: at once
+    if (micro_batch > 0 && waits_for_credit(key))
+      credit = links.start_receive(to, tag(key), {&credit_, 1});
+    sent.emplace_back(links.start_send_after(credit, to, tag(key), bytes_of(tensor)), tensor);
   }
 
   void finish() {
     for (const auto& [work, tensor] : sent) work.wait();
     sent.clear();
     posted.clear();
+    in_rows.clear();
     DUCTILE_CHECK(here.empty(), "{} tensors that no stage took", here.size());
   }
 
@@ -143,10 +166,13 @@ struct PipelineHost::Mail {
     at::Tensor tensor;
     int64_t micro_batch = 0;
   };
+  static constexpr std::byte kCredit{};
+  std::byte credit_{};  // all that come
   const std::vector<Piece>& pieces;
   const Placement& placement;
   std::map<std::pair<Key, int64_t>, at::Tensor> here;
   std::map<Key, Receive> posted;
+  std::map<Key, at::Tensor> in_rows;  // that pieces come into the rows of, by the first piece
   std::deque<std::pair<comm::Engine::Work, at::Tensor>> sent;
 };
 

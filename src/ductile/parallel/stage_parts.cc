@@ -10,6 +10,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/accumulate.h>
 
 #include "ductile/base/error.h"
 #include "ductile/parallel/kept_buffers_impl.h"
@@ -149,6 +151,12 @@ void check_samples_first(const nn::OperatorGraph& operators, const Pipeline& pip
   }
 }
 
+size_t num_bytes(const TensorForm& form) {
+  return static_cast<size_t>(c10::multiply_integers(form.sizes)) * c10::elementSize(form.type);
+}
+
+bool lies_in_rows(const TensorForm& form) { return form.strides == dense_strides(form.sizes); }
+
 bool Pipeline::is_replicated() const {
   return std::ranges::any_of(stages, [](const Stage& s) { return s.replicas > 1; });
 }
@@ -225,9 +233,10 @@ at::Tensor share_of(const at::Tensor& samples, int replica, int replicas) {
   return samples.narrow(0, replica * own, own).clone();
 }
 
-at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t count) {
+at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t count, bool travel) {
   const at::NoGradGuard no_grad;
   const at::Tensor rows = tensor.narrow(0, begin, count);
+  if (travel && rows.is_contiguous()) return rows;
   return at::empty(rows.sizes(), tensor.options()).copy_(rows);
 }
 

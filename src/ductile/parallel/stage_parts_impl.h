@@ -14,6 +14,11 @@
 // How the replicas of a stage share a micro-batch, and how they meet those of other stages.
 namespace ductile::parallel {
 
+// Of a dense tensor.
+size_t num_bytes(const TensorForm& form);
+// Whether its elements lie one row behind the other.
+bool lies_in_rows(const TensorForm& form);
+
 // What of a transfer travels between a replica of the stage that makes the tensor and one of a
 // stage that reads it: the rows of the samples that both have. Its gradient goes the other way.
 struct Piece {
@@ -39,8 +44,9 @@ void set_form(Piece& piece, const TensorForm& from, int makers, const TensorForm
 // may choose by the alignment.
 at::Tensor share_of(const at::Tensor& samples, int replica, int replicas);
 
-// Rows of a tensor, in memory of their own, one behind the other.
-at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t count);
+// Rows of a tensor, one behind the other. In memory of their own, unless they only travel: then
+// where they are, if they lie so there.
+at::Tensor rows_of(const at::Tensor& tensor, int64_t begin, int64_t count, bool travel);
 
 // What came in pieces, in order, as it lies in memory with its reader.
 at::Tensor joined(const nn::Tensors& pieces, const TensorForm& form);

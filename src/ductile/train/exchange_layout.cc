@@ -26,6 +26,7 @@ parallel::ExchangeLayout exchange_layout(const spec::JobOptions& job, Replica& r
   layout.exact_tail = replica.vector_size() - replica.figures_begin();
   layout.in_parts = !replica.shards().spread(layout.cut).whole;
   if (layout.in_parts) layout.contributions = replica.contributions();
+  layout.message_bytes = replica.message_bytes(layout.cut);
   if (job.train.bn_group == 1) layout.piece_size = piece_size(layout.vector_size);
   if (job.train.reduction == "fast") layout.reduction = parallel::Reduction::fast;
   if (job.train.wire != "fp32") layout.wire = job.train.wire == "bf16" ? DType::bf16 : DType::f16;

@@ -110,7 +110,19 @@ void Meeting::meet_in_arena(const control::GenerationPlan& plan, const net::Secr
       log(comm::to_string(stall));
     });
   }
-  exchange_ = parallel::make_exchange(arena_, layout_);
+  exchange_ = parallel::make_exchange(arena_, layout_, engine_options());
+}
+
+// By messages a wait that is long is told, too, with the workers' numbers.
+comm::EngineOptions Meeting::engine_options() const {
+  comm::EngineOptions options;
+  if (!options_.log) return options;
+  options.soft_deadline = options_.soft_deadline;
+  options.on_stall = [log = options_.log, members = members_](comm::Stall stall) {
+    for (int& r : stall.ranks) r = static_cast<int>(members[static_cast<size_t>(r)]);
+    log(comm::to_string(stall));
+  };
+  return options;
 }
 
 void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::Secret& secret) {
@@ -132,26 +144,23 @@ void Meeting::meet_by_messages(const control::GenerationPlan& plan, const net::S
   const int own_host = hosts_[static_cast<size_t>(rank_)];
   for (int r = 0; r < layout_.num_workers(); ++r)
     if (hosts_[static_cast<size_t>(r)] == own_host) local.push_back(r);
+  std::shared_ptr<comm::Arena> arena;  // of the members on this host
   if (local.size() > 1) {
     const auto place = std::find(local.begin(), local.end(), rank_) - local.begin();
-    std::shared_ptr<comm::Arena> arena =
+    comm::ArenaOptions options = arena_options(local, plan);
+    options.region_bytes = layout_.message_bytes;
+    arena =
         comm::Arena::meet(arena_name(secret, options_.job, plan.number), static_cast<int>(place),
-                          static_cast<int>(local.size()), arena_options(local, plan), kPatience);
-    transport = comm::make_composite_transport(comm::make_shm_transport(std::move(arena)),
-                                               std::move(local), std::move(transport));
+                          static_cast<int>(local.size()), options, kPatience);
+    transport = comm::make_composite_transport(comm::make_shm_transport(arena), std::move(local),
+                                               std::move(transport));
   }
   comm::CommunicatorOptions communicator;
   communicator.topology.host = hosts_;
-  if (options_.log) {
-    communicator.engine.soft_deadline = options_.soft_deadline;
-    communicator.engine.on_stall = [log = options_.log, members = members_](comm::Stall stall) {
-      for (int& r : stall.ranks) r = static_cast<int>(members[static_cast<size_t>(r)]);
-      log(comm::to_string(stall));
-    };
-  }
+  communicator.engine = engine_options();
   auto made = std::make_unique<comm::Communicator>(std::move(transport), std::move(communicator));
   comm::Communicator& links = *made;  // lives as long as the exchange
-  exchange_ = parallel::make_exchange(std::move(made), layout_);
+  exchange_ = parallel::make_exchange(std::move(made), layout_, arena);
 
   comm::DetectorOptions detector;
   detector.link = options_.address;

@@ -9,6 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/comm/arena.h"
+#include "ductile/comm/engine.h"
 #include "ductile/comm/failure_detector.h"
 #include "ductile/control/protocol.h"
 #include "ductile/net/secret.h"
@@ -68,6 +69,7 @@ class Meeting {
   void meet_nobody();
   void meet_in_arena(const control::GenerationPlan& plan, const net::Secret& secret);
   void meet_by_messages(const control::GenerationPlan& plan, const net::Secret& secret);
+  comm::EngineOptions engine_options() const;
   comm::ArenaOptions arena_options(const std::vector<int>& ranks,
                                    const control::GenerationPlan& plan) const;
 

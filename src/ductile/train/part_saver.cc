@@ -50,7 +50,9 @@ control::SaveFigures save_figures(const ckpt::SaveResult& result) {
 PartSaver::PartSaver(fs::path folder, control::WorkerId self)
     : folder_(std::move(folder)),
       self_(self),
-      writer_(folder_, {.pending_tag = part_tag(self), .keep_memory = false}) {}
+      // As quick as the trainer: at the end and before a preemption all workers wait for it, and
+      // between two steps who writes the next part does.
+      writer_(folder_, {.nice = 0, .pending_tag = part_tag(self), .keep_memory = false}) {}
 
 std::optional<PartSaver::Shares> PartSaver::writers(Replica& replica) {
   const auto& held = replica.shards().layout().held;

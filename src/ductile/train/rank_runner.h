@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -38,6 +39,12 @@ class RankRunner {
   // layout cuts sum through `exchange`, which lives until the next host() or the last compute().
   void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
 
+  // To be called when the exchange of host() is gone: host() comes next. What was received lay in
+  // its memory.
+  void leave() {
+    if (stages_) stages_->leave();
+  }
+
   // To be called when the state is not the one that the last step led to: the loaded batch then
   // does not belong to it.
   void state_changed() { loaded_cursor_ = -1; }
@@ -48,6 +55,10 @@ class RankRunner {
   // what each contributes to (ExchangeLayout::contributions). Of others: nothing.
   std::vector<StageRunner::Blocks> blocks_read() const;
   std::vector<std::vector<parallel::FloatRange>> contributions() const;
+  // Where they are stages: what a worker receives of others at most (StageRunner::message_bytes).
+  size_t message_bytes(std::span<const int64_t> cut) {
+    return stages_ ? stages_->message_bytes(cut) : 0;
+  }
   // The model as its stages run it, and their ranks in a pipeline, by operator (stage_runner.h).
   nn::OperatorGraph forward_operators() const;
   std::vector<int> ranks_of_operators() const;

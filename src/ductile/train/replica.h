@@ -74,6 +74,8 @@ class Replica {
     by_stages_ = nullptr;  // of a generation that is over
     runner_.host(layout, rank, exchange);
   }
+  // To be called when the exchange of host() is gone (rank_runner.h).
+  void leave() { runner_.leave(); }
   // Takes over all of them.
   void host_all() { host({{0, num_ranks()}, vector_size()}, 0, nullptr); }
   data::LoaderStats loader_stats() const { return runner_.loader_stats(); }
@@ -86,6 +88,8 @@ class Replica {
   // What virtual ranks contribute to, where they are stages whose state lies where it is read
   // (ExchangeLayout::contributions); else nothing is said.
   std::vector<std::vector<parallel::FloatRange>> contributions() const;
+  // ExchangeLayout::message_bytes, by the cut of the layout.
+  size_t message_bytes(std::span<const int64_t> cut) { return runner_.message_bytes(cut); }
   int64_t sum_begin() const { return kind_.gradient ? 0 : runner_.figures_begin(); }
   // Sums the next `count` hosted virtual ranks of the present step into `out` (rank_runner.h).
   using Ready = RankRunner::Ready;

@@ -1,28 +1,21 @@
 #include "ductile/train/stage_runner.h"
 
 #include <algorithm>
-#include <mutex>
 #include <numeric>
 #include <sstream>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/randn_like.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
 
 #include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
 #include "ductile/base/pages.h"
 #include "ductile/base/rng.h"
-#include "ductile/nn/generator.h"
 #include "ductile/nn/threads.h"
-#include "ductile/parallel/exact.h"
 #include "ductile/parallel/tensor_tree.h"
 #include "ductile/spec/stage_orders.h"
-#include "ductile/train/data_form.h"
 #include "ductile/train/evaluate.h"
 
 namespace ductile::train {
@@ -281,17 +274,23 @@ nn::OperatorGraph StageRunner::forward_operators() const {
 
 void StageRunner::host(const parallel::ExchangeLayout& layout, int rank,
                        parallel::Exchange* exchange) {
-  pipelines_.clear();
+  leave();
   rank_ = rank;
   exchange_ = exchange;
-  hosts_.clear();
   // Which may refuse these pipelines by what all of their operators make: before the first step, as
   // from there on a worker may have given back the weights of other stages.
-  if (pipeline_.exact || pipeline_.is_replicated()) find_forms();
-  for (int r = 0; r < layout.num_workers(); ++r) {
-    const auto i = static_cast<size_t>(r);
-    hosts_.insert(hosts_.end(), static_cast<size_t>(layout.cut[i + 1] - layout.cut[i]), r);
-  }
+  if (pipeline_.exact || pipeline_.is_replicated()) prepare();
+  hosts_ = hosts_of_ranks(layout.cut);
+  if (exchange == nullptr) return;
+  parallel::ReceiveMemory memory = exchange->receive_memory();
+  if (!memory.bytes.empty()) memory_ = std::make_shared<parallel::MessageMemory>(std::move(memory));
+}
+
+// What the pipelines received lies in the exchange's memory, which is then no longer needed.
+void StageRunner::leave() {
+  pipelines_.clear();
+  memory_ = nullptr;
+  exchange_ = nullptr;
 }
 
 comm::LeafRange StageRunner::parts() const {
@@ -305,82 +304,6 @@ comm::LeafRange StageRunner::parts() const {
   return out;
 }
 
-// The same on every worker, whatever stages it hosts.
-void StageRunner::find_forms() {
-  if (!forms_.empty()) return;
-  const int64_t samples = job_.train.batch_size / spec::batch_parts(job_);
-  const DataForm form = DataForm::of(job_, ingredients_.train_set->info(), ingredients_.augment);
-  nn::Tensors inputs = form.blank_inputs(samples);
-  if (form.images() && lies_channels_last(job_, *ingredients_.model)) {
-    inputs[0] = inputs[0].contiguous(at::MemoryFormat::ChannelsLast);
-  }
-  inputs.push_back(form.tokens ? inputs[0] : at::zeros({samples}, at::kLong));
-  if (pipeline_.exact) {
-    parallel::check_exact(pipeline_, operators_, inputs);
-    draws_ = parallel::draws_of(operators_, inputs);
-  }
-  parallel::check_samples_first(operators_, pipeline_, inputs);
-  shares_ = parallel::share_forms(operators_, pipeline_, inputs);
-  forms_ = parallel::tensor_forms(operators_, inputs);
-  if (pipeline_.exact) check_bits(inputs);
-}
-
-// Gradients of one micro-batch by all stages and by autograd over the whole model. How a tensor
-// lies in memory where the model is cut may make a kernel go another way, which no look at
-// operators shows.
-void StageRunner::check_bits(const nn::Tensors& like) const {
-  constexpr uint64_t kSeed = 1;
-  const std::span<float> buffers = flat_.buffer_values();
-  const std::vector<float> before(buffers.begin(), buffers.end());
-  std::unique_lock draws(nn::generator_mutex());
-  nn::seed_step(kSeed);
-  nn::Tensors inputs;
-  for (const at::Tensor& t : like) {
-    inputs.push_back(t.is_floating_point() ? at::randn_like(t) : t);
-  }
-  draws.unlock();
-  parallel::Pipeline pipeline = pipeline_;
-  pipeline.num_micro_batches = 1;
-  for (parallel::Pipeline::Stage& stage : pipeline.stages) {
-    stage.order = {spec::Task::forward, spec::Task::backward};
-    if (pipeline.split) stage.order.push_back(spec::Task::backward_weight);
-  }
-  parallel::PipelineHost::Placement all;
-  all.hosts.assign(pipeline.stages.size(), 0);
-  all.forms = forms_;
-  parallel::PipelineHost host(operators_, pipeline, all);
-  parallel::PipelineHost::Step step;
-  step.inputs = {inputs};
-  step.seed = kSeed;
-  step.draws = &draws_;
-  host.run(step);
-
-  draws.lock();
-  nn::seed_step(mix(kSeed, 0));
-  const at::AutoGradMode differentiates(true);
-  const at::Tensor logits =
-      nn::forward(*ingredients_.model, std::span(inputs).first(inputs.size() - 1));
-  const nn::LossOutput loss =
-      ingredients_.model->loss(logits, inputs.back(), job_.train.label_smoothing);
-  draws.unlock();
-  const std::vector<at::Tensor> whole = flat_.gradients(loss.losses.mean());
-  std::ranges::copy(before, buffers.begin());
-  for (size_t i = 0; i < whole.size(); ++i) {
-    const std::string& name = flat_.parameters()[i].name;
-    const auto found = host.gradients().find(name);
-    if (!whole[i].defined() || found == host.gradients().end()) continue;
-    // A run that has diverged is not refused for it: NaN is equal to NaN here.
-    const at::Tensor own = whole[i].to(found->second.scalar_type()).nan_to_num();
-    if (at::equal(own, found->second.nan_to_num())) continue;
-    fail(
-        ErrorCode::invalid_argument,
-        "train.pipeline_exact: the gradient of {} has other bits where the model is cut into these "
-        "stages, since a tensor between them lies otherwise in memory; cut it elsewhere "
-        "(train.pipelined.stages), or set train.pipeline_exact = false",
-        name);
-  }
-}
-
 // Once for a generation, and again when other parameters are trained than before.
 void StageRunner::make_pipelines() {
   split_.follow();
@@ -390,7 +313,7 @@ void StageRunner::make_pipelines() {
   }
   if (!pipelines_.empty() && trained == trained_) return;
   trained_ = std::move(trained);
-  find_forms();
+  prepare();
   pipelines_.clear();
   pipelines_.resize(static_cast<size_t>(num_replicas_));
   parallel::PipelineHost::Placement placement;
@@ -398,6 +321,7 @@ void StageRunner::make_pipelines() {
   placement.communicator = exchange_ != nullptr ? exchange_->messages() : nullptr;
   placement.forms = forms_;
   placement.shares = shares_;
+  placement.memory = memory_;
   // Each has tags of its own, and all workers give it the same ones.
   const uint32_t tags = parallel::PipelineHost::num_tags(operators_, pipeline_);
   if (int64_t{tags} * num_replicas_ + parallel::Exchange::kFirstTag >= int64_t{1} << 24) {
@@ -405,10 +329,7 @@ void StageRunner::make_pipelines() {
          num_replicas_, (int64_t{1} << 24) / tags - 1);
   }
   for (int64_t r = 0; r < num_replicas_; ++r) {
-    placement.hosts.clear();
-    for (const int rank : part_ranks_) {
-      placement.hosts.push_back(hosts_[static_cast<size_t>(r * num_ranks_ + rank)]);
-    }
+    placement.hosts = hosts_of_parts(r, hosts_);
     if (std::ranges::find(placement.hosts, rank_) == placement.hosts.end()) continue;
     placement.first_tag = parallel::Exchange::kFirstTag + static_cast<uint32_t>(r) * tags;
     pipelines_[static_cast<size_t>(r)] =

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -14,6 +15,7 @@
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/draws.h"
 #include "ductile/parallel/exchange.h"
+#include "ductile/parallel/message_memory.h"
 #include "ductile/parallel/pipeline.h"
 #include "ductile/parallel/shards.h"
 #include "ductile/parallel/tensor_split.h"
@@ -64,8 +66,14 @@ class StageRunner {
   nn::OperatorGraph forward_operators() const;
   std::vector<int> ranks() const { return {rank_of_.begin(), rank_of_.end() - 1}; }
 
-  // As RankRunner::host().
+  // What a worker needs at most for the tensors that others send it
+  // (ExchangeLayout::message_bytes), where worker r hosts the virtual ranks from cut[r] to
+  // cut[r + 1]; the same on every worker.
+  size_t message_bytes(std::span<const int64_t> cut);
+
+  // As RankRunner::host() and leave().
   void host(const parallel::ExchangeLayout& layout, int rank, parallel::Exchange* exchange);
+  void leave();
   // The parts of a batch (spec::batch_parts) that hosted stages read samples or labels of.
   comm::LeafRange parts() const;
 
@@ -83,7 +91,11 @@ class StageRunner {
 
  private:
   bool hosted(int64_t rank) const { return hosts_[static_cast<size_t>(rank)] == rank_; }
-  void find_forms();
+  static std::vector<int> hosts_of_ranks(std::span<const int64_t> cut);
+  std::vector<int> hosts_of_parts(int64_t pipeline, const std::vector<int>& hosts) const;
+  nn::Tensors blank_inputs() const;
+  void find_forms(const nn::Tensors& inputs);
+  void prepare();
   void check_bits(const nn::Tensors& like) const;
   std::vector<Blocks> for_each_pipeline(std::vector<Blocks> by_rank) const;
   void make_pipelines();
@@ -112,6 +124,8 @@ class StageRunner {
   std::vector<int> hosts_;                             // workers, by virtual rank
   int rank_ = 0;
   parallel::Exchange* exchange_ = nullptr;
+  std::shared_ptr<parallel::MessageMemory> memory_;  // in that of exchange_; nullptr: none
+  bool prepared_ = false;
   parallel::TensorForms forms_;
   std::map<int, parallel::TensorForms> shares_;  // of replicas, by their number
   parallel::Draws draws_;                        // where the pipeline is exact

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <set>
@@ -169,6 +170,16 @@ TEST(Stages, NeitherWorkersNorKillsNorResizesChangeABit) {
 
 // What the stages did is recorded where it is asked for, changes no bit, and is what they were
 // ordered to do.
+// Tensors lie in the memory that workers share; it goes with the last of them, however they ended.
+TEST(Stages, NothingOfAnArenaStaysBehind) {
+  const spec::JobOptions job = small_job("cnn", 4);
+  const OneRun run(job);
+  disturb(run, job, 8, 3);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);)
+    EXPECT_EQ(line.find("ductile-arena"), std::string::npos) << line;
+}
+
 TEST(Stages, RecordedStepsAreThoseOfTheOrdersAndChangeNoBit) {
   spec::JobOptions job = small_job("cnn", 3);
   job.train.pipelined.orders.assign(3, "F3B3W3");

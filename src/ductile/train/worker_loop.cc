@@ -196,15 +196,14 @@ void WorkerLoop::Impl::tell_error() {
 void WorkerLoop::Impl::enter(const std::shared_ptr<const GenerationPlan>& plan) {
   if (exchange_ && exchanging_ == plan->number) return;
   leave();
-  if (replica_->shards().kept_where_read())
-    give_back_freed();  // or the exchange takes what was used
   plan_ = plan;
-  if (source_.abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up before it began");
   MeetingOptions options;
+  options.layout = exchange_layout(input_.job, *replica_, *plan);
+  if (replica_->shards().kept_where_read()) give_back_freed();  // or the exchange takes it, too
+  if (source_.abandoned(plan->number)) fail(ErrorCode::peer_lost, "given up before it began");
   options.job = job_name_;
   options.worker = source_.worker();
   options.address = input_.address;
-  options.layout = exchange_layout(input_.job, *replica_, *plan);
   options.store = [this] { return *source_.store(); };
   options.deadline = std::chrono::ceil<std::chrono::milliseconds>(
       link::membership_options(input_.job).heartbeat_deadline);
@@ -235,6 +234,7 @@ void WorkerLoop::Impl::leave() {
     exchange_ = nullptr;
   }
   meeting_ = nullptr;
+  replica_->leave();
 }
 
 void WorkerLoop::Impl::on(const Restore& command) {

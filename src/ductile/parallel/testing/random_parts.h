@@ -25,7 +25,8 @@ using PartOutcomes = std::map<int, PipelineHost::PartOutcome>;
 // has the inputs of the first micro-batch alone, and leaves in the middle of the step.
 inline PartOutcomes run_parts(const nn::OperatorGraph& operators, const Pipeline& pipeline,
                               const PipelineHost::Step& step, const std::vector<int>& hosts,
-                              Communicators communicators, int lost = -1) {
+                              Communicators communicators, int lost = -1,
+                              const Memories& memories = {}) {
   PipelineHost::Placement placement;
   placement.hosts = hosts;
   placement.forms = tensor_forms(operators, step.inputs[0]);
@@ -41,6 +42,7 @@ inline PartOutcomes run_parts(const nn::OperatorGraph& operators, const Pipeline
         PipelineHost::Placement own = placement;
         own.rank = static_cast<int>(r);
         own.communicator = communicator.get();
+        if (!memories.empty()) own.memory = memories[r];
         host.emplace(operators, pipeline, own);
         PipelineHost::Step inputs = step;
         if (own.rank == lost) {

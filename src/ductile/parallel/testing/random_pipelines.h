@@ -26,6 +26,7 @@
 #include "ductile/nn/compat.h"
 #include "ductile/nn/operator_model.h"
 #include "ductile/nn/operators.h"
+#include "ductile/parallel/message_memory.h"
 #include "ductile/parallel/pipeline.h"
 #include "ductile/plan/cost.h"
 #include "ductile/plan/evaluate.h"
@@ -245,13 +246,17 @@ inline Communicators inproc_communicators(int num_ranks) {
   return out;
 }
 
+// By rank; empty: what comes lies in libtorch's memory.
+using Memories = std::vector<std::shared_ptr<MessageMemory>>;
+
 // Each stage on its rank; the ranks are threads that send messages. `lost`, if it is one of them,
 // gets the inputs of the first micro-batch alone, and leaves in the middle of the step.
 inline std::vector<RankOutcome> run_threads(const nn::OperatorGraph& operators,
                                             const Pipeline& pipeline,
                                             const PipelineHost::Step& step,
                                             const std::vector<int>& hosts,
-                                            Communicators communicators, int lost = -1) {
+                                            Communicators communicators, int lost = -1,
+                                            const Memories& memories = {}) {
   std::vector<RankOutcome> out(communicators.size());
   const auto forms = tensor_forms(operators, step.inputs[0]);
   std::vector<std::jthread> threads;
@@ -261,8 +266,9 @@ inline std::vector<RankOutcome> run_threads(const nn::OperatorGraph& operators,
       try {
         std::optional<PipelineHost> host;  // the communicator goes first
         const std::unique_ptr<comm::Communicator> communicator = std::move(communicators[r]);
-        host.emplace(operators, pipeline,
-                     PipelineHost::Placement{hosts, rank, communicator.get(), forms});
+        PipelineHost::Placement placement{hosts, rank, communicator.get(), forms};
+        if (!memories.empty()) placement.memory = memories[r];
+        host.emplace(operators, pipeline, std::move(placement));
         PipelineHost::Step own = step;
         if (rank == lost) {
           for (size_t m = 1; m < own.inputs.size(); ++m) own.inputs[m].clear();
@@ -282,10 +288,10 @@ inline std::vector<RankOutcome> run_threads(const nn::OperatorGraph& operators,
 // What all ranks have together.
 inline Outcome run_ranks(const nn::OperatorGraph& operators, const Pipeline& pipeline,
                          const PipelineHost::Step& step, const std::vector<int>& hosts,
-                         Communicators communicators) {
+                         Communicators communicators, const Memories& memories = {}) {
   Outcome out;
-  for (RankOutcome& of_rank :
-       run_threads(operators, pipeline, step, hosts, std::move(communicators))) {
+  for (RankOutcome& of_rank : run_threads(operators, pipeline, step, hosts,
+                                          std::move(communicators), /*lost=*/-1, memories)) {
     EXPECT_EQ(of_rank.error, "");
     if (!of_rank.outcome.results.empty()) out.results = of_rank.outcome.results;
     for (const auto& [name, value] : of_rank.outcome.gradients) {

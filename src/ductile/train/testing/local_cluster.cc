@@ -4,7 +4,10 @@
 #include <csignal>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "ductile/base/error.h"
+#include "ductile/base/log.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/boot_clock.h"
 #include "ductile/link/membership_options.h"
@@ -26,6 +29,7 @@ MembershipOptions options_of(const spec::JobOptions& job) {
   options.max_failures = options.max_crashes_alone = 1000;
   // The machine may be loaded; that a worker is gone is told, never guessed.
   options.heartbeat_deadline = options.lease = 1h;
+  options.start_deadline = options.pause_deadline = options.preempt_deadline = 1h;
   return options;
 }
 
@@ -203,8 +207,23 @@ void LocalCluster::pump() {
   driver_.drain();
   driver_.look_at_clock();
   driver_.drain();
+  say_why_if_nothing_moves();
   for (auto it = workers_.begin(); it != workers_.end();) {
     it = it->second->gone ? workers_.erase(it) : std::next(it);
+  }
+}
+
+// Nothing here has a deadline that would end such a wait, so whoever looks at it is to find it.
+void LocalCluster::say_why_if_nothing_moves() {
+  const auto now = std::chrono::steady_clock::now();
+  const std::pair at(step(), driver_.membership().generation().number);
+  if (at != moved_to_) {
+    moved_to_ = at;
+    moved_at_ = now;
+  } else if (now - moved_at_ >= 20s) {
+    moved_at_ = now;
+    log_line(fmt::format("no step for 20 s, after step {} in generation {}: {}", at.first,
+                         at.second, driver_.why()));
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -9,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ductile/link/command_queue.h"
@@ -61,6 +63,7 @@ class LocalCluster final : public link::JobWorld {
   struct Worker;
   void pump();
   void hear(control::Event event);
+  void say_why_if_nothing_moves();
 
   const run::RunFolder folder_;
   const spec::JobOptions job_;
@@ -71,6 +74,9 @@ class LocalCluster final : public link::JobWorld {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<control::Event> heard_;  // from the workers' threads
+
+  std::pair<int64_t, control::Generation> moved_to_{-1, 0};
+  std::chrono::steady_clock::time_point moved_at_;
 
   link::JobDriver driver_;
 };
