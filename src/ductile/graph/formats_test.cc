@@ -28,6 +28,7 @@ TEST(Formats, EveryBuiltGraphSurvivesItsJson) {
     g.optimizer_factor = 2;
     g.ops[0].variants.push_back({2, true, g.ops[0].cost});
     g.edges[0].tensor_bytes_to = 7;
+    g.model = {"net", "2 (ab)", "1 of 3 numbers (cd)", "float32 7"};
     Format format{};
     EXPECT_EQ(read_graph_text(to_json(g).dump(), "g.json", &format), g);
     EXPECT_EQ(format, Format::ductile);

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "ductile/spec/model_identity.h"
+
 namespace ductile::graph {
 
 // A model as a directed acyclic graph of operators, with what each costs in time and memory.
@@ -140,6 +142,7 @@ struct Graph {
   // tensor between operators then belongs to the one that makes it, and is held like the rest of
   // its activations. Of other graphs it is taken to be counted by its reader.
   bool counted = false;
+  spec::ModelIdentity model = {};  // which it was profiled of; empty: not known
 
   bool operator==(const Graph&) const = default;
 };

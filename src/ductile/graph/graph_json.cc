@@ -138,6 +138,7 @@ nlohmann::json to_json(const Graph& graph) {
   out["state_factor"] = graph.state_factor;
   out["optimizer_factor"] = graph.optimizer_factor;
   if (graph.counted) out["counted"] = true;
+  if (!graph.model.empty()) out["model"] = spec::to_json(graph.model);
   Json& ops = out["ops"] = Json::array();
   for (const Op& op : graph.ops) {
     Json o = {{"name", op.name}, {"kind", op.kind}};
@@ -169,7 +170,7 @@ nlohmann::json to_json(const Graph& graph) {
 Graph graph_from_json(const nlohmann::json& value) {
   const Fields f(value, "graph");
   f.only({"format", "version", "name", "sample", "state_factor", "optimizer_factor", "counted",
-          "ops", "edges"});
+          "model", "ops", "edges"});
   if (f.text("format") != "ductile.graph") {
     fail(ErrorCode::invalid_argument, "graph: format must be \"ductile.graph\"");
   }
@@ -180,6 +181,7 @@ Graph graph_from_json(const nlohmann::json& value) {
   graph.state_factor = f.number("state_factor", 2);
   graph.optimizer_factor = f.number("optimizer_factor", 0);
   graph.counted = f.boolean("counted", false);
+  if (f.has("model")) graph.model = spec::model_identity_from_json(f.at("model"), "graph: model");
   std::unordered_map<std::string, OpId> ids;
   for (const Json& v : f.array("ops")) {
     graph.ops.push_back(op_from_json(v, graph.ops.size()));
@@ -306,6 +308,7 @@ nlohmann::json graph_schema() {
        {"optimizer_factor", described(number, "bytes of optimiser state per byte of parameters")},
        {"counted", described(Json{{"type", "boolean"}},
                              "bytes are what the runtime's allocator gave out, pass by pass")},
+       {"model", spec::model_identity_schema()},
        {"ops", Json{{"type", "array"}, {"items", object(op, op_required)}, {"minItems", 1}}},
        {"edges", Json{{"type", "array"}, {"items", edge}}}},
       {"format", "version", "ops", "edges"});

@@ -217,6 +217,7 @@ struct PipelinedOptions {
   std::vector<std::string> recompute;  // operators
   std::vector<int64_t> tensor;         // of each: the parts that divide its linear layers
   int64_t trace_steps = 0;
+  std::vector<std::string> model;  // for which the plan was made (model_identity.h)
 };
 
 struct GradedOptions {

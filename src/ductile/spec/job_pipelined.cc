@@ -31,6 +31,9 @@ void describe(Describer& d, PipelinedOptions& o) {
           "of each stage, how many replicas share each of its micro-batches in equal parts; "
           "train.virtual_ranks is their sum; `ductile train --plan` sets them; empty = one of each")
       .range(1, 1 << 16);
+  d.field("model", o.model,
+          "for which model the plan was made: its name, operators, parameters and samples; another "
+          "model is refused; `ductile train --plan` sets it; empty = any that has the operators");
 }
 
 }  // namespace ductile::spec

@@ -22,6 +22,7 @@
 #include "ductile/spec/stage_state.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/ingredients.h"
+#include "ductile/train/planned_model.h"
 #include "ductile/train/state.h"
 
 namespace ductile::train {
@@ -396,6 +397,9 @@ class Measurement {
             {"optimizer_factor",
              state_.optimizer->state_names().size()},  // arrays as large as the weights
             {"counted", true},
+            {"model", spec::to_json(identity_of(job_, operators_,
+                                                DataForm::of(job_, ingredients_.train_set->info(),
+                                                             ingredients_.augment)))},
             {"state_factor", spec::stage_state_factor(job_)},
             {"ops", std::move(ops)},
             {"edges", std::move(edges)}};

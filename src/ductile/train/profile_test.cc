@@ -189,6 +189,30 @@ TEST(Profile, MeasuresTheSharesThatWereAskedFor) {
   }
 }
 
+// What a plan is held against: the same for other weights, batches, rules and shares, and another
+// one for other shapes of weights or samples.
+TEST(Profile, SaysOfWhichModelItIs) {
+  spec::JobOptions job = job_of("mlp");
+  const Json own = profile_of(job).at("model");
+  EXPECT_EQ(own.at("name"), "mlp");
+  EXPECT_EQ(own.at("samples"), "float32 1x28x28");
+  spec::JobOptions same = job;
+  same.seed = 7;
+  same.train.batch_size = 8;
+  same.optimizer.name = "adamw";
+  same.train.label_smoothing = 0.1;
+  EXPECT_EQ(profile_of(same).at("model"), own);
+  spec::JobOptions wider = job;
+  wider.model.hidden.front() += 1;
+  const Json other = profile_of(wider).at("model");
+  EXPECT_EQ(other.at("operators"), own.at("operators"));
+  EXPECT_NE(other.at("parameters"), own.at("parameters"));
+  spec::JobOptions smaller = job;
+  smaller.augment.crop = 24;
+  EXPECT_EQ(profile_of(smaller).at("model").at("samples"), "float32 1x24x24");
+  EXPECT_NE(profile_of(job_of("cnn")).at("model").at("operators"), own.at("operators"));
+}
+
 TEST(Profile, EndsWhereItIsInterrupted) {
   const spec::JobOptions job = job_of("mlp");
   EXPECT_THROW(profile(

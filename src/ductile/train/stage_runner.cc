@@ -24,6 +24,7 @@
 #include "ductile/spec/stage_orders.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/evaluate.h"
+#include "ductile/train/planned_model.h"
 
 namespace ductile::train {
 namespace {
@@ -100,7 +101,16 @@ at::Tensor zeros_like_untouched(const FlatModel::Entry& parameter) {
       zeros->span().data(), parameter.shape, [zeros](void*) {}, at::kFloat);
 }
 
-parallel::TensorSplit split_of_job(const spec::JobOptions& job, const OperatorGraph& operators) {
+DataForm form_of_job(const spec::JobOptions& job, const Ingredients& ingredients) {
+  return DataForm::of(job, ingredients.train_set->info(), ingredients.augment);
+}
+
+// Of the model for which the job's plan was made.
+parallel::TensorSplit split_of_job(const spec::JobOptions& job, const Ingredients& ingredients) {
+  const OperatorGraph operators =
+      nn::training_operators(*ingredients.model, job.train.label_smoothing);
+  if (!job.train.pipelined.model.empty())
+    check_planned_model(job, operators, form_of_job(job, ingredients));
   return parallel::split_tensors(operators, pipeline_of_job(job, operators),
                                  job.train.pipelined.tensor);
 }
@@ -181,8 +191,7 @@ StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, 
     : job_(job),
       ingredients_(ingredients),
       flat_(flat),
-      split_(
-          split_of_job(job, nn::training_operators(*ingredients.model, job.train.label_smoothing))),
+      split_(split_of_job(job, ingredients)),
       operators_(split_.graph),
       pipeline_(split_.pipeline),
       parts_(parallel::parts_of(pipeline_)),
@@ -309,7 +318,7 @@ comm::LeafRange StageRunner::parts() const {
 void StageRunner::find_forms() {
   if (!forms_.empty()) return;
   const int64_t samples = job_.train.batch_size / spec::batch_parts(job_);
-  const DataForm form = DataForm::of(job_, ingredients_.train_set->info(), ingredients_.augment);
+  const DataForm form = form_of_job(job_, ingredients_);
   nn::Tensors inputs = form.blank_inputs(samples);
   if (form.images() && lies_channels_last(job_, *ingredients_.model)) {
     inputs[0] = inputs[0].contiguous(at::MemoryFormat::ChannelsLast);
