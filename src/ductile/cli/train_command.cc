@@ -25,6 +25,7 @@
 #include "ductile/cli/elastic_run.h"
 #include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
+#include "ductile/cli/plan_change.h"
 #include "ductile/cli/python_job.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/weights_import.h"
@@ -315,31 +316,23 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
   return plan;
 }
 
-// Job and plan of a resumed run that got another plan: they come back if no worker can run that.
-struct Replaced {
-  std::string job;
-  std::optional<std::string> plan;
-};
-
-// Puts the plan into the folder and the job of a run that goes on.
-std::optional<Replaced> put_plan(const TrainCommand& command, const std::string& plan,
-                                 JobConfig& config, const run::RunFolder& folder) {
-  if (!command.plan || !command.resume) return std::nullopt;
-  const fs::path file = run::plan_file(folder);
-  Replaced before{read_file(folder.job_file()), std::nullopt};
-  if (kind_of(file) == FileKind::file) before.plan = read_file(file);
-  write_file_atomic(folder.job_file(), config.options.to_toml());
-  write_file_atomic(file, plan);
-  return before;
+// The other plan that a run which goes on is given, or was given by a command that was killed.
+std::optional<PlanChange> changed_plan(const TrainCommand& command, const std::string& plan,
+                                       JobConfig& config, const run::RunFolder& folder) {
+  if (!command.resume) return std::nullopt;
+  if (!command.plan) return PlanChange::left_open(folder);
+  return PlanChange::put(folder, config.options.to_toml(), plan);
 }
 
-void put_back(const Replaced& before, const run::RunFolder& folder) {
-  write_file_atomic(folder.job_file(), before.job);
-  if (before.plan) {
-    write_file_atomic(run::plan_file(folder), *before.plan);
-  } else {
-    fs::remove(run::plan_file(folder));
-  }
+// What becomes of it. Returns whether the run is to go on by the plan of before: nobody asked this
+// command for the one that was refused.
+bool settle_plan(const TrainCommand& command, const Outcome& outcome, PlanChange& change,
+                 Console& console) {
+  if (outcome.code == kDone) change.accept();
+  if (outcome.code != kUsage || !change.take_back() || command.plan) return false;
+  console.say("the plan that the run was given last is refused: {}; it goes on by the one before",
+              outcome.error);
+  return true;
 }
 
 // Weights that a new run begins with. They are read before there is a run.
@@ -453,7 +446,19 @@ void compare(const Original& original, const Json& figures, Outcome& outcome, Co
              false, ErrorCode::conflict};
 }
 
-ExitCode carry_out(const TrainCommand& command, Context& context) {
+Outcome outcome_of_workers(const run::RunLock& lock, const run::RunFolder& folder,
+                           const spec::JobOptions& job, const ElasticRun& run,
+                           const Listener& listener) {
+  try {
+    return outcome_of(run_elastic(lock, folder, job, run), listener, folder);
+  } catch (const Error& e) {  // what is stored of the job keeps it from going on, or the machine
+    if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::unavailable) throw;
+    return failed(e.code(), e.what());
+  }
+}
+
+// Nothing where it is to be done again.
+std::optional<ExitCode> carry_out(const TrainCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig config;
   const std::string plan = read_job(command, context, config);
@@ -490,23 +495,20 @@ ExitCode carry_out(const TrainCommand& command, Context& context) {
         write_file_atomic(folder.path() / name, text);
     settle_threads(config, console);  // of a version that left it open
   }
-  const auto replaced = put_plan(command, plan, config, folder);
+  std::optional<PlanChange> change = changed_plan(command, plan, config, folder);
   console.say("run {}", folder.path().string());
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
-  Outcome outcome;
   ElasticRun run{program, workers, setup, command.hosts.hosts.has_value(), {}, {}};
-  run.on_line = [&](std::string_view line) { listener.line(line); };
+  run.on_line = [&](std::string_view line) {
+    listener.line(line);
+    if (change) change->hear(line);
+  };
   run.on_note = [&](const control::Note& note) { listener.note(note); };
-  try {
-    outcome = outcome_of(run_elastic(lock, folder, config.job, run), listener, folder);
-  } catch (const Error& e) {  // what is stored of the job keeps it from going on, or the machine
-    if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::unavailable) throw;
-    outcome = failed(e.code(), e.what());
-  }
-  if (replaced && outcome.code == kUsage) put_back(*replaced, folder);
+  Outcome outcome = outcome_of_workers(lock, folder, config.job, run, listener);
   const Json figures = last_summary(folder);
   listener.finish();
+  if (change && settle_plan(command, outcome, *change, console)) return std::nullopt;
   if (original) compare(*original, figures, outcome, console);
   if (command.json) {
     Json result = {{"status", outcome.status},
@@ -534,14 +536,20 @@ ExitCode carry_out(const TrainCommand& command, Context& context) {
   return outcome.code;
 }
 
+ExitCode carry_out_to_the_end(const TrainCommand& command, Context& context) {
+  while (true) {
+    if (const auto code = carry_out(command, context)) return *code;
+  }
+}
+
 }  // namespace
 
 ExitCode train(const TrainCommand& command, Context& context) {
   try {
-    if (!command.devices) return carry_out(command, context);
+    if (!command.devices) return carry_out_to_the_end(command, context);
     const TempFolder folder("ductile-plan");  // the run keeps a copy of the plan
     const auto planned = with_own_plan(command, context, folder.path());
-    return planned ? carry_out(*planned, context) : kInterrupted;
+    return planned ? carry_out_to_the_end(*planned, context) : kInterrupted;
   } catch (const Error& error) {
     // An exit code stands for several kinds of errors, which a program has to tell apart.
     if (command.json)
