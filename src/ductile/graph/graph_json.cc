@@ -23,9 +23,38 @@ Affine affine_from_json(const Fields& fields, const char* key) {
   return {parts.number("fixed", 0), parts.number("per_sample", 0)};
 }
 
+Json most_to_json(const MostBytes& most) {
+  if (most.points.empty()) return affine_to_json(most.line);
+  Json samples = Json::array(), bytes = Json::array();
+  for (const auto& [n, b] : most.points) {
+    samples.push_back(n);
+    bytes.push_back(b);
+  }
+  return {{"samples", std::move(samples)}, {"bytes", std::move(bytes)}};
+}
+
+MostBytes most_from_json(const Fields& fields, const char* key) {
+  const Json& v = fields.at(key);
+  if (!v.is_object() || !v.contains("samples")) return affine_from_json(fields, key);
+  const Fields parts(v, fmt::format("{}: {}", fields.where(), key));
+  parts.only({"samples", "bytes"});
+  const Json& samples = parts.array("samples");
+  const Json& bytes = parts.array("bytes");
+  if (samples.empty() || samples.size() != bytes.size()) {
+    fail(ErrorCode::invalid_argument, "{}: {} samples for {} bytes; there is one of each",
+         parts.where(), samples.size(), bytes.size());
+  }
+  MostBytes most;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    most.points.emplace_back(parts.as_number(samples[i], "samples"),
+                             parts.as_number(bytes[i], "bytes"));
+  }
+  return most;
+}
+
 struct PassField {
   const char* name;
-  Affine PassBytes::*member;
+  MostBytes PassBytes::*member;
 };
 constexpr PassField kPasses[] = {{"forward", &PassBytes::forward},
                                  {"backward", &PassBytes::backward},
@@ -50,7 +79,7 @@ void cost_to_json(const OpCost& c, Json& out) {
   if (c.waits) out["waiting_bytes"] = affine_to_json(c.waiting_bytes);
   if (c.passes == PassBytes{}) return;
   Json& passes = out["pass_bytes"];
-  for (const PassField& pass : kPasses) passes[pass.name] = affine_to_json(c.passes.*pass.member);
+  for (const PassField& pass : kPasses) passes[pass.name] = most_to_json(c.passes.*pass.member);
 }
 
 OpCost cost_from_json(const Fields& f) {
@@ -72,7 +101,7 @@ OpCost cost_from_json(const Fields& f) {
   const Fields passes(f.at("pass_bytes"), fmt::format("{}: pass_bytes", f.where()));
   passes.only({"forward", "backward", "backward_input", "backward_weight"});
   for (const PassField& pass : kPasses) {
-    if (passes.has(pass.name)) c.passes.*pass.member = affine_from_json(passes, pass.name);
+    if (passes.has(pass.name)) c.passes.*pass.member = most_from_json(passes, pass.name);
   }
   return c;
 }
@@ -235,7 +264,7 @@ Json object(Json properties, Json wanted) {
 // Of a graph whose bytes are counted.
 Json counted_costs(const Json& number, const Json& affine) {
   Json passes;
-  for (const PassField& pass : kPasses) passes[pass.name] = affine;
+  for (const PassField& pass : kPasses) passes[pass.name] = {{"$ref", "#/$defs/most"}};
   return {
       {"activation_fixed", described(number, "as activation_bytes, of each micro-batch")},
       {"sample_bytes", described(number, "of activation_bytes, those of the model's own inputs")},
@@ -318,6 +347,12 @@ nlohmann::json graph_schema() {
       {"description", "per sample, or a fixed part and one per sample"},
       {"oneOf",
        Json::array({number, object({{"fixed", number}, {"per_sample", number}}, Json::array())})}};
+  const Json numbers = {{"type", "array"}, {"items", number}, {"minItems", 1}};
+  schema["$defs"]["most"] =
+      Json{{"description",
+            "per sample, or a fixed part and one per sample, or measured at some samples"},
+           {"anyOf", Json::array({affine, object({{"samples", numbers}, {"bytes", numbers}},
+                                                 {"samples", "bytes"})})}};
   return schema;
 }
 

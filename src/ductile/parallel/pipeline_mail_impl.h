@@ -113,12 +113,14 @@ struct PipelineHost::Mail {
     return taken;
   }
 
-  // What has been taken at the other end is not held any longer.
+  // What has been taken at the other end is not held any longer, whatever was sent before it: a
+  // stage that is far behind takes its tensors late, and gradients for others are none of these.
   void let_go() {
-    while (!sent.empty() && sent.front().first.done()) {
-      sent.front().first.wait();  // throws what ended it
-      sent.pop_front();
-    }
+    std::erase_if(sent, [](const auto& message) {
+      if (!message.first.done()) return false;
+      message.first.wait();  // throws what ended it
+      return true;
+    });
   }
 
   void give(const Key& key, int64_t micro_batch, const at::Tensor& tensor) {
