@@ -26,7 +26,9 @@
 #include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_change.h"
+#include "ductile/cli/plan_memory.h"
 #include "ductile/cli/python_job.h"
+#include "ductile/cli/replan.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/weights_import.h"
 #include "ductile/cli/worker_process.h"
@@ -457,8 +459,47 @@ Outcome outcome_of_workers(const run::RunLock& lock, const run::RunFolder& folde
   }
 }
 
+// How the run ended.
+ExitCode tell(const TrainCommand& command, const Outcome& outcome, const Json& figures,
+              const run::RunFolder& folder, Console& console) {
+  if (command.json) {
+    Json result = {{"status", outcome.status},
+                   {"run", folder.path().string()},
+                   {"report", folder.report_file().string()},
+                   {"result", figures}};
+    if (!outcome.error.empty()) {
+      result["error"] = outcome.error;
+      result["code"] = to_string(outcome.error_code);
+    }
+    if (outcome.code != kDone && outcome.resumable) result["resume"] = resume_command(folder);
+    console.print("{}\n", dump_json(result, 2));
+  } else if (outcome.code == kDone) {
+    print_summary(console, figures, folder);
+  }
+  if (outcome.status == "failed") console.error(outcome.error);
+  if (outcome.code == kInterrupted) {
+    console.err() << "Interrupted. To go on: " << resume_command(folder) << std::endl;
+  } else if (outcome.code == kJobFailed) {
+    console.err() << "The log is " << folder.log_file().string() << std::endl;
+    if (outcome.resumable && !ckpt::list(folder.checkpoints()).empty()) {
+      console.err() << "To go on from the last checkpoint: " << resume_command(folder) << std::endl;
+    }
+  }
+  return outcome.code;
+}
+
+// The same run, with so many workers of those that it had.
+void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers) {
+  TrainCommand next;
+  next.resume = folder.path();
+  next.workers = workers;
+  next.trust = true;  // it is the run of this command
+  next.json = command.json;
+  command = std::move(next);
+}
+
 // Nothing where it is to be done again.
-std::optional<ExitCode> carry_out(const TrainCommand& command, Context& context) {
+std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig config;
   const std::string plan = read_job(command, context, config);
@@ -469,6 +510,11 @@ std::optional<ExitCode> carry_out(const TrainCommand& command, Context& context)
                          ? server::load_host_setup(run::RunFolder::open(*command.resume).path())
                          : server::HostSetup());
   const int64_t workers = count_workers(command, setup, config.job);
+  if (command.plan) {
+    const int64_t before =
+        command.resume ? Replanner::workers_before(run::RunFolder::open(*command.resume)) : 1;
+    check_fewest(config.job, plan, *command.plan, workers > 0 ? workers : before, setup);
+  }
   if (command.out && kind_of(*command.out) != FileKind::none) refuse_existing(*command.out);
   if (command.dry_run) {
     if (command.json) {
@@ -497,9 +543,15 @@ std::optional<ExitCode> carry_out(const TrainCommand& command, Context& context)
   }
   std::optional<PlanChange> change = changed_plan(command, plan, config, folder);
   console.say("run {}", folder.path().string());
+  Replanner replanner(config, folder, setup, program, console);
+  const int64_t given = command.resume ? replanner.begin(workers) : workers;
+  if (change && replanner.planned_anew()) change->accept();
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
-  ElasticRun run{program, workers, setup, command.hosts.hosts.has_value(), {}, {}};
+  ElasticRun run{program, given, setup, command.hosts.hosts.has_value(), {}, {}};
+  run.fewest = replanner.fewest();
+  run.patience = config.job.train.pipelined.replan_after;
+  run.on_short = [&](int64_t left) { return replanner.find_plan(left); };
   run.on_line = [&](std::string_view line) {
     listener.line(line);
     if (change) change->hear(line);
@@ -509,34 +561,15 @@ std::optional<ExitCode> carry_out(const TrainCommand& command, Context& context)
   const Json figures = last_summary(folder);
   listener.finish();
   if (change && settle_plan(command, outcome, *change, console)) return std::nullopt;
+  if (const auto left = replanner.put_found()) {
+    go_on(command, folder, *left);
+    return std::nullopt;
+  }
   if (original) compare(*original, figures, outcome, console);
-  if (command.json) {
-    Json result = {{"status", outcome.status},
-                   {"run", folder.path().string()},
-                   {"report", folder.report_file().string()},
-                   {"result", figures}};
-    if (!outcome.error.empty()) {
-      result["error"] = outcome.error;
-      result["code"] = to_string(outcome.error_code);
-    }
-    if (outcome.code != kDone && outcome.resumable) result["resume"] = resume_command(folder);
-    console.print("{}\n", dump_json(result, 2));
-  } else if (outcome.code == kDone) {
-    print_summary(console, figures, folder);
-  }
-  if (outcome.status == "failed") console.error(outcome.error);
-  if (outcome.code == kInterrupted) {
-    console.err() << "Interrupted. To go on: " << resume_command(folder) << std::endl;
-  } else if (outcome.code == kJobFailed) {
-    console.err() << "The log is " << folder.log_file().string() << std::endl;
-    if (outcome.resumable && !ckpt::list(folder.checkpoints()).empty()) {
-      console.err() << "To go on from the last checkpoint: " << resume_command(folder) << std::endl;
-    }
-  }
-  return outcome.code;
+  return tell(command, outcome, figures, folder, console);
 }
 
-ExitCode carry_out_to_the_end(const TrainCommand& command, Context& context) {
+ExitCode carry_out_to_the_end(TrainCommand command, Context& context) {
   while (true) {
     if (const auto code = carry_out(command, context)) return *code;
   }

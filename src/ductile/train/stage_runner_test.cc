@@ -313,6 +313,38 @@ TEST(Stages, AResumedRunMayBeCutOtherwiseAndKeepsTheirNumber) {
   EXPECT_THROW(check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2", "fc3"}), true), Error);
 }
 
+// What a run was planned anew for says that its result is another one; nobody else may change it.
+TEST(Stages, ARunThatWasPlannedAnewGoesOnByAnyPlan) {
+  spec::JobOptions saved = small_job("mlp", 4), now = small_job("mlp", 2);
+  saved.optimizer.lr = now.optimizer.lr;
+  now.train.pipelined.micro_batches = 4;
+  const auto check = [&] {
+    check_same_job(OptionSet(saved).to_json(), OptionSet(now).to_json(), true);
+  };
+  EXPECT_THROW(check(), Error);
+  now.train.pipelined.replans = 1;
+  EXPECT_NO_THROW(check());
+  now.optimizer.lr *= 2;
+  EXPECT_THROW(check(), Error) << "all else is the same job";
+  now.optimizer.lr = saved.optimizer.lr;
+  saved.train.pipelined.replans = 1;
+  EXPECT_THROW(check(), Error) << "it was planned anew before that checkpoint";
+}
+
+TEST(Stages, ACheckpointOfFourStagesIsRestoredByARunThatWasPlannedAnewForTwo) {
+  spec::JobOptions job = small_job("mlp", 4);
+  job.model.hidden = {12, 9, 7, 5};
+  const OneRun run(job);
+  run.go_on(job, 4, 4, /*to_its_end=*/false);
+  const auto before = run.newest(job);
+  spec::JobOptions anew = job;
+  anew.train.virtual_ranks = 2;
+  anew.train.pipelined.replans = 1;
+  EXPECT_EQ(weights_of(*run.newest(anew)), weights_of(*before));
+  run.go_on(anew, 2, 8, /*to_its_end=*/true);
+  EXPECT_EQ(run.newest(anew)->step(), 8);
+}
+
 // Pipelines side by side: each is what a virtual rank of the plain method is, if no operator draws.
 TEST(Stages, PipelinesOfOneStageAreVirtualRanksOfThePlainMethod) {
   for (const char* model : {"mlp", "cnn"}) {
