@@ -237,6 +237,8 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   }
   spec::PipelinedOptions options;
   options.trace_steps = job.train.pipelined.trace_steps;
+  options.replan_after = job.train.pipelined.replan_after;
+  options.replans = job.train.pipelined.replans;
   if (plan.contains("model")) {
     options.model = spec::to_texts(
         spec::model_identity_from_json(plan["model"], fmt::format("{}: model", file.string())));

@@ -140,9 +140,9 @@ void Replanner::put(const std::string& plan, int64_t workers, bool all_ended) {
   const fs::path file = temporary.path() / "plan.json";
   write_file_atomic(file, plan);
   spec::JobOptions& job = config_.job;
-  const int64_t before = job.train.virtual_ranks, replans = job.train.pipelined.replans;
+  const int64_t before = job.train.virtual_ranks;
   set_plan(job, file);
-  job.train.pipelined.replans = replans + 1;
+  ++job.train.pipelined.replans;
   if (job.train.virtual_ranks == 1) job.train.shard_optimizer = false;
   spec::check(job);
   check_memory(job, plan, file);
