@@ -96,7 +96,9 @@ int64_t Replanner::fewest() const {
 bool Replanner::find_plan(int64_t workers) {
   if (std::exchange(tried_for_, workers) == workers) return found_for_ == workers;
   try {
-    found_ = plan_anew(config_.job, plan_, workers);
+    std::string plan = plan_anew(config_.job, plan_, workers);
+    (void)job_by(plan);  // which may refuse it
+    found_ = std::move(plan);
     found_for_ = workers;
     return true;
   } catch (const Error& error) {
@@ -134,18 +136,25 @@ void Replanner::end_workers(bool all_ended) const {
   write_file_atomic(file, link::sealed(*state));
 }
 
-// The job first: a plan.json of other stages than its own says nothing of them.
-void Replanner::put(const std::string& plan, int64_t workers, bool all_ended) {
+// The run's job by another plan.
+spec::JobOptions Replanner::job_by(const std::string& plan) const {
   const TempFolder temporary("ductile-replan");
   const fs::path file = temporary.path() / "plan.json";
   write_file_atomic(file, plan);
-  spec::JobOptions& job = config_.job;
-  const int64_t before = job.train.virtual_ranks;
+  spec::JobOptions job = config_.job;
   set_plan(job, file);
   ++job.train.pipelined.replans;
   if (job.train.virtual_ranks == 1) job.train.shard_optimizer = false;
   spec::check(job);
   check_memory(job, plan, file);
+  return job;
+}
+
+// The job first: a plan.json of other stages than its own says nothing of them.
+void Replanner::put(const std::string& plan, int64_t workers, bool all_ended) {
+  spec::JobOptions& job = config_.job;
+  const int64_t before = job.train.virtual_ranks;
+  job = job_by(plan);
   end_workers(all_ended);
   write_file_atomic(folder_.job_file(), config_.options.to_toml());
   write_file_atomic(run::plan_file(folder_), plan);

@@ -8,6 +8,7 @@
 #include "ductile/cli/job_config.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/hosts.h"
+#include "ductile/spec/job.h"
 
 namespace ductile::cli {
 
@@ -45,6 +46,7 @@ class Replanner {
   std::optional<int64_t> put_found();
 
  private:
+  spec::JobOptions job_by(const std::string& plan) const;
   void put(const std::string& plan, int64_t workers, bool all_ended);
   void end_workers(bool all_ended) const;
 
