@@ -35,8 +35,7 @@ control::WorkerEvent restore_event_of_current(control::Generation generation) {
 control::JobError load_error_of_current() {
   constexpr const char* kRemedy =
       "; the job's model, gradients and optimiser state do not fit beside what else this host "
-      "runs: "
-      "free memory there, start fewer workers on it, or divide the state among more hosts "
+      "runs: free memory there, start fewer workers on it, or divide the state among more hosts "
       "(train.shard_optimizer = true)";
   try {
     throw;
