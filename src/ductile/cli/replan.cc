@@ -14,7 +14,6 @@
 #include "ductile/cli/other_commands.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
-#include "ductile/link/addresses.h"
 #include "ductile/link/saved_state.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/page/numbers.h"
@@ -44,7 +43,29 @@ std::string devices_left(const json& report, int64_t workers) {
   return spec::to_toml(cluster);
 }
 
+// Those that are listed are of other virtual ranks than the job has now. One that is still at work
+// somewhere is told to stop when it reports, and its number is given to nobody else.
+void forget_workers(const run::RunFolder& folder) {
+  const fs::path file = link::state_file(folder.path());
+  std::optional<json> state = link::read_state(file);
+  if (!state || !state->is_object()) return;
+  (*state)["workers"] = json::array();
+  write_file_atomic(file, link::sealed(*state));
+}
+
 }  // namespace
+
+void end_workers_here(const run::RunFolder& folder, const fs::path& program) {
+  const fs::path file = link::state_file(folder.path());
+  const std::optional<json> state = link::read_state(file);
+  if (!state || !state->is_object() || !state->contains("workers")) return;
+  for (const json& entry : state->at("workers")) {
+    const JsonFields report(JsonFields(entry, file.string()).at("report"), file.string());
+    uint64_t worker = 0;
+    report.read("worker", worker);
+    (void)link::end_worker(program, folder.path().string(), worker);
+  }
+}
 
 int64_t Replanner::workers_before(const run::RunFolder& folder) {
   const auto state = link::read_state(link::state_file(folder.path()));
@@ -84,7 +105,7 @@ int64_t Replanner::begin(int64_t workers) {
   if (!memory) return workers;
   const int64_t asked = workers > 0 ? workers : workers_before(folder_);
   if (memory->fits(asked, memory_here(setup_))) return workers;
-  put(plan_anew(config_.job, plan_, asked), asked, /*all_ended=*/false);
+  put(plan_anew(config_.job, plan_, asked), asked);
   return std::min(asked, config_.job.train.virtual_ranks);
 }
 
@@ -109,31 +130,8 @@ bool Replanner::find_plan(int64_t workers) {
 
 std::optional<int64_t> Replanner::put_found() {
   if (found_.empty()) return std::nullopt;
-  put(std::exchange(found_, {}), found_for_, /*all_ended=*/true);
+  put(std::exchange(found_, {}), found_for_);
   return std::min(found_for_, config_.job.train.virtual_ranks);
-}
-
-// What the saved state of the controller lists may be at work by the plan before.
-void Replanner::end_workers(bool all_ended) const {
-  const fs::path file = link::state_file(folder_.path());
-  std::optional<json> state = link::read_state(file);
-  if (!state || !state->is_object() || !state->contains("workers")) return;
-  const std::string here = link::PeerAddress::here("").place;
-  for (const json& entry : state->at("workers")) {
-    const JsonFields report(JsonFields(entry, file.string()).at("report"), file.string());
-    uint64_t worker = 0;
-    report.read("worker", worker);
-    const std::string address = report.text("address");
-    if (all_ended || address == link::kInItsControl) continue;
-    const bool is_here = setup_.hosts.empty() || link::PeerAddress::parse(address).place == here;
-    if (is_here && link::end_worker(program_, folder_.path().string(), worker)) continue;
-    fail(ErrorCode::conflict,
-         "the run is to be planned anew, and worker {} may still be at work by the plan before; "
-         "end it (`ductile preempt {}`, or wait two minutes where no controller runs), and resume",
-         worker, folder_.path().string());
-  }
-  (*state)["workers"] = json::array();
-  write_file_atomic(file, link::sealed(*state));
 }
 
 // The run's job by another plan.
@@ -151,11 +149,12 @@ spec::JobOptions Replanner::job_by(const std::string& plan) const {
 }
 
 // The job first: a plan.json of other stages than its own says nothing of them.
-void Replanner::put(const std::string& plan, int64_t workers, bool all_ended) {
+void Replanner::put(const std::string& plan, int64_t workers) {
   spec::JobOptions& job = config_.job;
   const int64_t before = job.train.virtual_ranks;
   job = job_by(plan);
-  end_workers(all_ended);
+  end_workers_here(folder_, program_);
+  forget_workers(folder_);
   write_file_atomic(folder_.job_file(), config_.options.to_toml());
   write_file_atomic(run::plan_file(folder_), plan);
   plan_ = plan;

@@ -17,6 +17,10 @@ namespace ductile::cli {
 // holds. Throws conflict where it holds none, invalid_argument where no plan fits.
 std::string plan_anew(const spec::JobOptions& job, const std::string& plan, int64_t workers);
 
+// Ends those workers of an earlier controller that are still at work on this machine, by the job as
+// they read it. The caller holds the run's lock, so there is no controller.
+void end_workers_here(const run::RunFolder& folder, const fs::path& program);
+
 // A run by a plan, and what becomes of it where the memory of the workers that are left does not
 // hold its stages: it is planned anew for these, and goes on from its last checkpoint. That changes
 // its result, so it is an event (`replan`) and part of the job (train.pipelined.replans). The
@@ -31,8 +35,7 @@ class Replanner {
             const fs::path& program, Console& console);
 
   // Before a run goes on with so many workers (0: as many as before): plans anew where they have no
-  // room. Returns their number. Throws as plan_anew(), and conflict where a worker of the plan
-  // before may still be at work on another host.
+  // room. Returns their number. Throws as plan_anew().
   int64_t begin(int64_t workers);
   bool planned_anew() const { return planned_anew_; }  // since this object was made
   // So many workers have to be there at least; 1 where the plan says nothing of memory.
@@ -47,8 +50,7 @@ class Replanner {
 
  private:
   spec::JobOptions job_by(const std::string& plan) const;
-  void put(const std::string& plan, int64_t workers, bool all_ended);
-  void end_workers(bool all_ended) const;
+  void put(const std::string& plan, int64_t workers);
 
   JobConfig& config_;
   const run::RunFolder& folder_;

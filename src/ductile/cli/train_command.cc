@@ -320,9 +320,11 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
 
 // The other plan that a run which goes on is given, or was given by a command that was killed.
 std::optional<PlanChange> changed_plan(const TrainCommand& command, const std::string& plan,
-                                       JobConfig& config, const run::RunFolder& folder) {
+                                       JobConfig& config, const run::RunFolder& folder,
+                                       const fs::path& program) {
   if (!command.resume) return std::nullopt;
   if (!command.plan) return PlanChange::left_open(folder);
+  end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
   return PlanChange::put(folder, config.options.to_toml(), plan);
 }
 
@@ -541,7 +543,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
         write_file_atomic(folder.path() / name, text);
     settle_threads(config, console);  // of a version that left it open
   }
-  std::optional<PlanChange> change = changed_plan(command, plan, config, folder);
+  std::optional<PlanChange> change = changed_plan(command, plan, config, folder, program);
   console.say("run {}", folder.path().string());
   Replanner replanner(config, folder, setup, program, console);
   const int64_t given = command.resume ? replanner.begin(workers) : workers;
