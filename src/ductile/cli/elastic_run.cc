@@ -1,6 +1,9 @@
 #include "ductile/cli/elastic_run.h"
 
 #include <algorithm>
+#include <chrono>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include <signal.h>
@@ -126,6 +129,40 @@ class Signals {
   net::Loop::Watch watch_;
 };
 
+// Whether a run that has begun waits for workers that do not come.
+class Shortage {
+ public:
+  Shortage(net::Loop& loop, server::JobHost& host, const ElasticRun& run) : host_(host), run_(run) {
+    if (run.patience <= 0 || !run.on_short || run.fewest <= 1) return;
+    const auto interval = std::chrono::duration<double>(std::min(1.0, run.patience / 4));
+    timer_ =
+        loop.every(std::chrono::duration_cast<net::Clock::duration>(interval), [this] { look(); });
+  }
+
+ private:
+  void look() {
+    const nlohmann::json status = host_.status();
+    const std::string phase = status.value("phase", "");
+    const bool waits = phase == "starting" || phase == "running" || phase == "resizing";
+    int64_t there = 0;
+    if (waits && status.contains("workers"))
+      for (const nlohmann::json& worker : status.at("workers"))
+        there += worker.value("connected", false) ? 1 : 0;
+    const bool has_run =
+        waits && status.contains("generation") && status.at("generation").value("number", 0) > 0;
+    if (!has_run || there == 0 || there >= run_.fewest) return since_.reset();
+    const net::Clock::time_point now = net::Clock::now();
+    if (!since_) since_ = now;
+    if (std::chrono::duration<double>(now - *since_).count() < run_.patience) return;
+    if (run_.on_short(there)) host_.kill();
+  }
+
+  server::JobHost& host_;
+  const ElasticRun& run_;
+  std::optional<net::Clock::time_point> since_;
+  net::Loop::Timer timer_;
+};
+
 }  // namespace
 
 link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
@@ -140,6 +177,7 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
     server::save_host_setup(folder.path(), run.setup);
   options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.setup.hosts.size()));
   options.membership.max_workers = std::min(run.setup.most(), job.train.virtual_ranks);
+  options.membership.min_workers = std::min(run.fewest, options.membership.max_workers);
   HeldSignals held;
   options.run = folder.path();
   options.keep_checkpoints = job.checkpoint.keep;
@@ -154,6 +192,7 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
   server::JobHost job_host(loop, lock, std::move(options), std::move(launcher));
   host = &job_host;
   const Signals signals(loop, job_host, run, held.fd());
+  const Shortage shortage(loop, job_host, run);
   return server::run_job(loop, job_host, run.workers);
 }
 

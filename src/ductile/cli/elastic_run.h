@@ -22,6 +22,11 @@ struct ElasticRun {
   bool every_host = true;                                  // must answer at the start
   std::function<void(std::string_view line)> on_line;      // of any worker's progress pipe
   std::function<void(const control::Note& note)> on_note;  // but that one worker begins
+  int64_t fewest = 1;                                      // workers without which it waits
+  // Once it has run, and fewer than that are there for so many seconds (0: never): called with
+  // their number, now and then; true ends the run without saving.
+  double patience = 0;
+  std::function<bool(int64_t workers)> on_short = {};
 };
 
 // Throws invalid_argument, naming the options, where the job cannot have that many workers there.

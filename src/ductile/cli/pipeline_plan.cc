@@ -14,6 +14,7 @@
 #include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
 #include "ductile/page/numbers.h"
+#include "ductile/spec/model_identity.h"
 #include "ductile/spec/stage_state.h"
 
 namespace ductile::cli {
@@ -71,8 +72,8 @@ void check_format(const nlohmann::json& plan, const fs::path& file) {
   }
   const JsonFields fields(plan, file.string());
   (void)fields.integer("version", 1, 1);
-  fields.only({"format", "version", "graph", "planner", "batch", "schedule", "predicted_seconds",
-               "lower_bound", "bound_reason", "stages"});
+  fields.only({"format", "version", "graph", "model", "planner", "batch", "schedule",
+               "predicted_seconds", "lower_bound", "bound_reason", "stages"});
 }
 
 // What a stage cannot be run with yet, or does not mean: a field that is misspelt would else be
@@ -236,6 +237,12 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   }
   spec::PipelinedOptions options;
   options.trace_steps = job.train.pipelined.trace_steps;
+  options.replan_after = job.train.pipelined.replan_after;
+  options.replans = job.train.pipelined.replans;
+  if (plan.contains("model")) {
+    options.model = spec::to_texts(
+        spec::model_identity_from_json(plan["model"], fmt::format("{}: model", file.string())));
+  }
   int64_t micro_batch = 0;
   std::vector<int64_t> replicas;
   for (const nlohmann::json& item : plan["stages"]) {

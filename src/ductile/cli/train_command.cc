@@ -25,7 +25,10 @@
 #include "ductile/cli/elastic_run.h"
 #include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
+#include "ductile/cli/plan_change.h"
+#include "ductile/cli/plan_memory.h"
 #include "ductile/cli/python_job.h"
+#include "ductile/cli/replan.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/weights_import.h"
 #include "ductile/cli/worker_process.h"
@@ -316,31 +319,25 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
   return plan;
 }
 
-// Job and plan of a resumed run that got another plan: they come back if no worker can run that.
-struct Replaced {
-  std::string job;
-  std::optional<std::string> plan;
-};
-
-// Puts the plan into the folder and the job of a run that goes on.
-std::optional<Replaced> put_plan(const TrainCommand& command, const std::string& plan,
-                                 JobConfig& config, const run::RunFolder& folder) {
-  if (!command.plan || !command.resume) return std::nullopt;
-  const fs::path file = run::plan_file(folder);
-  Replaced before{read_file(folder.job_file()), std::nullopt};
-  if (kind_of(file) == FileKind::file) before.plan = read_file(file);
-  write_file_atomic(folder.job_file(), config.options.to_toml());
-  write_file_atomic(file, plan);
-  return before;
+// The other plan that a run which goes on is given, or was given by a command that was killed.
+std::optional<PlanChange> changed_plan(const TrainCommand& command, const std::string& plan,
+                                       JobConfig& config, const run::RunFolder& folder,
+                                       const fs::path& program) {
+  if (!command.resume) return std::nullopt;
+  if (!command.plan) return PlanChange::left_open(folder);
+  end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
+  return PlanChange::put(folder, config.options.to_toml(), plan);
 }
 
-void put_back(const Replaced& before, const run::RunFolder& folder) {
-  write_file_atomic(folder.job_file(), before.job);
-  if (before.plan) {
-    write_file_atomic(run::plan_file(folder), *before.plan);
-  } else {
-    fs::remove(run::plan_file(folder));
-  }
+// What becomes of it. Returns whether the run is to go on by the plan of before: nobody asked this
+// command for the one that was refused.
+bool settle_plan(const TrainCommand& command, const Outcome& outcome, PlanChange& change,
+                 Console& console) {
+  if (outcome.code == kDone) change.accept();
+  if (outcome.code != kUsage || !change.take_back() || command.plan) return false;
+  console.say("the plan that the run was given last is refused: {}; it goes on by the one before",
+              outcome.error);
+  return true;
 }
 
 // Weights that a new run begins with. They are read before there is a run.
@@ -454,61 +451,20 @@ void compare(const Original& original, const Json& figures, Outcome& outcome, Co
              false, ErrorCode::conflict};
 }
 
-ExitCode carry_out(const TrainCommand& command, Context& context) {
-  Console& console = context.console;
-  JobConfig config;
-  const std::string plan = read_job(command, context, config);
-  std::optional<Original> original;
-  if (command.replay) original = original_of(*command.replay);
-  const server::HostSetup setup = host_setup_of(
-      command.hosts, command.resume
-                         ? server::load_host_setup(run::RunFolder::open(*command.resume).path())
-                         : server::HostSetup());
-  const int64_t workers = count_workers(command, setup, config.job);
-  if (command.out && kind_of(*command.out) != FileKind::none) refuse_existing(*command.out);
-  if (command.dry_run) {
-    if (command.json) {
-      console.print("{}\n", dump_json(config.options.to_json(), 2));
-    } else {
-      console.print("{}", config.options.to_toml());
-    }
-    return kDone;
-  }
-  for (const auto& saved : {command.resume, command.replay})
-    if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
-  const fs::path program = process::find_worker();
-  if (!config.job.python.object.empty()) process::python_worker(program);  // it is there
-  const run::RunFolder folder = command.resume
-                                    ? run::RunFolder::open(*command.resume)
-                                    : begin_run(command, config, plan, original, console);
-  // Before anything in the folder is changed.
-  const run::RunLock lock(folder.path(), run::RunLock::kController);
-  folder.remove_leftovers();
-  if (command.resume) {
-    original = kept(folder);
-    if (original)
-      for (const auto& [name, text] : files_of(*original))
-        write_file_atomic(folder.path() / name, text);
-    settle_threads(config, console);  // of a version that left it open
-  }
-  const auto replaced = put_plan(command, plan, config, folder);
-  console.say("run {}", folder.path().string());
-
-  Listener listener(console, console.verbosity >= 0 && !command.json);
-  Outcome outcome;
-  ElasticRun run{program, workers, setup, command.hosts.hosts.has_value(), {}, {}};
-  run.on_line = [&](std::string_view line) { listener.line(line); };
-  run.on_note = [&](const control::Note& note) { listener.note(note); };
+Outcome outcome_of_workers(const run::RunLock& lock, const run::RunFolder& folder,
+                           const spec::JobOptions& job, const ElasticRun& run,
+                           const Listener& listener) {
   try {
-    outcome = outcome_of(run_elastic(lock, folder, config.job, run), listener, folder);
+    return outcome_of(run_elastic(lock, folder, job, run), listener, folder);
   } catch (const Error& e) {  // what is stored of the job keeps it from going on, or the machine
     if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::unavailable) throw;
-    outcome = failed(e.code(), e.what());
+    return failed(e.code(), e.what());
   }
-  if (replaced && outcome.code == kUsage) put_back(*replaced, folder);
-  const Json figures = last_summary(folder);
-  listener.finish();
-  if (original) compare(*original, figures, outcome, console);
+}
+
+// How the run ended.
+ExitCode tell(const TrainCommand& command, const Outcome& outcome, const Json& figures,
+              const run::RunFolder& folder, Console& console) {
   if (command.json) {
     Json result = {{"status", outcome.status},
                    {"run", folder.path().string()},
@@ -535,14 +491,101 @@ ExitCode carry_out(const TrainCommand& command, Context& context) {
   return outcome.code;
 }
 
+// The same run, with so many workers of those that it had.
+void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers) {
+  TrainCommand next;
+  next.resume = folder.path();
+  next.workers = workers;
+  next.trust = true;  // it is the run of this command
+  next.json = command.json;
+  command = std::move(next);
+}
+
+// Nothing where it is to be done again.
+std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
+  Console& console = context.console;
+  JobConfig config;
+  const std::string plan = read_job(command, context, config);
+  std::optional<Original> original;
+  if (command.replay) original = original_of(*command.replay);
+  const server::HostSetup setup = host_setup_of(
+      command.hosts, command.resume
+                         ? server::load_host_setup(run::RunFolder::open(*command.resume).path())
+                         : server::HostSetup());
+  const int64_t workers = count_workers(command, setup, config.job);
+  if (command.plan) {
+    const int64_t before =
+        command.resume ? Replanner::workers_before(run::RunFolder::open(*command.resume)) : 1;
+    check_fewest(config.job, plan, *command.plan, workers > 0 ? workers : before, setup);
+  }
+  if (command.out && kind_of(*command.out) != FileKind::none) refuse_existing(*command.out);
+  if (command.dry_run) {
+    if (command.json) {
+      console.print("{}\n", dump_json(config.options.to_json(), 2));
+    } else {
+      console.print("{}", config.options.to_toml());
+    }
+    return kDone;
+  }
+  for (const auto& saved : {command.resume, command.replay})
+    if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
+  const fs::path program = process::find_worker();
+  if (!config.job.python.object.empty()) process::python_worker(program);  // it is there
+  const run::RunFolder folder = command.resume
+                                    ? run::RunFolder::open(*command.resume)
+                                    : begin_run(command, config, plan, original, console);
+  // Before anything in the folder is changed.
+  const run::RunLock lock(folder.path(), run::RunLock::kController);
+  folder.remove_leftovers();
+  if (command.resume) {
+    original = kept(folder);
+    if (original)
+      for (const auto& [name, text] : files_of(*original))
+        write_file_atomic(folder.path() / name, text);
+    settle_threads(config, console);  // of a version that left it open
+  }
+  std::optional<PlanChange> change = changed_plan(command, plan, config, folder, program);
+  console.say("run {}", folder.path().string());
+  Replanner replanner(config, folder, setup, program, console);
+  const int64_t given = command.resume ? replanner.begin(workers) : workers;
+  if (change && replanner.planned_anew()) change->accept();
+
+  Listener listener(console, console.verbosity >= 0 && !command.json);
+  ElasticRun run{program, given, setup, command.hosts.hosts.has_value(), {}, {}};
+  run.fewest = replanner.fewest();
+  run.patience = config.job.train.pipelined.replan_after;
+  run.on_short = [&](int64_t left) { return replanner.find_plan(left); };
+  run.on_line = [&](std::string_view line) {
+    listener.line(line);
+    if (change) change->hear(line);
+  };
+  run.on_note = [&](const control::Note& note) { listener.note(note); };
+  Outcome outcome = outcome_of_workers(lock, folder, config.job, run, listener);
+  const Json figures = last_summary(folder);
+  listener.finish();
+  if (change && settle_plan(command, outcome, *change, console)) return std::nullopt;
+  if (const auto left = replanner.put_found()) {
+    go_on(command, folder, *left);
+    return std::nullopt;
+  }
+  if (original) compare(*original, figures, outcome, console);
+  return tell(command, outcome, figures, folder, console);
+}
+
+ExitCode carry_out_to_the_end(TrainCommand command, Context& context) {
+  while (true) {
+    if (const auto code = carry_out(command, context)) return *code;
+  }
+}
+
 }  // namespace
 
 ExitCode train(const TrainCommand& command, Context& context) {
   try {
-    if (!command.devices) return carry_out(command, context);
+    if (!command.devices) return carry_out_to_the_end(command, context);
     const TempFolder folder("ductile-plan");  // the run keeps a copy of the plan
     const auto planned = with_own_plan(command, context, folder.path());
-    return planned ? carry_out(*planned, context) : kInterrupted;
+    return planned ? carry_out_to_the_end(*planned, context) : kInterrupted;
   } catch (const Error& error) {
     // An exit code stands for several kinds of errors, which a program has to tell apart.
     if (command.json)

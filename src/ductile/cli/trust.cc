@@ -20,7 +20,8 @@ std::string name_of(uid_t user) {
 }  // namespace
 
 void require_trusted(const fs::path& run) {
-  for (const fs::path& path : {run, run / "job.toml", run / "hosts.json", run / "tune.json"}) {
+  for (const fs::path& path :
+       {run, run / "job.toml", run / "hosts.json", run / "tune.json", run / "former_plan.json"}) {
     struct stat info {};
     if (::stat(path.c_str(), &info) != 0) {
       if (errno == ENOENT) continue;

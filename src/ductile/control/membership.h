@@ -174,6 +174,9 @@ struct MembershipOptions {
   // without a saved controller state begins with the last one.
   std::vector<int64_t> checkpoints;
   Generation last_generation = 0;  // this number and all below it were given before
+  // Whether a saved state may be of another number of virtual ranks: the job was planned anew
+  // since. It then begins as one without a saved state, but for numbers, which go on, and costs.
+  bool may_change_ranks = false;
   // What a job without a saved controller state has cost before; without energy: not known.
   run::Cost spent{.energy_joules = 0};
   Time resend = std::chrono::milliseconds(100);  // before an instruction is repeated
@@ -205,7 +208,7 @@ class Membership {
   // options allow, the number becomes the allowed one. `first` receives what to do at once. Throws
   // data_loss if `saved` is not a saved state, not_found if it had checkpoints but
   // options.checkpoints is empty, and invalid_argument if it belongs to another number of virtual
-  // ranks.
+  // ranks; where options.may_change_ranks allows that, conflict if it still lists workers.
   static Membership restore(MembershipOptions options, const nlohmann::json& saved, Time now,
                             Outcome& first);
   nlohmann::json save() const;
@@ -248,6 +251,8 @@ class Membership {
   Membership& operator=(Membership&&) noexcept;
 
  private:
+  Membership successor(Time now, Outcome& first) const;
+
   struct State;
   std::unique_ptr<State> state_;
 };

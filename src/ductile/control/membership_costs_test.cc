@@ -49,6 +49,40 @@ TEST_F(CostsTest, GoOnWhenTheControllerIsStartedAgain) {
   EXPECT_FALSE(job_->cost().energy_joules) << "what was spent before is not known";
 }
 
+// Other stages are other virtual ranks: nothing of the generations before is true of them, and no
+// number is given twice.
+TEST_F(CostsTest, GoOnWhereTheJobWasPlannedAnew) {
+  options_.checkpoints = {40};
+  job_.emplace(options_);
+  run_with(2, 45);
+  spend(1, 10, 0);
+  spend(2, 7, 0);
+  MembershipOptions other = options_;
+  other.virtual_ranks = other.max_workers = 3;
+  const auto restored = [&] {
+    Outcome first;
+    Membership next = Membership::restore(other, job_->save(), now_, first);
+    EXPECT_TRUE(first.must_save);
+    return next;
+  };
+  EXPECT_THROW(restored(), Error) << "a job keeps its ranks";
+  other.may_change_ranks = true;
+  EXPECT_THROW(restored(), Error) << "workers of the plan before may be at work";
+  happen(StopJob{});
+  for (const WorkerId worker : {1, 2}) happen(WorkerExited{worker, 0, 0});
+  ASSERT_EQ(job_->phase(), Phase::failed);
+  Membership next = restored();
+  EXPECT_EQ(next.phase(), Phase::queued);
+  EXPECT_EQ(next.checkpoint(), 40);
+  EXPECT_EQ(next.step(), 40);
+  EXPECT_EQ(next.cost().core_seconds, 17);
+  EXPECT_EQ(next.save().at("virtual_ranks"), 3);
+  EXPECT_EQ(next.save().at("granted"), job_->save().at("granted"));
+  job_.emplace(std::move(next));
+  happen(StartJob{1});
+  EXPECT_EQ(launched_, 3U);
+}
+
 TEST_F(CostsTest, TheEnergyOfAHostCountsOnce) {
   hosts_ = {{1, "a"}, {2, "a"}, {3, "b"}};
   happen(StartJob{3});

@@ -386,6 +386,8 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
          "the job had a checkpoint of step {}, and now there is none: put it back and resume, or "
          "start a new run",
          missing);
+  if (virtual_ranks != s.options.virtual_ranks && s.options.may_change_ranks)
+    return membership.successor(now, first);
   if (virtual_ranks != s.options.virtual_ranks)
     fail(
         ErrorCode::invalid_argument,
@@ -407,6 +409,30 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
   for (Command& command : s.out.commands) first.commands.push_back(std::move(command));
   s.out = {};
   return membership;
+}
+
+// The same job with other virtual ranks, of which no worker and no generation of before knows
+// anything.
+Membership Membership::successor(Time now, Outcome& first) const {
+  const State& s = *state_;
+  if (!s.workers.empty())
+    fail(ErrorCode::conflict,
+         "the job was planned anew, and {} workers of the plan before are not known to have ended",
+         s.workers.size());
+  Membership out(s.options);
+  State& n = *out.state_;
+  n.checkpoints = s.checkpoints;
+  n.unreadable = s.unreadable;
+  n.high_water = std::max<int64_t>(0, n.newest_checkpoint());
+  n.granted = s.granted;
+  n.next_worker = s.next_worker;
+  n.save_attempts = s.save_attempts;
+  n.spent = s.spent;
+  n.incarnation = s.incarnation + 1;
+  n.now = n.next_try = n.next_save = n.last_checkpoint = n.preempt_since = n.finish_since = now;
+  first = {};
+  first.must_save = true;
+  return out;
 }
 
 bool may_go_on(const json& saved, WorkerId worker, Generation generation) {

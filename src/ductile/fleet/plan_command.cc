@@ -242,6 +242,13 @@ nlohmann::json with_emulations(const plan::Report& r, const Emulations& all) {
   return out;
 }
 
+// What the plan was made of: a run by it can be planned anew where devices are lost.
+void add_origin(const PlanCommand& command, const plan::Report& r, nlohmann::json& out) {
+  if (kind_of(command.devices) != FileKind::file) return;
+  out["profile"] = graph::to_json(r.graph);
+  out["cluster"] = spec::to_json(spec::read_cluster(command.devices));
+}
+
 // The options of another system that make it run a plan: that given, or the best it can run.
 ExitCode emit(const PlanCommand& command, const graph::Graph& graph, const plan::Devices& devices,
               const plan::PlannerOptions& options, Console& console) {
@@ -314,9 +321,10 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     emulations = emulate_plans(report, command.emulate_seconds, console);
   }
   if (command.json) {
-    console.print(
-        "{}\n",
-        dump_json(emulations ? with_emulations(report, *emulations) : plan::to_json(report), 2));
+    nlohmann::json out = emulations ? with_emulations(report, *emulations) : plan::to_json(report);
+    if ((command.runnable || command.plan) && report.planned.feasible)
+      add_origin(command, report, out);
+    console.print("{}\n", dump_json(out, 2));
   } else if (command.html) {
     console.print("{}", plan::to_html(report));
   } else if (report.planned.feasible) {

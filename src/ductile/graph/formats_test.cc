@@ -26,12 +26,37 @@ TEST(Formats, EveryBuiltGraphSurvivesItsJson) {
   for (const Builder& b : builders()) {
     Graph g = build_graph(b.name);
     g.optimizer_factor = 2;
+    g.ops[0].cost.passes.forward = {0, 3};
+    g.ops[0].cost.passes.backward.points = {{1, 400}, {8, 400}, {16, 900}};
     g.ops[0].variants.push_back({2, true, g.ops[0].cost});
     g.edges[0].tensor_bytes_to = 7;
+    g.model = {"net", "2 (ab)", "1 of 3 numbers (cd)", "float32 7"};
     Format format{};
     EXPECT_EQ(read_graph_text(to_json(g).dump(), "g.json", &format), g);
     EXPECT_EQ(format, Format::ductile);
   }
+}
+
+TEST(Formats, BytesThatAreNoLineAreRefusedByNameWhereTheyAreNoPoints) {
+  const auto refusal = [](const char* bytes) {
+    Json graph = Json::parse(R"({"format": "ductile.graph", "version": 1, "edges": [], "ops": [
+      {"name": "a", "forward": 1, "backward_input": 1, "backward_weight": 0}]})");
+    graph["ops"][0]["pass_bytes"] = {{"backward", Json::parse(bytes)}};
+    try {
+      graph_from_json(graph);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refusal(R"({"samples": [1, 2], "bytes": [5, 5]})"), "");
+  EXPECT_NE(refusal(R"({"samples": [1, 2], "bytes": [5]})").find("2 samples for 1 bytes"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"samples": [], "bytes": []})").find("0 samples"), std::string::npos);
+  EXPECT_NE(refusal(R"({"samples": [2, 2], "bytes": [5, 5]})").find("\"a\": pass_bytes: samples"),
+            std::string::npos);
+  EXPECT_NE(refusal(R"({"samples": [1], "bytes": [-5]})").find("bytes is -5"), std::string::npos);
+  EXPECT_NE(refusal(R"({"samples": [1], "bites": [5]})").find("bites"), std::string::npos);
 }
 
 Json small() {

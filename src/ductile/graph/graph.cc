@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <queue>
 #include <unordered_set>
@@ -26,6 +27,24 @@ void check_affine(const Affine& a, double limit, const std::string& op, std::str
   check_number(a.per_sample, limit, op, field);
 }
 
+void check_most(const MostBytes& most, const std::string& op) {
+  constexpr std::string_view kField = "pass_bytes";
+  check_affine(most.line, kMaxBytes, op, kField);
+  if (most.points.size() > kMaxPoints) {
+    fail(ErrorCode::invalid_argument, "operator \"{}\": {} has {} points, at most {} are accepted",
+         op, kField, most.points.size(), kMaxPoints);
+  }
+  double before = 0;
+  for (const auto& [samples, bytes] : most.points) {
+    if (!(samples > before) || !(samples <= kMaxBytes)) {
+      fail(ErrorCode::invalid_argument, "operator \"{}\": {}: samples must rise from above 0", op,
+           kField);
+    }
+    before = samples;
+    check_number(bytes, kMaxBytes, op, kField);
+  }
+}
+
 void check_cost(const OpCost& c, const std::string& op) {
   check_affine(c.forward, kMaxSeconds, op, "forward");
   check_affine(c.backward_input, kMaxSeconds, op, "backward_input");
@@ -37,10 +56,10 @@ void check_cost(const OpCost& c, const std::string& op) {
   check_number(c.activation_fixed, kMaxBytes, op, "activation_fixed");
   check_number(c.sample_bytes, kMaxBytes, op, "sample_bytes");
   check_affine(c.waiting_bytes, kMaxBytes, op, "waiting_bytes");
-  check_affine(c.passes.forward, kMaxBytes, op, "pass_bytes");
-  check_affine(c.passes.backward, kMaxBytes, op, "pass_bytes");
-  check_affine(c.passes.backward_input, kMaxBytes, op, "pass_bytes");
-  check_affine(c.passes.backward_weight, kMaxBytes, op, "pass_bytes");
+  check_most(c.passes.forward, op);
+  check_most(c.passes.backward, op);
+  check_most(c.passes.backward_input, op);
+  check_most(c.passes.backward_weight, op);
   check_number(c.tensor_forward_bytes, kMaxBytes, op, "tensor_forward_bytes");
   check_number(c.tensor_backward_bytes, kMaxBytes, op, "tensor_backward_bytes");
 }
@@ -152,9 +171,10 @@ OpCost split_cost(const Op& op, int tensor) {
   c.workspace_bytes = share * c.workspace_bytes;
   c.activation_fixed *= share;
   c.sample_bytes *= share;
-  for (Affine* a : {&c.waiting_bytes, &c.passes.forward, &c.passes.backward,
-                    &c.passes.backward_input, &c.passes.backward_weight}) {
-    *a = share * *a;
+  c.waiting_bytes = share * c.waiting_bytes;
+  for (MostBytes* most : {&c.passes.forward, &c.passes.backward, &c.passes.backward_input,
+                          &c.passes.backward_weight}) {
+    *most = share * *most;
   }
   const double all_reduce = 2.0 * (tensor - 1) / tensor * op.output_bytes;
   c.tensor_forward_bytes += all_reduce;
@@ -163,6 +183,33 @@ OpCost split_cost(const Op& op, int tensor) {
 }
 
 }  // namespace
+
+// For fewer samples than it was measured with, that of the fewest; for more it goes on as it rose.
+double MostBytes::at(double n) const {
+  if (points.empty()) return line.at(n);
+  auto above = std::ranges::lower_bound(points, n, {}, &std::pair<double, double>::first);
+  if (above == points.begin()) return above->second;
+  if (above == points.end() && points.size() == 1) return points[0].second / points[0].first * n;
+  const bool beyond = above == points.end();
+  if (beyond) --above;
+  const auto& [from, low] = *std::prev(above);
+  const auto& [to, high] = *above;
+  const double slope = (high - low) / (to - from);
+  return low + (beyond ? std::max(0.0, slope) : slope) * (n - from);
+}
+
+MostBytes larger(const MostBytes& a, const MostBytes& b) {
+  MostBytes out;
+  out.line = {std::max(a.line.fixed, b.line.fixed), std::max(a.line.per_sample, b.line.per_sample)};
+  std::vector<double> samples;
+  for (const MostBytes* one : {&a, &b}) {
+    for (const auto& [n, bytes] : one->points) samples.push_back(n);
+  }
+  std::ranges::sort(samples);
+  samples.erase(std::unique(samples.begin(), samples.end()), samples.end());
+  for (const double n : samples) out.points.emplace_back(n, std::max(a.at(n), b.at(n)));
+  return out;
+}
 
 void check(const Graph& graph) {
   if (graph.ops.empty()) fail(ErrorCode::invalid_argument, "the graph has no operators");

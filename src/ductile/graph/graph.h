@@ -1,10 +1,14 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "ductile/spec/model_identity.h"
 
 namespace ductile::graph {
 
@@ -33,14 +37,34 @@ struct Affine {
   bool operator==(const Affine&) const = default;
 };
 
+// The most bytes at one time, by the number n of samples: a line where one says it. Where it does
+// not, as the most is that of one kernel for few samples and that of another one for many: what it
+// was at some n, and between two of them what the line between them says.
+struct MostBytes {
+  Affine line;
+  std::vector<std::pair<double, double>> points;  // samples, rising, and bytes; empty: `line`
+
+  MostBytes() = default;
+  MostBytes(const Affine& a) : line(a) {}
+  MostBytes(double fixed, double per_sample) : line{fixed, per_sample} {}
+  double at(double n) const;
+  friend MostBytes operator*(double f, MostBytes m) {
+    m.line = f * m.line;
+    for (auto& [samples, bytes] : m.points) bytes *= f;
+    return m;
+  }
+  bool operator==(const MostBytes&) const = default;
+};
+MostBytes larger(const MostBytes& a, const MostBytes& b);
+
 // What an operator takes while it runs, pass by pass: the most bytes at one time beyond those that
 // there were when it began, sums of weights' gradients left out; of the forward pass beyond what it
 // keeps as well.
 struct PassBytes {
-  Affine forward;
-  Affine backward;         // to inputs and weights in one
-  Affine backward_input;   // where the weights have a task of their own
-  Affine backward_weight;  // that task
+  MostBytes forward;
+  MostBytes backward;         // to inputs and weights in one
+  MostBytes backward_input;   // where the weights have a task of their own
+  MostBytes backward_weight;  // that task
 
   bool operator==(const PassBytes&) const = default;
 };
@@ -140,6 +164,7 @@ struct Graph {
   // tensor between operators then belongs to the one that makes it, and is held like the rest of
   // its activations. Of other graphs it is taken to be counted by its reader.
   bool counted = false;
+  spec::ModelIdentity model = {};  // which it was profiled of; empty: not known
 
   bool operator==(const Graph&) const = default;
 };
@@ -150,6 +175,7 @@ inline constexpr int64_t kMaxEdges = 2'000'000;
 inline constexpr double kMaxBytes = 1e18;
 inline constexpr double kMaxSeconds = 1e9;
 inline constexpr int kMaxTensor = 64;
+inline constexpr size_t kMaxPoints = 64;  // of a MostBytes
 
 // Throws invalid_argument naming operator (or edge) and field: an empty or repeated name, an edge
 // to nowhere or to itself, a negative, infinite or absurd figure, a cycle (its operators are

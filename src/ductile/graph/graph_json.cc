@@ -23,9 +23,38 @@ Affine affine_from_json(const Fields& fields, const char* key) {
   return {parts.number("fixed", 0), parts.number("per_sample", 0)};
 }
 
+Json most_to_json(const MostBytes& most) {
+  if (most.points.empty()) return affine_to_json(most.line);
+  Json samples = Json::array(), bytes = Json::array();
+  for (const auto& [n, b] : most.points) {
+    samples.push_back(n);
+    bytes.push_back(b);
+  }
+  return {{"samples", std::move(samples)}, {"bytes", std::move(bytes)}};
+}
+
+MostBytes most_from_json(const Fields& fields, const char* key) {
+  const Json& v = fields.at(key);
+  if (!v.is_object() || !v.contains("samples")) return affine_from_json(fields, key);
+  const Fields parts(v, fmt::format("{}: {}", fields.where(), key));
+  parts.only({"samples", "bytes"});
+  const Json& samples = parts.array("samples");
+  const Json& bytes = parts.array("bytes");
+  if (samples.empty() || samples.size() != bytes.size()) {
+    fail(ErrorCode::invalid_argument, "{}: {} samples for {} bytes; there is one of each",
+         parts.where(), samples.size(), bytes.size());
+  }
+  MostBytes most;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    most.points.emplace_back(parts.as_number(samples[i], "samples"),
+                             parts.as_number(bytes[i], "bytes"));
+  }
+  return most;
+}
+
 struct PassField {
   const char* name;
-  Affine PassBytes::*member;
+  MostBytes PassBytes::*member;
 };
 constexpr PassField kPasses[] = {{"forward", &PassBytes::forward},
                                  {"backward", &PassBytes::backward},
@@ -50,7 +79,7 @@ void cost_to_json(const OpCost& c, Json& out) {
   if (c.waits) out["waiting_bytes"] = affine_to_json(c.waiting_bytes);
   if (c.passes == PassBytes{}) return;
   Json& passes = out["pass_bytes"];
-  for (const PassField& pass : kPasses) passes[pass.name] = affine_to_json(c.passes.*pass.member);
+  for (const PassField& pass : kPasses) passes[pass.name] = most_to_json(c.passes.*pass.member);
 }
 
 OpCost cost_from_json(const Fields& f) {
@@ -72,7 +101,7 @@ OpCost cost_from_json(const Fields& f) {
   const Fields passes(f.at("pass_bytes"), fmt::format("{}: pass_bytes", f.where()));
   passes.only({"forward", "backward", "backward_input", "backward_weight"});
   for (const PassField& pass : kPasses) {
-    if (passes.has(pass.name)) c.passes.*pass.member = affine_from_json(passes, pass.name);
+    if (passes.has(pass.name)) c.passes.*pass.member = most_from_json(passes, pass.name);
   }
   return c;
 }
@@ -138,6 +167,7 @@ nlohmann::json to_json(const Graph& graph) {
   out["state_factor"] = graph.state_factor;
   out["optimizer_factor"] = graph.optimizer_factor;
   if (graph.counted) out["counted"] = true;
+  if (!graph.model.empty()) out["model"] = spec::to_json(graph.model);
   Json& ops = out["ops"] = Json::array();
   for (const Op& op : graph.ops) {
     Json o = {{"name", op.name}, {"kind", op.kind}};
@@ -169,7 +199,7 @@ nlohmann::json to_json(const Graph& graph) {
 Graph graph_from_json(const nlohmann::json& value) {
   const Fields f(value, "graph");
   f.only({"format", "version", "name", "sample", "state_factor", "optimizer_factor", "counted",
-          "ops", "edges"});
+          "model", "ops", "edges"});
   if (f.text("format") != "ductile.graph") {
     fail(ErrorCode::invalid_argument, "graph: format must be \"ductile.graph\"");
   }
@@ -180,6 +210,7 @@ Graph graph_from_json(const nlohmann::json& value) {
   graph.state_factor = f.number("state_factor", 2);
   graph.optimizer_factor = f.number("optimizer_factor", 0);
   graph.counted = f.boolean("counted", false);
+  if (f.has("model")) graph.model = spec::model_identity_from_json(f.at("model"), "graph: model");
   std::unordered_map<std::string, OpId> ids;
   for (const Json& v : f.array("ops")) {
     graph.ops.push_back(op_from_json(v, graph.ops.size()));
@@ -233,7 +264,7 @@ Json object(Json properties, Json wanted) {
 // Of a graph whose bytes are counted.
 Json counted_costs(const Json& number, const Json& affine) {
   Json passes;
-  for (const PassField& pass : kPasses) passes[pass.name] = affine;
+  for (const PassField& pass : kPasses) passes[pass.name] = {{"$ref", "#/$defs/most"}};
   return {
       {"activation_fixed", described(number, "as activation_bytes, of each micro-batch")},
       {"sample_bytes", described(number, "of activation_bytes, those of the model's own inputs")},
@@ -306,6 +337,7 @@ nlohmann::json graph_schema() {
        {"optimizer_factor", described(number, "bytes of optimiser state per byte of parameters")},
        {"counted", described(Json{{"type", "boolean"}},
                              "bytes are what the runtime's allocator gave out, pass by pass")},
+       {"model", spec::model_identity_schema()},
        {"ops", Json{{"type", "array"}, {"items", object(op, op_required)}, {"minItems", 1}}},
        {"edges", Json{{"type", "array"}, {"items", edge}}}},
       {"format", "version", "ops", "edges"});
@@ -315,6 +347,12 @@ nlohmann::json graph_schema() {
       {"description", "per sample, or a fixed part and one per sample"},
       {"oneOf",
        Json::array({number, object({{"fixed", number}, {"per_sample", number}}, Json::array())})}};
+  const Json numbers = {{"type", "array"}, {"items", number}, {"minItems", 1}};
+  schema["$defs"]["most"] =
+      Json{{"description",
+            "per sample, or a fixed part and one per sample, or measured at some samples"},
+           {"anyOf", Json::array({affine, object({{"samples", numbers}, {"bytes", numbers}},
+                                                 {"samples", "bytes"})})}};
   return schema;
 }
 

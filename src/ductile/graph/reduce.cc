@@ -74,11 +74,9 @@ OpCost sum(const OpCost& a, const OpCost& b) {
   c.sample_bytes += b.sample_bytes;
   c.waits = a.waits || b.waits;
   c.waiting_bytes += b.waiting_bytes;
-  for (Affine PassBytes::*pass : {&PassBytes::forward, &PassBytes::backward,
-                                  &PassBytes::backward_input, &PassBytes::backward_weight}) {
-    (c.passes.*pass).fixed = std::max((a.passes.*pass).fixed, (b.passes.*pass).fixed);
-    (c.passes.*pass).per_sample =
-        std::max((a.passes.*pass).per_sample, (b.passes.*pass).per_sample);
+  for (MostBytes PassBytes::*pass : {&PassBytes::forward, &PassBytes::backward,
+                                     &PassBytes::backward_input, &PassBytes::backward_weight}) {
+    c.passes.*pass = larger(a.passes.*pass, b.passes.*pass);
   }
   c.tensor_forward_bytes += b.tensor_forward_bytes;
   c.tensor_backward_bytes += b.tensor_backward_bytes;

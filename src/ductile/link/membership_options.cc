@@ -18,6 +18,7 @@ control::MembershipOptions membership_options(const spec::JobOptions& job) {
   options.checkpoint_every = seconds(job.checkpoint.every_seconds);
   options.checkpoint_steps = job.checkpoint.every_steps;
   options.save_result = job.checkpoint.at_end;
+  options.may_change_ranks = job.train.pipelined.replans > 0;
   // In a job by stages no worker need have room for all of the state.
   options.all_read = spec::is_pipelined(job) && job.train.shard_optimizer;
   return options;

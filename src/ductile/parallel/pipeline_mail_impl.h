@@ -130,11 +130,12 @@ struct PipelineHost::Mail {
     return taken;
   }
 
-  // What has been taken at the other end is not held any longer.
+  // What has been taken at the other end is not held any longer, whatever was sent before it: a
+  // stage that is far behind takes its tensors late, and gradients for others are none of these.
   void let_go() {
-    std::erase_if(sent, [](const auto& s) {
-      if (!s.first.done()) return false;
-      s.first.wait();  // throws what ended it
+    std::erase_if(sent, [](const auto& message) {
+      if (!message.first.done()) return false;
+      message.first.wait();  // throws what ended it
       return true;
     });
   }

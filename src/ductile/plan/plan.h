@@ -95,7 +95,9 @@ int64_t in_flight_after(int64_t successor_w, int64_t successor_kb, int64_t micro
 // part, in_flight. Memory is not checked here; evaluate() reports it.
 void check(const Plan& plan, const graph::Graph& graph, const Devices& devices);
 
-// The format is in docs/reference/plan.schema.json. Operators are written by name.
+// The format is in docs/reference/plan.schema.json. Operators are written by name. A plan of a
+// graph that says of which model it is says so, too (Graph::model); with a graph of another model
+// it is refused.
 nlohmann::json to_json(const Plan& plan, const graph::Graph& graph);
 Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std::string_view name);
 // The same from a file, or from what `ductile plan --json` prints, which holds a plan.

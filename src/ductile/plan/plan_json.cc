@@ -19,10 +19,20 @@ Json names(const std::vector<OpId>& ops, const graph::Graph& graph) {
   return out;
 }
 
+void check_model(const spec::ModelIdentity& planned, const graph::Graph& graph) {
+  const std::string difference = spec::difference(planned, graph.model);
+  if (difference.empty()) return;
+  fail(ErrorCode::invalid_argument,
+       "the plan is for another model ({}) than the graph ({}): {}; plan this graph anew, or name "
+       "the graph that was planned",
+       planned.name, graph.model.name, difference);
+}
+
 }  // namespace
 
 nlohmann::json to_json(const Plan& plan, const graph::Graph& graph) {
   Json out = {{"format", "ductile.plan"}, {"version", 1}, {"graph", plan.graph}};
+  if (!graph.model.empty()) out["model"] = spec::to_json(graph.model);
   out["planner"] = plan.planner;
   out["batch"] = plan.batch;
   out["schedule"] = to_string(plan.schedule);
@@ -56,10 +66,11 @@ Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std:
            "\"ductile.plan\"",
            f.text("format"));
     }
-    f.only({"format", "version", "graph", "planner", "batch", "schedule", "predicted_seconds",
-            "lower_bound", "bound_reason", "stages"});
+    f.only({"format", "version", "graph", "model", "planner", "batch", "schedule",
+            "predicted_seconds", "lower_bound", "bound_reason", "stages"});
     (void)f.text("format");  // has to be there
     f.integer("version", 1, 1);
+    if (f.has("model")) check_model(spec::model_identity_from_json(f.at("model"), "model"), graph);
     std::unordered_map<std::string, OpId> ids;
     for (size_t i = 0; i < graph.ops.size(); ++i) {
       ids.emplace(graph.ops[i].name, static_cast<OpId>(i));

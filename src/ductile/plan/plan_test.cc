@@ -118,6 +118,33 @@ TEST(CheckPlan, NamesStageAndField) {
       << text;
 }
 
+// Operators of equal names tell nothing: what a profile says of its model goes with its plans.
+TEST(PlanJson, OfAnotherModelIsRefusedAndOfNoneAccepted) {
+  graph::Graph g = graph::build_graph("chain:2");
+  Plan plan;
+  plan.batch = 8;
+  plan.stages.resize(1);
+  plan.stages[0].ops = {0, 1};
+  const auto silent = to_json(plan, g);
+  EXPECT_FALSE(silent.contains("model"));
+  g.model = {"mine", "2 (ab)", "2 of 8 numbers (cd)", "float32 7"};
+  EXPECT_EQ(plan_from_json(silent, g, "p.json"), plan);
+  const auto told = to_json(plan, g);
+  EXPECT_EQ(told.at("model").at("parameters"), "2 of 8 numbers (cd)");
+  EXPECT_EQ(plan_from_json(told, g, "p.json"), plan);
+  g.model.name = "renamed";
+  EXPECT_EQ(plan_from_json(told, g, "p.json"), plan);
+  g.model.parameters = "2 of 9 numbers (ce)";
+  std::string text;
+  EXPECT_EQ(testing::code_of([&] { plan_from_json(told, g, "p.json"); }, &text),
+            ErrorCode::invalid_argument);
+  EXPECT_NE(text.find("p.json: the plan is for another model (mine) than the graph (renamed): its "
+                      "parameters are 2 of 8 numbers (cd), and those of this one 2 of 9 numbers"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(plan_from_json(told, graph::build_graph("chain:2"), "p.json"), plan);
+}
+
 TEST(Devices, AreAViewOfTheClusterFile) {
   const spec::Cluster cluster = spec::parse_cluster(R"(
 [[nodes]]

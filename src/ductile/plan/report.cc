@@ -259,6 +259,7 @@ nlohmann::json plan_schema() {
            {{"format", {{"const", "ductile.plan"}}},
             {"version", {{"const", 1}}},
             {"graph", described(text, "its name")},
+            {"model", spec::model_identity_schema()},
             {"planner", text},
             {"batch", described(whole, "samples of an iteration")},
             {"schedule", {{"enum", {"kfkb", "zero_bubble"}}}},

@@ -209,6 +209,13 @@ Row describe_event(const json& event) {
         fmt::format("Learning rate {} after {} probes: {}", as_number(number_at(event, "lr")),
                     event.contains("probes") ? event["probes"].size() : 0, text_at(event, "why"))};
   }
+  if (kind == "replan") {
+    const double workers = number_at(event, "workers");
+    return {kind, "bad",
+            fmt::format("Planned anew for {} worker{}, whose memory did not hold the stages of the "
+                        "plan before: from step {} on the result is that of another plan",
+                        count_text(workers), workers == 1 ? "" : "s", step)};
+  }
   if (kind == "tune") return {kind, "plain", tuning_text(event)};
   if (kind == "memory") return {kind, "plain", memory_text(event)};
   if (kind == "error") return {kind, "bad", text_at(event, "message")};

@@ -217,6 +217,9 @@ struct PipelinedOptions {
   std::vector<std::string> recompute;  // operators
   std::vector<int64_t> tensor;         // of each: the parts that divide its linear layers
   int64_t trace_steps = 0;
+  std::vector<std::string> model;  // for which the plan was made (model_identity.h)
+  double replan_after = 60;        // seconds without enough workers
+  int64_t replans = 0;             // how often the result has become that of another plan
 };
 
 struct GradedOptions {

@@ -13,6 +13,7 @@
 #include "ductile/spec/datasets.h"
 #include "ductile/spec/job.h"
 #include "ductile/spec/live_options.h"
+#include "ductile/spec/model_identity.h"
 #include "ductile/spec/models.h"
 #include "ductile/spec/name_rules.h"
 #include "ductile/spec/sample_inputs.h"
@@ -184,6 +185,7 @@ void check_pipelined(const JobOptions& job, const Bad& bad) {
                     "each stage of each pipeline is a virtual rank",
                     ranks, o.replicas));
   }
+  (void)model_identity(o.model);  // throws where it is none
   const auto orders = static_cast<int64_t>(o.orders.size());
   if (orders > 0 && orders != num_stages(job)) {
     bad(

@@ -31,6 +31,17 @@ void describe(Describer& d, PipelinedOptions& o) {
           "of each stage, how many replicas share each of its micro-batches in equal parts; "
           "train.virtual_ranks is their sum; `ductile train --plan` sets them; empty = one of each")
       .range(1, 1 << 16);
+  d.field("model", o.model,
+          "for which model the plan was made: its name, operators, parameters and samples; another "
+          "model is refused; `ductile train --plan` sets it; empty = any that has the operators");
+  d.field("replan_after", o.replan_after,
+          "seconds that a run by a plan waits for lost workers, where those that are left have too "
+          "little memory for its stages, before it is planned anew for these, which changes the "
+          "result from the last checkpoint on; 0 = it waits")
+      .range(0, 1e6);
+  d.field("replans", o.replans,
+          "how often that has happened; the run sets it, and a new run begins with 0")
+      .range(0, 1 << 20);
 }
 
 }  // namespace ductile::spec

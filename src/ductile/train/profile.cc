@@ -22,6 +22,7 @@
 #include "ductile/spec/stage_state.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/ingredients.h"
+#include "ductile/train/planned_model.h"
 #include "ductile/train/state.h"
 
 namespace ductile::train {
@@ -396,6 +397,9 @@ class Measurement {
             {"optimizer_factor",
              state_.optimizer->state_names().size()},  // arrays as large as the weights
             {"counted", true},
+            {"model", spec::to_json(identity_of(job_, operators_,
+                                                DataForm::of(job_, ingredients_.train_set->info(),
+                                                             ingredients_.augment)))},
             {"state_factor", spec::stage_state_factor(job_)},
             {"ops", std::move(ops)},
             {"edges", std::move(edges)}};
@@ -422,6 +426,15 @@ class Measurement {
     return fit;
   }
 
+  // Of an operator's pass (graph::MostBytes).
+  Json most(size_t i, int64_t Bytes::*member) const {
+    std::vector<MeasuredShare> measured;
+    for (size_t s = 0; s < shares_.size(); ++s)
+      measured.push_back(
+          {static_cast<double>(shares_[s]), static_cast<double>(cells_[s][i].bytes.*member)});
+    return most_bytes(measured);
+  }
+
   // `given`: of the model's inputs that the operator reads, per sample.
   void put_bytes(size_t i, double given, Json& out) const {
     const auto fit = [&](int64_t Bytes::*member) {
@@ -432,16 +445,16 @@ class Measurement {
     if (held.fixed > 0) out["activation_fixed"] = held.fixed;
     if (given > 0) out["sample_bytes"] = given;
     if (profiler_.waits(i)) out["waiting_bytes"] = affine(fit(&Bytes::waiting));
-    out["pass_bytes"] = {{"forward", affine(fit(&Bytes::forward))},
-                         {"backward", affine(fit(&Bytes::backward))},
-                         {"backward_input", affine(fit(&Bytes::backward_input))},
-                         {"backward_weight", affine(fit(&Bytes::backward_weight))}};
-    const AffineFit most = fit_bytes([&](size_t s) {
+    out["pass_bytes"] = {{"forward", most(i, &Bytes::forward)},
+                         {"backward", most(i, &Bytes::backward)},
+                         {"backward_input", most(i, &Bytes::backward_input)},
+                         {"backward_weight", most(i, &Bytes::backward_weight)}};
+    const AffineFit workspace = fit_bytes([&](size_t s) {
       const Bytes& b = cells_[s][i].bytes;
       return static_cast<double>(
           std::max({b.forward, b.backward, b.backward_input, b.backward_weight}));
     });
-    if (most.fixed > 0 || most.per_sample > 0) out["workspace_bytes"] = affine(most);
+    if (workspace.fixed > 0 || workspace.per_sample > 0) out["workspace_bytes"] = affine(workspace);
   }
 
   Json describe(size_t i) const {
@@ -522,6 +535,23 @@ AffineFit fit_affine(std::span<const MeasuredShare> measured) {
     if (fit.per_sample < 0) return {wy / w, 0};
   }
   return {0, wxx > 0 ? wxy / wxx : 0};
+}
+
+Json most_bytes(std::span<const MeasuredShare> measured) {
+  constexpr double kOff = 0.005, kFew = 64;  // of the value; bytes
+  AffineFit fit = fit_affine(measured);
+  fit.fixed = std::round(fit.fixed);
+  fit.per_sample = std::ceil(fit.per_sample);
+  const bool says_it = std::ranges::all_of(measured, [&](const MeasuredShare& m) {
+    return std::abs(fit.at(m.samples) - m.value) <= kFew + m.samples + kOff * m.value;
+  });
+  if (says_it) return affine(fit);
+  Json samples = Json::array(), bytes = Json::array();
+  for (const MeasuredShare& m : measured) {
+    samples.push_back(m.samples);
+    bytes.push_back(m.value);
+  }
+  return {{"samples", std::move(samples)}, {"bytes", std::move(bytes)}};
 }
 
 Json profile(const spec::JobOptions& job, const ProfileOptions& options,

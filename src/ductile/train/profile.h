@@ -35,6 +35,11 @@ struct AffineFit {
 // The line whose relative errors have the least squares. One share alone is taken as proportional.
 AffineFit fit_affine(std::span<const MeasuredShare> measured);
 
+// What a pass of an operator takes at most, at rising numbers of samples, as graph JSON has it: the
+// line above where it says each within half a per cent, else the measured bytes themselves, as the
+// most is that of one kernel for few samples and of another one for many.
+nlohmann::json most_bytes(std::span<const MeasuredShare> measured);
+
 // Runs the operators of the job's model, with the loss, on samples of its training set as a
 // pipeline stage runs them (parallel/stage_executor.h): forward, backward to the inputs, backward
 // to the weights. The result is graph JSON (docs/reference/graph.schema.json) of this machine with

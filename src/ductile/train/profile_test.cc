@@ -1,6 +1,7 @@
 // What `ductile profile` says of a model against what is known of it otherwise.
 #include "ductile/train/profile.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -61,6 +62,18 @@ TEST(FitAffine, FindsALineAndStaysAboveZero) {
   EXPECT_EQ(fit_affine(one).per_sample, 0.5);
   const std::vector<MeasuredShare> nothing = {{1, 0}, {2, 0}};
   EXPECT_EQ(fit_affine(nothing).at(8), 0);
+}
+
+TEST(MostBytes, AreALineOrWhatWasMeasured) {
+  const std::vector<MeasuredShare> line = {{1, 1100}, {2, 1200}, {8, 1800}};
+  EXPECT_NEAR(most_bytes(line).at("fixed").get<double>(), 1000, 1);
+  EXPECT_NEAR(most_bytes(line).at("per_sample").get<double>(), 100, 1);
+  std::vector<MeasuredShare> kink;  // one kernel's matrix, and another one's samples
+  for (const double n : {1.0, 4.0, 16.0, 64.0}) kink.push_back({n, std::max(1e6 + n, 5e4 * n)});
+  const Json found = most_bytes(kink);
+  EXPECT_EQ(found.at("samples"), Json::parse("[1.0, 4.0, 16.0, 64.0]"));
+  EXPECT_EQ(found.at("bytes").at(1), 1000004.0);
+  EXPECT_EQ(found.at("bytes").at(3), 3.2e6);
 }
 
 // Names, edges and bytes of weights are those of the model that a job trains.
@@ -187,6 +200,30 @@ TEST(Profile, MeasuresTheSharesThatWereAskedFor) {
                            R"({"shares":[1],"rounds":0})", R"({"shares":1,"rounds":1})"}) {
     EXPECT_THROW(ProfileOptions::from_json(Json::parse(text)), Error) << text;
   }
+}
+
+// What a plan is held against: the same for other weights, batches, rules and shares, and another
+// one for other shapes of weights or samples.
+TEST(Profile, SaysOfWhichModelItIs) {
+  spec::JobOptions job = job_of("mlp");
+  const Json own = profile_of(job).at("model");
+  EXPECT_EQ(own.at("name"), "mlp");
+  EXPECT_EQ(own.at("samples"), "float32 1x28x28");
+  spec::JobOptions same = job;
+  same.seed = 7;
+  same.train.batch_size = 8;
+  same.optimizer.name = "adamw";
+  same.train.label_smoothing = 0.1;
+  EXPECT_EQ(profile_of(same).at("model"), own);
+  spec::JobOptions wider = job;
+  wider.model.hidden.front() += 1;
+  const Json other = profile_of(wider).at("model");
+  EXPECT_EQ(other.at("operators"), own.at("operators"));
+  EXPECT_NE(other.at("parameters"), own.at("parameters"));
+  spec::JobOptions smaller = job;
+  smaller.augment.crop = 24;
+  EXPECT_EQ(profile_of(smaller).at("model").at("samples"), "float32 1x24x24");
+  EXPECT_NE(profile_of(job_of("cnn")).at("model").at("operators"), own.at("operators"));
 }
 
 TEST(Profile, EndsWhereItIsInterrupted) {

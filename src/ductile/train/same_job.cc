@@ -20,11 +20,19 @@ constexpr std::array kFree = std::to_array<std::string_view>(
      "/target", "/python/interpreter", "/python/source", "/python/versions", "/python/verify_every",
      "/train/log_every", "/train/shard_optimizer", "/train/shard_copies"});
 
-// The same where both run pipelines of as many stages, whose schedule changes no bit; and their
-// cut, where any will do.
-constexpr std::array kFreeOfStages =
-    std::to_array<std::string_view>({"/train/pipelined/orders", "/train/pipelined/recompute",
-                                     "/train/pipelined/trace_steps", "/train/pipelined/stages"});
+// The same where both run pipelines of as many stages, whose schedule changes no bit, nor does what
+// a plan says of its model, which is looked at by itself; and their cut, where any will do.
+constexpr std::array kFreeOfStages = std::to_array<std::string_view>(
+    {"/train/pipelined/orders", "/train/pipelined/recompute", "/train/pipelined/trace_steps",
+     "/train/pipelined/model", "/train/pipelined/replan_after", "/train/pipelined/stages"});
+
+// The same where the run was planned anew since, and says by that that its result is another one.
+constexpr std::array kFreeOfReplans =
+    std::to_array<std::string_view>({"/train/pipelined", "/train/virtual_ranks"});
+
+int64_t replans_of(const nlohmann::json& job) {
+  return job.at("train").at("pipelined").value("replans", int64_t{0});
+}
 
 bool is_free(std::string_view path, std::span<const std::string_view> among) {
   return std::any_of(among.begin(), among.end(), [&](std::string_view free) {
@@ -45,7 +53,8 @@ void check_same_job(const nlohmann::json& saved, const nlohmann::json& now, bool
   if (runs_stages(saved) && runs_stages(now)) {
     spec::JobOptions job;
     OptionSet(job).read_json(now, "the job");
-    free_of_stages = std::span(kFreeOfStages).first(spec::any_cut_will_do(job) ? 4 : 3);
+    free_of_stages = std::span(kFreeOfStages).first(spec::any_cut_will_do(job) ? 6 : 5);
+    if (replans_of(now) > replans_of(saved)) free_of_stages = kFreeOfReplans;
   }
   for (const nlohmann::json& change : nlohmann::json::diff(saved, now)) {
     const std::string path = change.at("path");

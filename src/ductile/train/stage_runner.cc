@@ -17,6 +17,7 @@
 #include "ductile/parallel/tensor_tree.h"
 #include "ductile/spec/stage_orders.h"
 #include "ductile/train/evaluate.h"
+#include "ductile/train/planned_model.h"
 
 namespace ductile::train {
 namespace {
@@ -93,7 +94,16 @@ at::Tensor zeros_like_untouched(const FlatModel::Entry& parameter) {
       zeros->span().data(), parameter.shape, [zeros](void*) {}, at::kFloat);
 }
 
-parallel::TensorSplit split_of_job(const spec::JobOptions& job, const OperatorGraph& operators) {
+DataForm form_of_job(const spec::JobOptions& job, const Ingredients& ingredients) {
+  return DataForm::of(job, ingredients.train_set->info(), ingredients.augment);
+}
+
+// Of the model for which the job's plan was made.
+parallel::TensorSplit split_of_job(const spec::JobOptions& job, const Ingredients& ingredients) {
+  const OperatorGraph operators =
+      nn::training_operators(*ingredients.model, job.train.label_smoothing);
+  if (!job.train.pipelined.model.empty())
+    check_planned_model(job, operators, form_of_job(job, ingredients));
   return parallel::split_tensors(operators, pipeline_of_job(job, operators),
                                  job.train.pipelined.tensor);
 }
@@ -174,8 +184,7 @@ StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, 
     : job_(job),
       ingredients_(ingredients),
       flat_(flat),
-      split_(
-          split_of_job(job, nn::training_operators(*ingredients.model, job.train.label_smoothing))),
+      split_(split_of_job(job, ingredients)),
       operators_(split_.graph),
       pipeline_(split_.pipeline),
       parts_(parallel::parts_of(pipeline_)),

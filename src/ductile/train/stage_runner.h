@@ -50,7 +50,8 @@ parallel::Pipeline pipeline_of_job(const spec::JobOptions& job, const nn::Operat
 // One thread at a time. Nothing but the model's running statistics changes.
 class StageRunner {
  public:
-  // The arguments outlive this object.
+  // The arguments outlive this object. Throws invalid_argument for a pipeline that cannot be run,
+  // and for a plan of another model (planned_model.h).
   StageRunner(const spec::JobOptions& job, Ingredients& ingredients, FlatModel& flat);
   ~StageRunner();
 

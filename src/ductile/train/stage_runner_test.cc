@@ -26,7 +26,10 @@
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/trace.h"
+#include "ductile/spec/model_identity.h"
+#include "ductile/train/data_form.h"
 #include "ductile/train/ingredients.h"
+#include "ductile/train/planned_model.h"
 #include "ductile/train/replica.h"
 #include "ductile/train/same_job.h"
 #include "ductile/train/testing/local_cluster.h"
@@ -321,6 +324,38 @@ TEST(Stages, AResumedRunMayBeCutOtherwiseAndKeepsTheirNumber) {
   EXPECT_THROW(check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2", "fc3"}), true), Error);
 }
 
+// What a run was planned anew for says that its result is another one; nobody else may change it.
+TEST(Stages, ARunThatWasPlannedAnewGoesOnByAnyPlan) {
+  spec::JobOptions saved = small_job("mlp", 4), now = small_job("mlp", 2);
+  saved.optimizer.lr = now.optimizer.lr;
+  now.train.pipelined.micro_batches = 4;
+  const auto check = [&] {
+    check_same_job(OptionSet(saved).to_json(), OptionSet(now).to_json(), true);
+  };
+  EXPECT_THROW(check(), Error);
+  now.train.pipelined.replans = 1;
+  EXPECT_NO_THROW(check());
+  now.optimizer.lr *= 2;
+  EXPECT_THROW(check(), Error) << "all else is the same job";
+  now.optimizer.lr = saved.optimizer.lr;
+  saved.train.pipelined.replans = 1;
+  EXPECT_THROW(check(), Error) << "it was planned anew before that checkpoint";
+}
+
+TEST(Stages, ACheckpointOfFourStagesIsRestoredByARunThatWasPlannedAnewForTwo) {
+  spec::JobOptions job = small_job("mlp", 4);
+  job.model.hidden = {12, 9, 7, 5};
+  const OneRun run(job);
+  run.go_on(job, 4, 4, /*to_its_end=*/false);
+  const auto before = run.newest(job);
+  spec::JobOptions anew = job;
+  anew.train.virtual_ranks = 2;
+  anew.train.pipelined.replans = 1;
+  EXPECT_EQ(weights_of(*run.newest(anew)), weights_of(*before));
+  run.go_on(anew, 2, 8, /*to_its_end=*/true);
+  EXPECT_EQ(run.newest(anew)->step(), 8);
+}
+
 // Pipelines side by side: each is what a virtual rank of the plain method is, if no operator draws.
 TEST(Stages, PipelinesOfOneStageAreVirtualRanksOfThePlainMethod) {
   for (const char* model : {"mlp", "cnn"}) {
@@ -408,6 +443,45 @@ TEST(Stages, APlanThatDoesNotFitTheModelIsRefusedByName) {
   EXPECT_EQ(refusal(), "");
   job.train.pipelined.orders = {"F3B3", "FBFB"};
   EXPECT_NE(refusal().find("stage 1: its order has 2 F"), std::string::npos) << refusal();
+}
+
+// The plan of a model whose operators bear the same names would train, or end late.
+TEST(Stages, APlanOfAnotherModelIsRefusedByNameBeforeTheFirstStep) {
+  spec::JobOptions job = small_job("mlp", 2);
+  job.train.pipelined.stages = {"fc1 fc2", "fc3"};
+  const auto identity = [](const spec::JobOptions& of) {
+    const Ingredients parts = recipe_of(of)();
+    return identity_of(of, nn::training_operators(*parts.model, 0),
+                       DataForm::of(of, parts.train_set->info(), parts.augment));
+  };
+  const auto refusal = [](const spec::JobOptions& of) {
+    try {
+      const Replica replica(of);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      return std::string(e.what());
+    }
+    return std::string();
+  };
+  job.train.pipelined.model = spec::to_texts(identity(job));
+  EXPECT_EQ(refusal(job), "");
+  spec::JobOptions wider = job;
+  wider.model.hidden[0] += 1;
+  const std::string text = refusal(wider);
+  EXPECT_NE(
+      text.find("the plan is for another model (mlp) than the job's (mlp): its parameters are "
+                "6 of "),
+      std::string::npos)
+      << text;
+  EXPECT_NE(text.find("ductile profile"), std::string::npos) << text;
+  EXPECT_EQ(text.find("its operators"), std::string::npos) << "these are the same: " << text;
+  wider.train.pipelined.model.clear();
+  EXPECT_EQ(refusal(wider), "") << "a plan that says nothing";
+  // A run may get a plan that says it, or go on with one that does not.
+  spec::JobOptions silent = job;
+  silent.train.pipelined.model.clear();
+  EXPECT_NO_THROW(check_same_job(OptionSet(silent).to_json(), OptionSet(job).to_json(), true));
+  EXPECT_NO_THROW(check_same_job(OptionSet(job).to_json(), OptionSet(silent).to_json(), true));
 }
 
 }  // namespace

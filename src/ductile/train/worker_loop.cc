@@ -9,8 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include <c10/util/Exception.h>
-
 #include "ductile/base/aligned_array.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -39,7 +37,6 @@
 #include "ductile/train/result.h"
 #include "ductile/train/stage_memory.h"
 #include "ductile/train/stage_trace.h"
-#include "ductile/train/torch_error.h"
 
 namespace ductile::train {
 namespace {
@@ -144,10 +141,8 @@ void WorkerLoop::Impl::load() try {
   if (replica_->shards().kept_where_read())
     parts_.emplace(input_.folder.checkpoints(), source_.worker());
   source_.tell(Loaded{});
-} catch (const Error& e) {
-  source_.tell(JobError{e.what(), e.code()});
-} catch (const c10::Error& e) {
-  source_.tell(JobError{error_of(e).what()});
+} catch (const std::exception&) {
+  source_.tell(load_error_of_current());
 }
 
 void WorkerLoop::Impl::run() {

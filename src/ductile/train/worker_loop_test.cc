@@ -1,8 +1,13 @@
+#include <atomic>
 #include <cmath>
 #include <csignal>
 #include <fstream>
+#include <functional>
+#include <new>
 
 #include <gtest/gtest.h>
+
+#include <ATen/ops/empty.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -11,6 +16,8 @@
 #include "ductile/link/saved_state.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/train/ingredients.h"
+#include "ductile/train/testing/local_cluster.h"
 #include "ductile/train/workers.h"
 
 namespace ductile::train {
@@ -269,6 +276,49 @@ TEST(WorkerLoop, ADamagedNewestCheckpointIsPassedOverForTheOneBefore) {
   fs::remove(damaged.path() / "model.safetensors");
   damaged.start(job, true);
   EXPECT_EQ(whole.weights(), damaged.weights());
+}
+
+// As nothing else that may be thrown there does, it ended the process without a word, and the next
+// one did the same.
+TEST(WorkerLoop, NoMemoryWhileAWorkerLoadsIsAnErrorThatSaysSo) {
+  const std::function<void()> refusals[] = {[] { throw std::bad_alloc(); },
+                                            [] { at::empty({int64_t{1} << 55}); }};
+  for (const auto& refuse : refusals) {
+    spec::JobOptions job = small_job();
+    const TempFolder place;
+    const auto folder = run::RunFolder::create(place.path(), job.name, OptionSet(job).to_toml());
+    const run::RunLock lock(folder.path(), run::RunLock::kLocal);
+    const Recipe recipe = [&]() -> Ingredients {
+      refuse();
+      return {};
+    };
+    const link::JobEnd end = train_here(lock, {.folder = folder, .job = job, .recipe = recipe});
+    EXPECT_EQ(end.phase, control::Phase::failed);
+    EXPECT_FALSE(end.crashed);
+    EXPECT_EQ(end.error_code, ErrorCode::unavailable) << end.reason;
+    EXPECT_NE(end.reason.find("memory"), std::string::npos) << end.reason;
+    EXPECT_NE(end.reason.find("start fewer workers on it"), std::string::npos) << end.reason;
+  }
+}
+
+TEST(WorkerLoop, AWorkerWithoutMemoryToLoadLeavesTheOthersAtWork) {
+  spec::JobOptions job = small_job();
+  job.train.virtual_ranks = 2;
+  job.train.threads = 1;
+  TestRun alone;
+  alone.start(job);
+  const TempFolder place;
+  const auto folder = run::RunFolder::create(place.path(), job.name, OptionSet(job).to_toml());
+  std::atomic<int> begun = 0;
+  const Recipe recipe = [&, own = recipe_of(job)] {
+    if (begun++ == 1) throw std::bad_alloc();
+    return own();
+  };
+  testing::LocalCluster cluster(folder, job, recipe);
+  cluster.start(2);
+  EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
+  EXPECT_GE(begun.load(), 2);
+  EXPECT_EQ(read_file(folder.model_file()), alone.weights());
 }
 
 }  // namespace

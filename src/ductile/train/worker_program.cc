@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -193,6 +194,11 @@ int worker_program(int argc, char** argv, const RecipeOf& own) {
     const Error error = error_of(e);
     log_line(fmt::format("ductile-worker: {}", e.what()));  // with its frames, for the log
     run::write_line(arguments.progress_fd, run::Failed{error.code(), error.what()});
+    return kFailed;
+  } catch (const std::bad_alloc&) {
+    constexpr const char* kText = "there is no memory left (std::bad_alloc)";
+    log_line(fmt::format("ductile-worker: {}", kText));
+    run::write_line(arguments.progress_fd, run::Failed{ErrorCode::unavailable, kText});
     return kFailed;
   } catch (const std::exception& e) {
     log_line(fmt::format("ductile-worker: {}", e.what()));

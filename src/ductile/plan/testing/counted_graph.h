@@ -9,6 +9,11 @@ namespace ductile::plan {
 // operator keeps what it makes and more.
 inline void count_bytes(graph::Graph& graph, Rng& rng) {
   const auto some = [&] { return graph::Affine{double(rng.below(3)), double(rng.below(40))}; };
+  const auto most = [&] {  // some are no lines
+    graph::MostBytes out = some();
+    if (rng.below(4) == 0) out.points = {{1, double(rng.below(40))}, {4, 40}, {9, 200}};
+    return out;
+  };
   graph.counted = true;
   for (graph::Op& op : graph.ops) {
     graph::OpCost& c = op.cost;
@@ -18,7 +23,7 @@ inline void count_bytes(graph::Graph& graph, Rng& rng) {
     c.activation_fixed = double(rng.below(3));
     c.waits = rng.below(2) == 0;
     c.waiting_bytes = c.waits ? some() : graph::Affine{};
-    c.passes = {some(), some(), some(), some()};
+    c.passes = {most(), most(), most(), most()};
   }
   for (size_t i = 0; i < graph.edges.size(); ++i) {
     graph::Edge& e = graph.edges[i];

@@ -1,0 +1,110 @@
+// Another plan for a run that goes on, and commands that are killed while nobody knows whether it
+// can be run: what the next one finds at each instant.
+#include "ductile/cli/plan_change.h"
+
+#include <optional>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/testing.h"
+#include "ductile/run/progress.h"
+#include "ductile/run/trace.h"
+
+namespace ductile::cli {
+namespace {
+
+struct ChangedRun {
+  TempFolder place;
+  const run::RunFolder folder = run::RunFolder::create_at(place.path() / "run", "name = \"old\"\n");
+  const fs::path former = folder.path() / "former_plan.json";
+
+  ChangedRun() { write_file_atomic(run::plan_file(folder), "[1]"); }
+  std::string job() const { return read_file(folder.job_file()); }
+  std::string plan() const { return read_file(run::plan_file(folder)); }
+};
+
+constexpr const char* kOld = "name = \"old\"\n";
+constexpr const char* kNew = "name = \"new\"\n";
+
+std::string progress(int64_t step) {
+  run::Progress line;
+  line.step = step;
+  return run::encode(line);
+}
+
+TEST(PlanChange, IsTakenBackByWhoeverFindsTheRefusal) {
+  const ChangedRun run;
+  (void)PlanChange::put(run.folder, kNew, "[2]");  // and this command is killed
+  EXPECT_EQ(run.job(), kNew);
+  EXPECT_EQ(run.plan(), "[2]");
+  std::optional<PlanChange> found = PlanChange::left_open(run.folder);
+  ASSERT_TRUE(found.has_value());
+  EXPECT_EQ(run.job(), kNew) << "workers may go on by it";
+  EXPECT_TRUE(found->take_back());
+  EXPECT_EQ(run.job(), kOld);
+  EXPECT_EQ(run.plan(), "[1]");
+  EXPECT_FALSE(fs::exists(run.former));
+  EXPECT_FALSE(found->take_back());
+  EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
+}
+
+TEST(PlanChange, BeginsBeforeTheJobIsWrittenAndEndsAfterIt) {
+  const ChangedRun run;
+  (void)PlanChange::put(run.folder, kNew, "[2]");
+  // Killed behind the plan, and before the job.
+  write_file_atomic(run.folder.job_file(), kOld);
+  EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
+  EXPECT_EQ(run.job(), kOld);
+  EXPECT_EQ(run.plan(), "[1]");
+  EXPECT_FALSE(fs::exists(run.former));
+  // Killed while it was taken back.
+  (void)PlanChange::put(run.folder, kNew, "[2]");
+  write_file_atomic(run::plan_file(run.folder), "[1]");
+  EXPECT_TRUE(PlanChange::left_open(run.folder).has_value());
+  EXPECT_EQ(run.plan(), "[2]") << "job and plan belong together";
+}
+
+TEST(PlanChange, AStepByThePlanAcceptsIt) {
+  const ChangedRun run;
+  PlanChange change = PlanChange::put(run.folder, kNew, "[2]");
+  change.hear("no line of ours");
+  change.hear(progress(7));
+  change.hear(progress(7));
+  EXPECT_TRUE(fs::exists(run.former));
+  change.hear(progress(8));
+  EXPECT_FALSE(fs::exists(run.former));
+  EXPECT_FALSE(change.take_back()) << "what goes wrong later is not the plan's fault";
+  EXPECT_EQ(run.job(), kNew);
+}
+
+// Two plans in a row that nobody accepted: the one before both comes back.
+TEST(PlanChange, AnotherOneKeepsWhatTheFirstOneFound) {
+  const ChangedRun run;
+  fs::remove(run::plan_file(run.folder));
+  (void)PlanChange::put(run.folder, kNew, "[2]");
+  PlanChange second = PlanChange::put(run.folder, "name = \"newer\"\n", "[3]");
+  EXPECT_EQ(run.plan(), "[3]");
+  EXPECT_TRUE(second.take_back());
+  EXPECT_EQ(run.job(), kOld);
+  EXPECT_FALSE(fs::exists(run::plan_file(run.folder))) << "there was none";
+}
+
+TEST(PlanChange, WhatSomebodyHasWrittenSinceStays) {
+  const ChangedRun run;
+  (void)PlanChange::put(run.folder, kNew, "[2]");
+  write_file_atomic(run.folder.job_file(), "name = \"mine\"\n");
+  EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
+  EXPECT_EQ(run.job(), "name = \"mine\"\n");
+  EXPECT_FALSE(fs::exists(run.former));
+  write_file_atomic(run.former, "{\"job\": 1}");
+  const std::string text =
+      testing::text_of([&] { PlanChange::left_open(run.folder); }, ErrorCode::data_loss);
+  EXPECT_NE(text.find("former_plan.json: job must be text, it is 1; "), std::string::npos) << text;
+  EXPECT_NE(text.find("remove it"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace ductile::cli

@@ -1,0 +1,93 @@
+// Whether the workers that are left have room for the stages of a plan, counted by hand.
+#include "ductile/cli/plan_memory.h"
+
+#include <string>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/testing.h"
+#include "ductile/cli/replan.h"
+
+namespace ductile::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+// Three stages of 10, 20 and 30 bytes, of which 4, 5 and 6 are state, on devices of 35.
+std::string three_stages() {
+  Json stages = Json::array();
+  for (int s = 0; s < 3; ++s)
+    stages.push_back(
+        {{"peak_memory", 10 * (s + 1)}, {"memory_limit", 35}, {"state_memory", 4 + s}});
+  return dump_json(Json{{"evaluation", {{"stages", std::move(stages)}, {"state_memory", 15}}}});
+}
+
+spec::JobOptions job_of(int64_t virtual_ranks) {
+  spec::JobOptions job;
+  job.train.method = "pipelined";
+  job.train.virtual_ranks = virtual_ranks;
+  job.train.shard_optimizer = true;
+  return job;
+}
+
+TEST(PlanMemory, StagesThatTakeTurnsNeedRoomSideBySide) {
+  const auto memory = PlanMemory::of(job_of(3), three_stages());
+  ASSERT_TRUE(memory.has_value());
+  EXPECT_EQ(memory->limit(), 35);
+  EXPECT_EQ(memory->most(3), 30);
+  EXPECT_EQ(memory->most(1), 60);
+  EXPECT_TRUE(memory->fits(3, 0));
+  EXPECT_TRUE(memory->fits(2, 0)) << "the first two need 30, the third one as well";
+  EXPECT_FALSE(memory->fits(1, 0));
+  EXPECT_EQ(memory->fewest(0), 2);
+  EXPECT_TRUE(memory->fits(1, 60)) << "all on one machine that has as much";
+  EXPECT_FALSE(memory->fits(1, 59));
+  EXPECT_EQ(memory->fewest(60), 1);
+}
+
+// A worker without sharded state holds that of all stages; one with two replicas of a stage holds
+// the stage's once.
+TEST(PlanMemory, CountsStateAsWorkersHoldIt) {
+  spec::JobOptions whole = job_of(3);
+  whole.train.shard_optimizer = false;
+  EXPECT_EQ(PlanMemory::of(whole, three_stages())->most(3), 24 + 15);
+  spec::JobOptions replicas = job_of(4);
+  replicas.train.pipelined.stage_replicas = {2, 1, 1};
+  EXPECT_EQ(PlanMemory::of(replicas, three_stages())->most(1), 60 + 6);
+  spec::JobOptions beside = job_of(6);
+  beside.train.pipelined.replicas = 2;
+  EXPECT_EQ(PlanMemory::of(beside, three_stages())->most(1), 60 + 45);
+}
+
+TEST(PlanMemory, APlanThatDoesNotSayIsTakenAsItIs) {
+  EXPECT_FALSE(PlanMemory::of(job_of(3), "").has_value());
+  EXPECT_FALSE(PlanMemory::of(job_of(3), R"({"stages": []})").has_value());
+  EXPECT_FALSE(PlanMemory::of(job_of(2), three_stages()).has_value()) << "of other stages";
+  Json unlimited = Json::parse(three_stages());
+  unlimited["evaluation"]["stages"][1].erase("memory_limit");
+  EXPECT_FALSE(PlanMemory::of(job_of(3), dump_json(unlimited)).has_value());
+}
+
+TEST(PlanMemory, TooFewWorkersAreRefusedWithTheNumberThatWouldDo) {
+  server::HostSetup hosts;
+  hosts.hosts.resize(1);
+  EXPECT_NO_THROW(check_fewest(job_of(3), three_stages(), "plan.json", 2, hosts));
+  const std::string text =
+      testing::text_of([&] { check_fewest(job_of(3), three_stages(), "plan.json", 1, hosts); });
+  EXPECT_NE(text.find("plan.json: 1 worker would need up to 60"), std::string::npos) << text;
+  EXPECT_NE(text.find("use --workers 2 or more"), std::string::npos) << text;
+}
+
+TEST(Replan, WithoutAGraphIsAnErrorThatSaysSo) {
+  const std::string text =
+      testing::text_of([] { plan_anew(job_of(3), three_stages(), 1); }, ErrorCode::conflict);
+  EXPECT_NE(text.find("memory of 1 worker: too little"), std::string::npos) << text;
+  EXPECT_NE(text.find("plan.json holds no graph"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace ductile::cli
