@@ -1,7 +1,9 @@
 #include "ductile/cli/pipeline_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +15,8 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/options.h"
+#include "ductile/cli/python_job.h"
 #include "ductile/page/numbers.h"
 #include "ductile/spec/stage_state.h"
 
@@ -90,6 +94,7 @@ void check_stage(const JsonFields& stage) {
   }
 }
 
+constexpr double kMostPlanSeconds = 1e9;  // of a step
 constexpr double kMostBytes = 1e18, kMostFactor = 1e6;
 
 // The state that a job has for its weights, beside that of the graph which was planned: it may be
@@ -285,6 +290,52 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   job.train.virtual_ranks = ranks;
   job.train.pipelined = std::move(options);
   return text;
+}
+
+std::string read_planned(const JobRequest& request, const fs::path& file,
+                         const char* const* environment, JobConfig& config) {
+  const auto object = request.file ? python_object(*request.file) : std::nullopt;
+  if (object || request.arguments) {
+    fail(
+        ErrorCode::invalid_argument,
+        "--plan {}: a Python job is not trained by stages so far; leave the plan out, or train its "
+        "module in C++ (ductile capture --model, model.library)",
+        file.string());
+  }
+  config.read_data(request, environment);
+  std::map<std::string, std::string> asked;
+  for (const OptionField& field : config.options.fields()) {
+    const std::string value = to_toml(field.ref);
+    if (!field.origin.is_default() && value != to_toml(field.default_value))
+      asked[field.path] = value;
+  }
+  std::string plan = set_plan(config.job, file);
+  for (const auto& [path, value] : asked) {
+    const OptionField& field = *config.options.find(path);
+    const std::string now = to_toml(field.ref);
+    if (now == value) continue;
+    fail(ErrorCode::invalid_argument,
+         "{}: {} is {}, and the job has {} ({}); leave one of the two out, or plan anew",
+         file.string(), path, JsonFields::shorten(now), JsonFields::shorten(value),
+         field.origin.text);
+  }
+  if (config.options.find("train.shard_optimizer")->origin.is_default()) {
+    config.job.train.shard_optimizer = may_lie_by_stage(config.job);
+  }
+  return plan;
+}
+
+double predicted_seconds(const std::string& text) {
+  const nlohmann::json report = parse_json(text, "plan", ErrorCode::invalid_argument);
+  const auto number = [](const nlohmann::json& of, const char* key) {
+    const bool has = of.is_object() && of.contains(key) && of.at(key).is_number();
+    const double value = has ? of.at(key).get<double>() : 0;
+    return value > 0 && value <= kMostPlanSeconds ? value : 0;
+  };
+  if (!report.is_object()) return 0;
+  if (report.contains("evaluation"))
+    if (const double judged = number(report.at("evaluation"), "seconds"); judged > 0) return judged;
+  return number(report.contains("plan") ? report.at("plan") : report, "predicted_seconds");
 }
 
 std::string change_plan(spec::JobOptions& job, const fs::path& file) {
