@@ -25,7 +25,6 @@
 #include "ductile/cli/elastic_run.h"
 #include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
-#include "ductile/cli/python_job.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/weights_import.h"
 #include "ductile/cli/worker_process.h"

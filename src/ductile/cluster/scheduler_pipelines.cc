@@ -10,9 +10,9 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json_value.h"
 #include "ductile/cluster/scheduler_impl.h"
 
 namespace ductile::cluster {

@@ -5,9 +5,10 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
+#include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/testing/demands.h"
