@@ -203,6 +203,31 @@ TEST(Pipelines, TimesAreCorrectedByWhatIsMeasured) {
   EXPECT_EQ(next.modelled_speeds(1), half);
 }
 
+// Both pipelines at once are slower here than one after the other.
+TEST(Pipelines, ThePolicyGoesByWhatIsMeasured) {
+  Scheduler scheduler(one_machine(4), "ductile", kInterval);
+  scheduler.add(staged(1, 2, 2, 1, 1, 4));
+  int32_t held = 0;
+  double now = 0;
+  const auto decide = [&] {
+    now += kInterval;
+    for (const Allotment& a : scheduler.decide(now)) {
+      held = sched::device_count(a.allocation);
+      scheduler.holds(1, a.allocation, now);
+      scheduler.paused(1, 0.1);
+    }
+  };
+  decide();
+  ASSERT_EQ(held, 4);
+  scheduler.holds(1, {{0, 2}}, ++now);
+  scheduler.measured(1, 32);
+  scheduler.holds(1, {{0, 4}}, ++now);
+  scheduler.measured(1, 16);
+  scheduler.progress(1, 100, 100'000);
+  for (int round = 0; round < 4; ++round) decide();
+  EXPECT_EQ(held, 2) << scheduler.why(1);
+}
+
 TEST(Pipelines, OfSeveralPlansTheOneForItsDevicesIsKept) {
   JobDemand job = staged(1, 2, 1, 1, 1, 4);
   job.plans.push_back({4, 1, 0.4});

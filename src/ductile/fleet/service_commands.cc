@@ -103,11 +103,13 @@ nlohmann::json training_body(const ServiceCommand& command, const Context& conte
   JobRequest request = command.request;
   request.arguments = command.command;  // of a Python job
   TrainingSpec training = training_spec(command, request, context);
-  const int64_t most = std::max(command.min.value_or(1), training.ranks);
+  const int64_t least =
+      command.min.value_or(std::min(training.least, command.max.value_or(training.least)));
+  const int64_t most = std::max(least, training.ranks);
   return {{"name", command.name.value_or(training.name)},
           {"team", command.team},
           {"tier", command.tier},
-          {"min_devices", command.min.value_or(1)},
+          {"min_devices", least},
           {"max_devices", command.max.value_or(most)},
           {"spec", std::move(training.spec)}};
 }

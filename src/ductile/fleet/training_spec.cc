@@ -23,6 +23,8 @@ TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& reque
     spec::check(config.job);
     check_memory(config.job, text, file);
     spec::TrainOptions& train = config.job.train;
+    const int64_t least = least_devices(config.job, text);
+    out.least = out.spec.is_null() ? least : std::min(out.least, least);
     if (out.spec.is_null()) {
       out.name = config.job.name;
       out.spec["job"] = config.options.to_toml();

@@ -12,6 +12,7 @@ namespace ductile::cli {
 struct TrainingSpec {
   std::string name;
   int64_t ranks = 1;    // virtual ones, of the plan that has most
+  int64_t least = 1;    // devices, by the memory of the plan that needs fewest
   nlohmann::json spec;  // cluster/service_spec_impl.h: work_of(), plans_of()
 };
 
