@@ -20,31 +20,6 @@ constexpr int kOthersTurn = 3;
 // Until a service's rate is measured: requests that one replica answers within the target.
 constexpr double kFirstRate = 10;
 
-sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluster) {
-  sched::AgentFacts out;
-  out.application = demand.application;
-  // The batch is the job's own, since its bits depend on it, unless the job records what is
-  // ordered.
-  const bool rigid = demand.rigid || demand.target;
-  const int32_t most = rigid ? demand.batch : std::max(demand.batch, demand.most_batch);
-  out.scaling = rigid                  ? sched::Scaling::rigid
-                : most == demand.batch ? sched::Scaling::strong
-                                       : sched::Scaling::adaptive;
-  out.requested_replicas = demand.min_devices;
-  out.requested_batch = demand.batch;
-  out.most_devices = demand.max_devices;
-  for (const std::string& type : cluster.types) {
-    sched::AgentType known;
-    known.name = type;
-    known.limits = {demand.batch, most, 1, most};
-    // Nobody measures a rigid job. Any rate does, since it has but one size; none would mean that
-    // it gets nowhere.
-    if (rigid) known.unit_rate = 1;
-    out.types.push_back(std::move(known));
-  }
-  return out;
-}
-
 // Devices of each node that are held once the decisions are carried out.
 std::map<int32_t, int32_t> used_after(const sched::Round& round,
                                       const sched::Decisions& decisions) {
@@ -161,21 +136,6 @@ void Scheduler::add(const JobDemand& demand) {
   job.accounted = demand.arrival;
   jobs_.emplace(demand.id, std::move(job));
   take_back(demand.id);
-}
-
-void Scheduler::set_agent(Job& job, const JobDemand& demand) {
-  const sched::PolicyTraits traits = policy_->traits();
-  sched::AgentFacts facts = facts_of(demand, cluster_);
-  job.sizes = offer_pipelines(demand, traits, facts);
-  job.agent = std::make_unique<sched::JobAgent>(std::move(facts), traits, fits_, &shared_);
-  job.agent->describe(job.view);
-  job.view.min_devices = job.sizes.empty() ? demand.min_devices : job.sizes.front();
-  job.view.max_devices = job.sizes.empty() ? demand.max_devices : job.sizes.back();
-  if (demand.plans.empty() || !job.sizes.empty()) return;
-  int64_t ranks = demand.min_devices;  // each device hosts at least one
-  for (const StagePlan& plan : demand.plans)
-    ranks = std::max(ranks, int64_t{plan.devices} * plan.pipelines);
-  job.view.max_devices = static_cast<int32_t>(std::min<int64_t>(demand.max_devices, ranks));
 }
 
 int32_t Scheduler::region_named(std::string_view name) const {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <tuple>
-#include <vector>
 
 #include "ductile/cluster/scheduler.h"
 
@@ -18,10 +17,5 @@ inline int32_t devices_on(const sched::Allocation& allocation, int32_t node) {
     if (share.node == node) out += share.devices;
   return out;
 }
-
-// Of a job by stages: writes what a policy of these traits is offered, and returns
-// Scheduler::whole_sizes().
-std::vector<int32_t> offer_pipelines(const JobDemand& demand, const sched::PolicyTraits& traits,
-                                     sched::AgentFacts& facts);
 
 }  // namespace ductile::cluster

@@ -1,5 +1,5 @@
-// Jobs by stages: the numbers of devices that they are given, which are those of whole pipelines,
-// and what is known of their times.
+// What jobs are to their policy; of jobs by stages, the numbers of devices that they are given,
+// which are those of whole pipelines, and what is known of their times.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -13,12 +13,37 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
-#include "ductile/cluster/scheduler_impl.h"
+#include "ductile/cluster/scheduler.h"
 
 namespace ductile::cluster {
 namespace {
 
 constexpr size_t kMostSeen = 64;
+
+sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluster) {
+  sched::AgentFacts out;
+  out.application = demand.application;
+  // The batch is the job's own, since its bits depend on it, unless the job records what is
+  // ordered.
+  const bool rigid = demand.rigid || demand.target;
+  const int32_t most = rigid ? demand.batch : std::max(demand.batch, demand.most_batch);
+  out.scaling = rigid                  ? sched::Scaling::rigid
+                : most == demand.batch ? sched::Scaling::strong
+                                       : sched::Scaling::adaptive;
+  out.requested_replicas = demand.min_devices;
+  out.requested_batch = demand.batch;
+  out.most_devices = demand.max_devices;
+  for (const std::string& type : cluster.types) {
+    sched::AgentType known;
+    known.name = type;
+    known.limits = {demand.batch, most, 1, most};
+    // Nobody measures a rigid job. Any rate does, since it has but one size; none would mean that
+    // it gets nowhere.
+    if (rigid) known.unit_rate = 1;
+    out.types.push_back(std::move(known));
+  }
+  return out;
+}
 
 // Where fewer pipelines have devices than there are, these take turns.
 int32_t turns_of(const StagePlan& plan, int32_t at_once) {
@@ -66,10 +91,9 @@ sched::Allocation cut_to(sched::Allocation allocation, int32_t devices) {
   return allocation;
 }
 
-}  // namespace
-
-// A policy that knows neither plans nor pipelines has a job that asks for its least number and
-// never changes, as in the simulator. `facts.types` have no times yet.
+// Of a job by stages: writes what a policy of these traits is offered into what it is told of any
+// job, and returns Scheduler::whole_sizes(). A policy that knows neither plans nor pipelines has a
+// job that asks for its least number and never changes, as in the simulator.
 std::vector<int32_t> offer_pipelines(const JobDemand& demand, const sched::PolicyTraits& traits,
                                      sched::AgentFacts& facts) {
   for (const StagePlan& plan : demand.plans)
@@ -106,6 +130,23 @@ std::vector<int32_t> offer_pipelines(const JobDemand& demand, const sched::Polic
   facts.scaling = sched::Scaling::rigid;
   for (sched::AgentType& type : facts.types) type.unit_rate = 1;  // as of any rigid job
   return {*sizes.begin()};
+}
+
+}  // namespace
+
+void Scheduler::set_agent(Job& job, const JobDemand& demand) {
+  const sched::PolicyTraits traits = policy_->traits();
+  sched::AgentFacts facts = facts_of(demand, cluster_);
+  job.sizes = offer_pipelines(demand, traits, facts);
+  job.agent = std::make_unique<sched::JobAgent>(std::move(facts), traits, fits_, &shared_);
+  job.agent->describe(job.view);
+  job.view.min_devices = job.sizes.empty() ? demand.min_devices : job.sizes.front();
+  job.view.max_devices = job.sizes.empty() ? demand.max_devices : job.sizes.back();
+  if (demand.plans.empty() || !job.sizes.empty()) return;
+  int64_t ranks = demand.min_devices;  // each device hosts at least one
+  for (const StagePlan& plan : demand.plans)
+    ranks = std::max(ranks, int64_t{plan.devices} * plan.pipelines);
+  job.view.max_devices = static_cast<int32_t>(std::min<int64_t>(demand.max_devices, ranks));
 }
 
 // Under other bounds, or with fewer plans. What was measured of replicas of another size is of no

@@ -12,6 +12,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/testing/demands.h"
+#include "ductile/cluster/why_impl.h"
 
 namespace ductile::cluster {
 namespace {
@@ -246,6 +247,33 @@ TEST(Pipelines, OfSeveralPlansTheOneForItsDevicesIsKept) {
   EXPECT_EQ(rounds.scheduler.whole_sizes(1), std::vector<int32_t>{4});
   rounds.run(3);
   EXPECT_EQ(rounds.devices(1), 4);
+}
+
+TEST(Pipelines, WhySaysThatAJobIsGivenWholePipelines) {
+  WhyFacts facts;
+  facts.job.id = 2;
+  facts.job.submission.max_devices = 8;
+  NodeRecord node{"here", "cpu"};
+  node.state = NodeState::up;
+  node.devices = 4;
+  facts.nodes = {node};
+  facts.holders = {{1, "one", "", "standard", "here", 3}};
+  facts.staged = StagedFigures{2, 3, 2, 1};
+  const auto says = [&](const std::string& part) {
+    const std::string text = why(facts);
+    EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" in: " << text;
+  };
+  says("It asks for 2 devices, and 1 of 4 are free: job 1 (one) holds 3; it starts when 1 more");
+  says("whole pipelines alone: its plan has 3 of 2 devices each.");
+  facts.staged = StagedFigures{2, 3, 2, 4};
+  says("by one of 4 plans, which is chosen when it begins");
+  facts.staged = StagedFigures{6, 1, 0, 1};
+  says("It asks for 1 device, and 1 of 4 are free");
+  says("each pipeline of its plan has 6 devices, more than it may have: its stages take turns.");
+  facts.job.phase = Phase::running;
+  facts.job.reason = "It was alone.";
+  facts.holders = {{2, "two", "", "standard", "here", 4}};
+  says("It runs on 4 devices of 1 to 8: It was alone. It trains by stages");
 }
 
 TEST(Pipelines, ManyJobsOnNodesThatComeAndGoHaveWholePipelines) {

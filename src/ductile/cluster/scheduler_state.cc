@@ -154,6 +154,7 @@ void Scheduler::restore(const json& state, double now) {
       job.accounted = job.view.arrival;
       job.held_before.reset();
       job.view.restarts = 0;
+      if (!job.seen.empty()) job.view.plans = job.agent->facts().plans;
       job.seen.clear();
     }
     if (error.code() != ErrorCode::invalid_argument && error.code() != ErrorCode::data_loss) throw;
