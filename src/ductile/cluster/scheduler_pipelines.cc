@@ -14,6 +14,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cluster/scheduler.h"
+#include "ductile/control/ranges.h"
 
 namespace ductile::cluster {
 namespace {
@@ -58,13 +59,32 @@ double predicted_rate(const StagePlan& plan, int32_t devices, int32_t batch) {
   return batch / (plan.seconds * turns_of(plan, at_once));
 }
 
-// In rising order. `faster`: of those with equally many turns the least alone.
+// Whether each worker hosts whole pipelines, or parts of one: those that host parts of two let both
+// wait for one another.
+bool keeps_apart(const StagePlan& plan, int32_t at_once) {
+  constexpr int64_t kMostLookedAt = 128;  // beyond these the spread takes long to find
+  const int64_t of_one = plan.devices, ranks = of_one * plan.pipelines;
+  const int64_t workers = of_one * at_once;
+  if (ranks > kMostLookedAt) {
+    const int64_t each = ranks / workers;
+    return ranks % workers != 0 || each % of_one == 0 || of_one % each == 0;
+  }
+  return std::ranges::all_of(
+      control::spread_ranks(ranks, workers), [&](const control::RankRange& range) {
+        const bool whole = range.begin % of_one == 0 && range.end % of_one == 0;
+        return whole || range.begin / of_one == (range.end - 1) / of_one;
+      });
+}
+
+// In rising order; beside the least those that keep pipelines apart. `faster`: of those with
+// equally many turns the least alone.
 std::vector<int32_t> sizes_of(const StagePlan& plan, int32_t least, int32_t most, bool faster) {
   std::vector<int32_t> out;
   int32_t turns = 0;
   for (int32_t at_once = 1; at_once <= std::min(plan.pipelines, most / plan.devices); ++at_once) {
     const int32_t devices = at_once * plan.devices;
     if (devices < least || (faster && !out.empty() && turns_of(plan, at_once) >= turns)) continue;
+    if (!out.empty() && !keeps_apart(plan, at_once)) continue;
     turns = turns_of(plan, at_once);
     out.push_back(devices);
   }

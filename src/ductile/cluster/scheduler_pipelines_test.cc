@@ -109,6 +109,17 @@ TEST(Pipelines, TimesMakeEachUsefulNumberAPlanOfItsOwn) {
   EXPECT_EQ(fixed.scheduler.whole_sizes(1), (std::vector<int32_t>{6}));
 }
 
+// On four workers, five pipelines of two stages would lie so that some worker has parts of two.
+TEST(Pipelines, NumbersThatTearPipelinesApartAreLeftOut) {
+  Scheduler scheduler(one_machine(10), "ductile", kInterval);
+  scheduler.add(staged(1, 2, 5, 0, 1, 10));
+  EXPECT_EQ(scheduler.whole_sizes(1), (std::vector<int32_t>{2, 6, 8, 10}));
+  scheduler.add(staged(2, 2, 5, 0, 3, 5));
+  EXPECT_EQ(scheduler.whole_sizes(2), std::vector<int32_t>{4}) << "it may have no other";
+  scheduler.add(staged(3, 2, 100, 0, 1, 10));  // 200 virtual ranks
+  EXPECT_EQ(scheduler.whole_sizes(3), (std::vector<int32_t>{2, 4, 6, 10}));
+}
+
 // Without times a pipeline is a replica that is tried.
 TEST(Pipelines, WithoutTimesAJobGrowsByWhatWasMeasured) {
   Rounds rounds(one_machine(8), "ductile");
