@@ -260,6 +260,28 @@ TEST(Pipelines, OfSeveralPlansTheOneForItsDevicesIsKept) {
   EXPECT_EQ(rounds.devices(1), 4);
 }
 
+TEST(Pipelines, AServiceThatTakesOverDecidesAsTheOneBefore) {
+  for (const std::string& policy : {"ductile", "regional", "fleet", "sia"}) {
+    const std::vector<JobDemand> jobs{staged(1, 2, 4, 1, 1, 8), staged(2, 2, 2, 0, 1, 4, 1),
+                                      demand(3, 1, 8, 2)};
+    Rounds before(some_nodes(2, 4), policy), after(some_nodes(2, 4), policy);
+    for (const JobDemand& job : jobs) before.scheduler.add(job);
+    before.run(6);
+    for (const JobDemand& job : jobs) after.scheduler.add(job);
+    after.scheduler.restore(before.scheduler.state(), before.now);
+    for (const auto& [id, allocation] : before.held)
+      if (!allocation.empty()) after.scheduler.holds(id, allocation, before.now);
+    after.held = before.held;
+    after.now = before.now;
+    for (int round = 0; round < 4; ++round) {
+      before.run(1);
+      after.run(1);
+      EXPECT_EQ(before.held, after.held) << policy << ", round " << round;
+    }
+    EXPECT_EQ(before.scheduler.modelled_speeds(1), after.scheduler.modelled_speeds(1)) << policy;
+  }
+}
+
 TEST(Pipelines, WhySaysThatAJobIsGivenWholePipelines) {
   WhyFacts facts;
   facts.job.id = 2;
