@@ -261,7 +261,7 @@ TEST(Pipelines, OfSeveralPlansTheOneForItsDevicesIsKept) {
 }
 
 TEST(Pipelines, AServiceThatTakesOverDecidesAsTheOneBefore) {
-  for (const std::string& policy : {"ductile", "regional", "fleet", "sia"}) {
+  for (const char* const policy : {"ductile", "regional", "fleet", "sia"}) {
     const std::vector<JobDemand> jobs{staged(1, 2, 4, 1, 1, 8), staged(2, 2, 2, 0, 1, 4, 1),
                                       demand(3, 1, 8, 2)};
     Rounds before(some_nodes(2, 4), policy), after(some_nodes(2, 4), policy);
