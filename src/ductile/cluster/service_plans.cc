@@ -10,6 +10,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/options.h"
+#include "ductile/base/paths.h"
 #include "ductile/cluster/service_impl.h"
 #include "ductile/run/folder.h"
 
