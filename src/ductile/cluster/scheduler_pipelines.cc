@@ -223,8 +223,9 @@ void Scheduler::keep_plan(JobId id, size_t plan) {
   set_agent_anew(job);
 }
 
-// Readings of one size are averaged, their logarithms.
+// Readings of one size are averaged, their logarithms. Of a part of a pipeline nothing is learnt.
 void Scheduler::see_rate(Job& job, const SeenRate& seen) {
+  if (!std::ranges::binary_search(job.sizes, seen.devices)) return;
   SeenRate now = seen;
   std::erase_if(job.seen, [&](const SeenRate& known) {
     if (known.type != seen.type || known.devices != seen.devices) return false;
