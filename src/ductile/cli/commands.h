@@ -118,6 +118,7 @@ struct ServiceCommand {
   std::optional<std::string> name;  // default: the job file's
   std::string team, tier = "standard";
   std::optional<int64_t> min, max;  // devices; default: 1, and a device for each virtual rank
+  std::vector<fs::path> plans;      // of a Ductile job: of several the service chooses one
   std::string region;               // of its data; empty: everywhere
   double transfer = 0;              // seconds to bring them to another one
   bool stay = false;                // in that region

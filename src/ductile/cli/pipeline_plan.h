@@ -3,6 +3,7 @@
 #include <string>
 
 #include "ductile/base/paths.h"
+#include "ductile/cli/job_config.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::cli {
@@ -15,8 +16,24 @@ namespace ductile::cli {
 // replicas).
 std::string set_plan(spec::JobOptions& job, const fs::path& file);
 
-// The same for the job of a run that goes on. Throws conflict too, where the plan would change the
-// result: the run does not train by stages, or has other numbers of stages, replicas, parts or
+// As set_plan() for a job that is named on the command line, before it is known what else it has:
+// what somebody asked for, and the plan says otherwise, is an error and not left out without a
+// word. With it comes train.shard_optimizer, where nobody said anything of it and
+// may_lie_by_stage().
+std::string read_planned(const JobRequest& request, const fs::path& file,
+                         const char* const* environment, JobConfig& config);
+
+// The least number of devices on which a worker has memory for all of its stages, as far as the
+// plan's file counts it: fewer workers than the plan has parts host several of them. 1 where the
+// file does not say.
+int64_t least_devices(const spec::JobOptions& job, const std::string& text);
+
+// Seconds of a step with a device for each part of each stage, of the text of a plan's file; 0: it
+// does not say.
+double predicted_seconds(const std::string& text);
+
+// As set_plan() for the job of a run that goes on. Throws conflict too, where the plan would change
+// the result: the run does not train by stages, or has other numbers of stages, replicas, parts or
 // micro-batches, or another cut where not any will do (spec::any_cut_will_do).
 std::string change_plan(spec::JobOptions& job, const fs::path& file);
 

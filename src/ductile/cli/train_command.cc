@@ -27,7 +27,6 @@
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_change.h"
 #include "ductile/cli/plan_memory.h"
-#include "ductile/cli/python_job.h"
 #include "ductile/cli/replan.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/weights_import.h"
@@ -256,40 +255,6 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   console.print("{}", page::table(rows));
 }
 
-// The job of a new run by a plan, whose text it returns. What somebody asked for and the plan says
-// otherwise is not left out without a word.
-std::string read_planned(const TrainCommand& command, Context& context, JobConfig& config) {
-  const auto object = command.job.file ? python_object(*command.job.file) : std::nullopt;
-  if (object || command.job.arguments) {
-    fail(
-        ErrorCode::invalid_argument,
-        "--plan {}: a Python job is not trained by stages so far; leave the plan out, or train its "
-        "module in C++ (ductile capture --model, model.library)",
-        command.plan->string());
-  }
-  config.read_data(command.job, context.environment);
-  std::map<std::string, std::string> asked;
-  for (const OptionField& field : config.options.fields()) {
-    const std::string value = to_toml(field.ref);
-    if (!field.origin.is_default() && value != to_toml(field.default_value))
-      asked[field.path] = value;
-  }
-  std::string plan = set_plan(config.job, *command.plan);
-  for (const auto& [path, value] : asked) {
-    const OptionField& field = *config.options.find(path);
-    const std::string now = to_toml(field.ref);
-    if (now == value) continue;
-    fail(ErrorCode::invalid_argument,
-         "{}: {} is {}, and the job has {} ({}); leave one of the two out, or plan anew",
-         command.plan->string(), path, JsonFields::shorten(now), JsonFields::shorten(value),
-         field.origin.text);
-  }
-  if (config.options.find("train.shard_optimizer")->origin.is_default()) {
-    config.job.train.shard_optimizer = may_lie_by_stage(config.job);
-  }
-  return plan;
-}
-
 // Returns the text of the plan; empty where none is given.
 std::string read_job(const TrainCommand& command, Context& context, JobConfig& config) {
   std::string plan;
@@ -299,7 +264,7 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
   } else if (command.replay) {
     config.read_saved(run::RunFolder::open(*command.replay).job_file());
   } else if (command.plan) {
-    plan = read_planned(command, context, config);
+    plan = read_planned(command.job, *command.plan, context.environment, config);
   } else {
     config.read(command.job, context.environment);
   }

@@ -79,6 +79,29 @@ Answer reload_job(Request& request) {
   });
 }
 
+// What a service job is doing; of a job by stages, what one pipeline is, and what its plan has of
+// them.
+void show_live(Request& request, const JobRecord& job, nlohmann::ordered_json& out) {
+  const LiveView* const view = request.view();
+  if (view == nullptr || has_ended(job.phase)) return;
+  if (const auto serving = view->serving(job.id)) out["serving"] = to_json(*serving);
+  if (const auto staged = view->staged(job.id))
+    out["stages"] = {{"devices", staged->devices},
+                     {"pipelines", staged->pipelines},
+                     {"least", staged->least},
+                     {"plans", staged->plans}};
+}
+
+// The texts of plans are for reports, and may be long.
+nlohmann::json spec_shown(Request& request, JobId job) {
+  nlohmann::json spec = parse_json(request.reader.spec(job), fmt::format("the spec of job {}", job),
+                                   ErrorCode::data_loss);
+  if (const auto plans = spec.find("plans"); plans != spec.end())
+    for (nlohmann::json& plan : *plans)
+      if (plan.is_object()) plan.erase("plan");
+  return spec;
+}
+
 std::string why(Request& request, const JobRecord& job) {
   WhyFacts facts;
   facts.job = job;
@@ -93,6 +116,7 @@ std::string why(Request& request, const JobRecord& job) {
   facts.hardware = view->hardware();
   facts.gpus = view->gpus();
   facts.claim = view->claim();
+  facts.staged = view->staged(job.id);
   if (job.phase == Phase::queued) facts.after = request.reader.awaited_by(job.id);
   std::tie(facts.above, facts.above_since) = view->above(job.id, job.submission.tier);
   const auto quota = view->quotas().find(job.submission.team);

@@ -68,9 +68,10 @@ class JobRunner {
 
 // Training: a server::JobHost on the run directory `run`, which is made if it is missing. Throws
 // conflict if somebody else runs it, and as run::RunFolder does.
-// `alone`: server::JobHostOptions::alone.
+// `alone`: server::JobHostOptions::alone. `plan`: as made_run() has it.
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
-                                             spec::JobOptions& job, std::chrono::seconds alone);
+                                             spec::JobOptions& job, std::chrono::seconds alone,
+                                             const std::string& plan);
 
 // Any program (command_impl.h), on devices of one node: one keeper for each attempt, on the run
 // directory `run`. `lease`: of a keeper on a node that may not be reached at times, in seconds; 0:

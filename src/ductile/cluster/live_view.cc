@@ -53,6 +53,17 @@ void LiveView::set_gpus(JobId job, int64_t gpus) {
   if (gpus > 0) gpus_[job] = gpus;
 }
 
+void LiveView::set_staged(JobId job, const StagedFigures& figures) {
+  const std::lock_guard lock(mutex_);
+  staged_[job] = figures;
+}
+
+std::optional<StagedFigures> LiveView::staged(JobId job) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = staged_.find(job);
+  return found == staged_.end() ? std::nullopt : std::optional(found->second);
+}
+
 std::map<JobId, int64_t> LiveView::gpus() const {
   const std::lock_guard lock(mutex_);
   return gpus_;
@@ -130,6 +141,7 @@ void LiveView::forget(JobId job) {
   states_.erase(job);
   serving_.erase(job);
   gpus_.erase(job);
+  staged_.erase(job);
   if (const auto known = known_.extract(job)) {
     const auto& [owner, tier] = known.mapped();
     if (--live_of_[owner] == 0) live_of_.erase(owner);

@@ -216,11 +216,8 @@ Answer show_job(Request& request) {
   request.with_ledger([&](const Ledger& ledger) {
     out["device_seconds"] = ledger.device_seconds(job.id, request.now());
   });
-  if (const LiveView* view = request.view(); view != nullptr && !has_ended(job.phase)) {
-    if (const auto serving = view->serving(job.id)) out["serving"] = to_json(*serving);
-  }
-  out["spec"] = parse_json(request.reader.spec(job.id), fmt::format("the spec of job {}", job.id),
-                           ErrorCode::data_loss);
+  show_live(request, job, out);
+  out["spec"] = spec_shown(request, job.id);
   return json_answer(out);
 }
 

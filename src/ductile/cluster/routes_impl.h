@@ -88,6 +88,8 @@ void require_owner(const Principal& who, const JobRecord& job);
 Answer resize_job(Request& request);
 Answer reload_job(Request& request);
 std::string why(Request& request, const JobRecord& job);
+void show_live(Request& request, const JobRecord& job, nlohmann::ordered_json& out);
+nlohmann::json spec_shown(Request& request, JobId job);
 
 // Those that pages are made of (routes_page.cc).
 Answer show_overview(Request& request);

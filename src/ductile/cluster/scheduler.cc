@@ -20,31 +20,6 @@ constexpr int kOthersTurn = 3;
 // Until a service's rate is measured: requests that one replica answers within the target.
 constexpr double kFirstRate = 10;
 
-sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluster) {
-  sched::AgentFacts out;
-  out.application = demand.application;
-  // The batch is the job's own, since its bits depend on it, unless the job records what is
-  // ordered.
-  const bool rigid = demand.rigid || demand.target;
-  const int32_t most = rigid ? demand.batch : std::max(demand.batch, demand.most_batch);
-  out.scaling = rigid                  ? sched::Scaling::rigid
-                : most == demand.batch ? sched::Scaling::strong
-                                       : sched::Scaling::adaptive;
-  out.requested_replicas = demand.min_devices;
-  out.requested_batch = demand.batch;
-  out.most_devices = demand.max_devices;
-  for (const std::string& type : cluster.types) {
-    sched::AgentType known;
-    known.name = type;
-    known.limits = {demand.batch, most, 1, most};
-    // Nobody measures a rigid job. Any rate does, since it has but one size; none would mean that
-    // it gets nowhere.
-    if (rigid) known.unit_rate = 1;
-    out.types.push_back(std::move(known));
-  }
-  return out;
-}
-
 // Devices of each node that are held once the decisions are carried out.
 std::map<int32_t, int32_t> used_after(const sched::Round& round,
                                       const sched::Decisions& decisions) {
@@ -135,18 +110,14 @@ Scheduler::Scheduler(const spec::Cluster& cluster, std::string_view policy, doub
 void Scheduler::add(const JobDemand& demand) {
   DUCTILE_CHECK(!jobs_.contains(demand.id), "job {} was added twice", demand.id);
   Job job;
-  job.agent = std::make_unique<sched::JobAgent>(facts_of(demand, cluster_), policy_->traits(),
-                                                fits_, &shared_);
+  if (!demand.plans.empty()) job.staged = std::make_unique<JobDemand>(demand);
+  set_agent(job, demand);
   sched::JobView& view = job.view;
-  job.agent->describe(view);
   view.id = demand.id;
   view.name = demand.name;
-  view.application = demand.application;
   view.arrival = demand.arrival;
   view.tier = demand.tier;
   view.team = demand.team;
-  view.min_devices = demand.min_devices;
-  view.max_devices = demand.max_devices;
   view.region = region_named(demand.region);
   view.transfer_seconds = demand.transfer;
   view.movable = demand.movable || view.region < 0;
@@ -229,7 +200,12 @@ void Scheduler::set_bounds(JobId id, int32_t least, int32_t most) {
     if (claim_ && claim_->job == id) claim_.reset();
     job.lacks_since.reset();
   }
-  if (view.service) {
+  if (job.staged) {
+    job.staged->min_devices = least;
+    job.staged->max_devices = most;
+    set_agent_anew(job);
+    least = view.min_devices, most = view.max_devices;
+  } else if (view.service) {
     bound_service(view, least, most);
     least = view.min_devices, most = view.max_devices;
   } else {
@@ -237,7 +213,7 @@ void Scheduler::set_bounds(JobId id, int32_t least, int32_t most) {
     view.max_devices = most;
   }
   for (sched::TypeModel& type : view.types)
-    if (!view.service)
+    if (!view.service && !job.staged)
       type.max_useful =
           view.scaling == sched::Scaling::rigid ? least : std::min(most_batch(job), most);
   if (!job.granted || job.granted->empty()) return;
@@ -383,18 +359,27 @@ void Scheduler::measured(JobId id, double samples_per_second) {
   const sched::Allocation& held = job.view.allocation;
   if (held.empty() || !(samples_per_second > 0) || !std::isfinite(samples_per_second)) return;
   const int32_t devices = sched::device_count(held);
+  const int32_t type = cluster_.node_type[static_cast<size_t>(held.front().node)];
+  if (!job.agent->facts().plans.empty()) {
+    see_rate(job, {type, devices, samples_per_second});
+    return;
+  }
+  // A replica is a device, or a whole pipeline. Of a part of one nothing is learnt.
+  const int32_t unit = job.agent->facts().types[static_cast<size_t>(type)].unit;
+  if (devices % unit != 0) return;
+  const int32_t replicas = devices / unit;
   const auto batch = static_cast<double>(job.batch);
   sched::StepSample sample;
-  sample.nodes = static_cast<int32_t>(held.size());
-  sample.replicas = devices;
-  sample.local_batch = std::max(1, static_cast<int32_t>(std::ceil(batch / devices)));
+  sample.nodes = std::min(static_cast<int32_t>(held.size()), replicas);
+  sample.replicas = replicas;
+  sample.local_batch = std::max(1, static_cast<int32_t>(std::ceil(batch / replicas)));
   sample.step_seconds = batch / samples_per_second;
-  if (devices == 1) job.rate_of_one = samples_per_second;
-  // The rest of a step is the exchange; without a run on one device it cannot be told apart.
+  if (replicas == 1) job.rate_of_one = samples_per_second;
+  // The rest of a step is the exchange; without a run on one replica it cannot be told apart.
   const double gradient =
-      job.rate_of_one > 0 ? batch / devices / job.rate_of_one : sample.step_seconds;
+      job.rate_of_one > 0 ? batch / replicas / job.rate_of_one : sample.step_seconds;
   sample.gradient_seconds = std::min(gradient, sample.step_seconds);
-  job.agent->observe(cluster_.node_type[static_cast<size_t>(held.front().node)], sample);
+  job.agent->observe(type, sample);
 }
 
 void Scheduler::trains_with(JobId id, int64_t batch, std::optional<double> noise_scale) {
@@ -488,6 +473,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
         sched::device_count(job.view.allocation) * std::max(0.0, now - job.accounted);
     job.accounted = std::max(job.accounted, now);
     job.agent->models(job.view);
+    if (!job.seen.empty()) job.view.plans = plans_now(job);
     if (job.total_steps > 0) {
       const double left = std::max(0.0, job.total_steps - job.view.progress);
       const double scale = static_cast<double>(job.batch) / job.agent->facts().requested_batch;
@@ -536,6 +522,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
   std::map<int32_t, int32_t> gpus = gpus_after(views, decisions);
   keep_what_nobody_takes(whole, decisions,
                          [&](JobId id, int32_t node) { return takes_gpus(id, node, gpus); });
+  keep_pipelines_whole(whole, decisions);
   sched::check_decisions(whole, decisions);
   for (sched::Decision& change : decisions.changes) {
     const Job& job = jobs_.at(change.job);
@@ -549,6 +536,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
     Job& job = jobs_.at(id);
     job.granted = allotment.allocation;  // also of one that is to keep what it was to give up
     job.granted_at = now;
+    allotment.reason += room_for_pipelines(job, allotment.allocation);
     list.push_back(std::move(allotment));
   }
   note_lacks(now);
@@ -567,27 +555,6 @@ std::optional<double> Scheduler::efficiency(JobId id) const {
   if (job.agent->scaling() != sched::Scaling::adaptive || !job.agent->noise()) return std::nullopt;
   const double scale = static_cast<double>(job.batch) / job.agent->facts().requested_batch;
   return noise::efficiency(*job.agent->noise(), scale);
-}
-
-std::vector<double> Scheduler::modelled_speeds(JobId id) const {
-  const Job& job = jobs_.at(id);
-  sched::JobView view = job.view;
-  job.agent->models(view);
-  std::vector<double> out;
-  if (view.allocation.empty()) return out;
-  const auto node = static_cast<size_t>(view.allocation.front().node);
-  const sched::TypeModel& model = view.types.at(static_cast<size_t>(cluster_.node_type[node]));
-  if (!model.fitted && !model.steps) return out;
-  const auto batch = static_cast<double>(job.batch);
-  for (int32_t n = 1; n <= view.max_devices; ++n) {
-    const double local = std::ceil(batch / n);
-    const double seconds =
-        model.steps ? model.steps->step_seconds(1, n, local)
-                    : sched::step_seconds(model.perf, 1, n, static_cast<int32_t>(local), 0);
-    if (!(seconds > 0)) return {};
-    out.push_back(batch / seconds);
-  }
-  return out;
 }
 
 }  // namespace ductile::cluster

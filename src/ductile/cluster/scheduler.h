@@ -19,6 +19,15 @@
 
 namespace ductile::cluster {
 
+// A job by stages: pipelines side by side, all of which are virtual ranks, so that its result does
+// not depend on how many of them have devices of their own.
+struct StagePlan {
+  int32_t devices = 1;    // of one pipeline: a device for each part of a stage
+  int32_t pipelines = 1;  // of the plan
+  double seconds = 0;     // predicted, of a step with devices for all pipelines; 0: not known
+  bool operator==(const StagePlan&) const = default;
+};
+
 // What a job asks for.
 struct JobDemand {
   JobId id = 0;
@@ -34,6 +43,9 @@ struct JobDemand {
   int32_t batch = 1;        // samples of a step, over all devices
   int32_t most_batch = 0;   // up to which another one may be ordered; 0: it stays as it is
   int32_t batch_parts = 1;  // an ordered one is a whole number of samples for each
+  // Of a job by stages. Of several one is chosen when it begins (best_plan()), for which all of
+  // them have to have a time.
+  std::vector<StagePlan> plans{};
   int64_t total_steps = 0;  // as far as its options say; 0: its workers will
   // Of an inference service: seconds within which its requests are to be answered. It has one
   // replica a device: as many as its load needs, of min_devices to max_devices, and fewer only
@@ -78,6 +90,20 @@ class Scheduler {
   // Its user wants another number of devices; what it holds beyond that changes with decide().
   void set_bounds(JobId job, int32_t least, int32_t most);
   bool knows(JobId job) const { return jobs_.contains(job); }
+
+  // The numbers of devices that a job by stages is given, in rising order: those of whole
+  // pipelines, within its bounds. Policies that see plans (PolicyTraits::sees_plans) are offered
+  // each as one, where its plans have times; those that scale pipelines know how many devices one
+  // has; under the others such a job has its least number. Empty: of other jobs, and of those that
+  // may not have as many devices as one pipeline, so that its stages take turns on any number.
+  std::vector<int32_t> whole_sizes(JobId job) const;
+  // As many of these devices as whole_sizes() allows, all of them where it is empty.
+  spec::Allocation whole(JobId job, spec::Allocation devices) const;
+  // Of several plans, the one for these devices, by its place in JobDemand::plans: the fastest, or
+  // the first that has so many virtual ranks.
+  size_t best_plan(JobId job, const spec::Allocation& devices) const;
+  // The job has been begun by this one of its plans, and has no other from then on.
+  void keep_plan(JobId job, size_t plan);
 
   // The job holds this from now on, which need not be all that it was granted.
   void holds(JobId job, const spec::Allocation& allocation, double now);
@@ -135,7 +161,8 @@ class Scheduler {
   // Nothing more will come of that.
   void withdrawn(JobId job);
   // Samples per second that the job's model expects on 1, 2, ... devices of the first node that it
-  // holds, up to what it may have; empty: nothing was measured yet.
+  // holds, up to what it may have; empty: nothing was measured yet. Of a job by stages, on the
+  // whole pipelines among these devices; 0: there is none.
   std::vector<double> modelled_speeds(JobId job) const;
   // The part of its samples that are progress with the batch that it trains with now, where one is
   // those of its own batch; none: its batch is fixed, or the noise of its gradients is not known.
@@ -168,6 +195,12 @@ class Scheduler {
  private:
   using NodeCounts = std::map<int32_t, int32_t>;  // by node
 
+  // Samples per second that a job with times was seen to take.
+  struct SeenRate {
+    int32_t type = 0, devices = 1;
+    double rate = 0;
+  };
+
   struct Job {
     std::unique_ptr<sched::JobAgent> agent;
     sched::JobView view;
@@ -184,6 +217,9 @@ class Scheduler {
     int64_t batch = 0;                  // that it trains with now
     double rate_of_one = 0;             // samples per second that one device was seen to take
     double pause = 0;                   // as `pause_` below, of its own; 0: none was measured
+    std::unique_ptr<JobDemand> staged;  // of a job by stages: what it asks for now
+    std::vector<int32_t> sizes;         // whole_sizes()
+    std::vector<SeenRate> seen;         // one of each size, the newest last
   };
 
   // What a team's jobs hold.
@@ -201,6 +237,12 @@ class Scheduler {
   int32_t region_named(std::string_view name) const;  // -1: there is none
   int32_t region_of(int32_t node) const;
   void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
+  void set_agent(Job& job, const JobDemand& demand);
+  void set_agent_anew(Job& job);
+  static void see_rate(Job& job, const SeenRate& seen);
+  static std::vector<sched::JobPlan> plans_now(const Job& job);
+  static std::string room_for_pipelines(const Job& job, const spec::Allocation& devices);
+  void keep_pipelines_whole(const sched::Round& round, sched::Decisions& decisions) const;
   static int32_t most_batch(const Job& job);
   nlohmann::json state_of(JobId id, const Job& job) const;
   void restore_job(const nlohmann::json& item, double now);

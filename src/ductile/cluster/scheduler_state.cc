@@ -15,6 +15,9 @@ namespace {
 constexpr const char* kWhere = "what the scheduler had learnt";
 constexpr double kMost = 1e300;
 
+// Of whom only the newest are kept.
+constexpr size_t kMostSeenSizes = 64;
+
 json held_of(const spec::Allocation& allocation) {
   json out = json::array();
   for (const spec::NodeShare& share : allocation) out.push_back({share.node, share.devices});
@@ -39,6 +42,7 @@ json Scheduler::state_of(JobId id, const Job& job) const {
               {"held", held_of(v.allocation)},
               {"rate_of_one", job.rate_of_one},
               {"pause", job.pause}};
+  for (const SeenRate& seen : job.seen) out["seen"].push_back({seen.type, seen.devices, seen.rate});
   if (v.region >= 0) out["region"] = cluster_.regions[static_cast<size_t>(v.region)];
   return out;
 }
@@ -78,7 +82,7 @@ json Scheduler::state() const {
 void Scheduler::restore_job(const json& item, double now) {
   const JsonFields f(item, kWhere);
   f.only({"job", "agent", "service", "steps", "total_steps", "restarts", "started", "last_change",
-          "accounted", "held", "rate_of_one", "pause", "region"});
+          "accounted", "held", "rate_of_one", "pause", "region", "seen"});
   const JobId id = f.integer("job", 0, INT64_MAX);
   if (const auto rests = aside_.find(id); rests != aside_.end()) {
     rests->second = std::make_shared<const json>(item);
@@ -100,6 +104,16 @@ void Scheduler::restore_job(const json& item, double now) {
     held.push_back({static_cast<int32_t>(f.as_integer(share[0], "held", 0, INT32_MAX)),
                     static_cast<int32_t>(f.as_integer(share[1], "held", 1, INT32_MAX))});
   }
+  std::vector<SeenRate> seen;  // of jobs by stages
+  if (item.contains("seen")) {
+    for (const json& one : f.array("seen")) {
+      if (!one.is_array() || one.size() != 3 || seen.size() == kMostSeenSizes)
+        f.wrong("seen", "a list of at most 64 [type, devices, samples per second]", one);
+      seen.push_back({static_cast<int32_t>(f.as_integer(one[0], "seen", 0, INT32_MAX)),
+                      static_cast<int32_t>(f.as_integer(one[1], "seen", 1, INT32_MAX)),
+                      f.as_number(one[2], "seen", 1e-300, kMost)});
+    }
+  }
   const int32_t region = item.contains("region") ? region_named(f.text("region")) : -1;
   const auto restarts = static_cast<int32_t>(f.integer("restarts", 0, INT32_MAX));
   job.agent->restore(f.at("agent"), fmt::format("{}: job {}", kWhere, found->first));
@@ -114,6 +128,7 @@ void Scheduler::restore_job(const json& item, double now) {
   job.held_before = std::move(held);
   job.rate_of_one = rate;
   job.pause = pause;
+  if (!job.agent->facts().plans.empty()) job.seen = std::move(seen);
 }
 
 void Scheduler::restore(const json& state, double now) {
@@ -139,6 +154,8 @@ void Scheduler::restore(const json& state, double now) {
       job.accounted = job.view.arrival;
       job.held_before.reset();
       job.view.restarts = 0;
+      if (!job.seen.empty()) job.view.plans = job.agent->facts().plans;
+      job.seen.clear();
     }
     if (error.code() != ErrorCode::invalid_argument && error.code() != ErrorCode::data_loss) throw;
     fail(ErrorCode::data_loss, "{}; it is learnt anew", error.message());

@@ -94,8 +94,9 @@ void Service::Impl::take_up(JobRecord record) {
   const JobId id = record.id;
   Live live;
   try {
-    live.work =
-        work_of(record.submission.kind, parse_json(reader_.spec(id), "spec", ErrorCode::data_loss));
+    const nlohmann::json spec = parse_json(reader_.spec(id), "spec", ErrorCode::data_loss);
+    live.work = work_of(record.submission.kind, spec);
+    live.plans = plans_of(record.submission.kind, spec);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unavailable) throw;
     return end(id, Phase::failed, error.what());  // options that this program no longer knows
@@ -126,8 +127,10 @@ void Service::Impl::admit(Live& live) {
           lack_of_devices(live.record, nodes_.devices(), nodes_.most_devices());
       !lack.empty())
     return say(live, lack);
-  scheduler_.add(
-      demand_of(live.record, live.work, teams_of(options_), nodes_.devices(), live.arrival));
+  keep_plan_of_run(live);
+  scheduler_.add(demand_of(live.record, live.work, teams_of(options_), nodes_.devices(),
+                           live.arrival, live.plans));
+  show_pipelines(live);
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job
@@ -376,7 +379,7 @@ bool Service::Impl::approach(Live& live, Counts& free) {
   const Counts has = by_node(live.asked, nodes_.count());
   Counts may = free;
   for (size_t n = 0; n < may.size(); ++n) may[n] += has[n];
-  const spec::Allocation next = as_far_as(live.granted, may);
+  const spec::Allocation next = scheduler_.whole(live.record.id, as_far_as(live.granted, may));
   const int64_t least = least_devices(live);
   if (spec::device_count(next) < least) {
     if (++live.waits > kMostWaits) preempt(live);
@@ -433,8 +436,9 @@ void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
   try {
     if (const auto* serve = std::get_if<ServeSpec>(&live.work); serve != nullptr && !live.front)
       open_front(live, *serve);
-    live.runner =
-        make_runner(loop_, *engine_, options_, live.record, live.run, live.work, live.front.get());
+    settle_plan(live, devices);
+    live.runner = make_runner(loop_, *engine_, options_, live.record, live.run, live.work,
+                              live.front.get(), plan_text(live));
     live.runner->start(nodes_.holdings(devices),
                        [this, id](RunnerEnd end) { ended(id, std::move(end)); });
   } catch (const std::exception&) {

@@ -180,6 +180,7 @@ void Service::Impl::follow_devices(Live& live, const Submission& wanted) {
     scheduler_.set_bounds(id, static_cast<int32_t>(wanted.min_devices),
                           static_cast<int32_t>(std::min(wanted.max_devices, nodes_.devices())));
     show_claim();
+    show_pipelines(live);
   } else if (live.record.phase == Phase::queued && !live.rest.armed()) {
     admit(live);  // it asked for more than there is
   }

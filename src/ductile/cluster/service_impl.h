@@ -29,7 +29,8 @@
 namespace ductile::cluster {
 
 // The service itself: service_serving.cc is about jobs that answer requests, service_order.cc about
-// those that begin after others, service.cc goes from what is granted to what is held,
+// those that begin after others, service_plans.cc about those by stages, service.cc goes from what
+// is granted to what is held,
 // service_follow.cc follows what the store, its users and its nodes say, and tells them what
 // becomes of it and what was learnt; service_stop.cc is its end.
 class Service::Impl {
@@ -50,6 +51,7 @@ class Service::Impl {
   struct Live {
     JobRecord record;
     Work work;
+    std::vector<TrainPlan> plans;  // of a job by stages; of several one is kept when it begins
     double arrival = 0;  // as schedule_time(); no later job's is earlier, however clocks are set
     fs::path run;
     std::set<JobId> after;     // that are to finish before it begins
@@ -115,6 +117,12 @@ class Service::Impl {
   void settle();
   bool approach(Live& live, Counts& free);
   void begin(Live& live, const spec::Allocation& devices);
+  std::optional<size_t> plan_of_run(const Live& live) const;
+  void keep_plan(Live& live, size_t chosen);
+  void keep_plan_of_run(Live& live);
+  void settle_plan(Live& live, const spec::Allocation& devices);
+  std::string plan_text(const Live& live);
+  void show_pipelines(const Live& live);
   void start_runner(Live& live, const spec::Allocation& devices);
   void resize(Live& live, const spec::Allocation& devices);
   void preempt(Live& live);

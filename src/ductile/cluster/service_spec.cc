@@ -13,6 +13,7 @@
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/cluster/sha256_impl.h"
 #include "ductile/run/new_folder.h"
+#include "ductile/run/trace.h"
 #include "ductile/sched/policy.h"
 #include "ductile/spec/methods.h"
 
@@ -32,15 +33,68 @@ sched::Tier tier_of(const std::string& name) {
 
 spec::JobOptions training_of(const nlohmann::json& spec) {
   const JsonFields fields(spec, "spec");
-  fields.only({"job"});
+  fields.only({"job", "plans"});
   spec::JobOptions job;
   OptionSet options(job);
   options.read_toml_text(fields.text("job"), "spec.job");
+  if (const std::vector<TrainPlan> plans = plans_of("train", spec); !plans.empty())
+    follow_plan(job, plans.front());
   spec::check(job);
   return job;
 }
 
 }  // namespace
+
+std::vector<TrainPlan> plans_of(const std::string& kind, const nlohmann::json& spec) {
+  constexpr size_t kMostPlans = 16;
+  constexpr double kMostSeconds = 1e9;
+  std::vector<TrainPlan> out;
+  if (kind != "train" || !spec.is_object() || !spec.contains("plans")) return out;
+  const JsonFields fields(spec, "spec");
+  for (const nlohmann::json& item : fields.array("plans")) {
+    if (!item.is_object() || out.size() == kMostPlans)
+      fields.wrong("plans", "a list of at most 16 plans", item);
+    const JsonFields one(item, fmt::format("spec.plans: plan {}", out.size() + 1));
+    one.only({"virtual_ranks", "shard_optimizer", "pipelined", "seconds", "plan"});
+    if (one.has("plan")) (void)one.text("plan");
+    TrainPlan plan;
+    plan.place = out.size();
+    plan.virtual_ranks = one.integer("virtual_ranks", 1, 1 << 16);
+    plan.shard_optimizer = one.boolean("shard_optimizer", false);
+    if (one.has("seconds")) plan.seconds = one.number("seconds", 0, kMostSeconds);
+    OptionSet options(plan.pipelined);
+    options.read_toml_text(one.text("pipelined"), one.where());
+    out.push_back(std::move(plan));
+  }
+  for (const TrainPlan& plan : out)
+    if (out.size() > 1 && !(plan.seconds > 0))
+      fail(ErrorCode::invalid_argument,
+           "spec.plans: plan {} has no predicted seconds, and of several plans each needs them, so "
+           "that they can be compared; `ductile plan GRAPH --json` writes them",
+           plan.place + 1);
+  return out;
+}
+
+void follow_plan(spec::JobOptions& job, const TrainPlan& plan) {
+  job.train.method = "pipelined";
+  job.train.virtual_ranks = plan.virtual_ranks;
+  job.train.shard_optimizer = plan.shard_optimizer;
+  job.train.pipelined = plan.pipelined;
+}
+
+std::vector<StagePlan> stage_plans(const Work& work, std::span<const TrainPlan> plans) {
+  std::vector<StagePlan> out;
+  const auto add = [&out](int64_t ranks, int64_t pipelines, double seconds) {
+    out.push_back({static_cast<int32_t>(std::max<int64_t>(1, ranks / pipelines)),
+                   static_cast<int32_t>(pipelines), seconds});
+  };
+  for (const TrainPlan& plan : plans)
+    add(plan.virtual_ranks, plan.pipelined.replicas, plan.seconds);
+  const auto* job = std::get_if<spec::JobOptions>(&work);
+  if (plans.empty() && job != nullptr && spec::is_pipelined(*job))
+    add(job->train.virtual_ranks, job->train.pipelined.replicas, 0);
+  return out;
+}
 
 Work work_of(const std::string& kind, const nlohmann::json& spec) {
   if (kind == "train") return training_of(spec);
@@ -98,16 +152,21 @@ std::string application_of(const JobRecord& record, const Work& work) {
   spec::AugmentOptions augment = training->augment;
   const spec::TrainOptions& train = training->train;
   // Of these alone, since a service may begin with thousands of jobs.
-  const std::string text =
-      OptionSet(model).to_toml() + OptionSet(data).to_toml() + OptionSet(augment).to_toml() +
-      fmt::format("{} {} {}", train.method, train.precision, train.virtual_ranks);
+  std::string text = OptionSet(model).to_toml() + OptionSet(data).to_toml() +
+                     OptionSet(augment).to_toml() +
+                     fmt::format("{} {} {}", train.method, train.precision, train.virtual_ranks);
+  if (spec::is_pipelined(*training)) {
+    spec::PipelinedOptions stages = train.pipelined;
+    text += OptionSet(stages).to_toml();
+  }
   return model.name + "-" + sha256(text).substr(0, 16);
 }
 
 }  // namespace
 
 JobDemand demand_of(const JobRecord& record, const Work& work,
-                    const std::map<std::string, int32_t>& teams, int64_t devices, double arrival) {
+                    const std::map<std::string, int32_t>& teams, int64_t devices, double arrival,
+                    std::span<const TrainPlan> plans) {
   const Submission& s = record.submission;
   JobDemand demand;
   demand.id = record.id;
@@ -127,6 +186,7 @@ JobDemand demand_of(const JobRecord& record, const Work& work,
   demand.movable = s.movable;
   if (const auto* job = std::get_if<spec::JobOptions>(&work)) {
     demand.total_steps = job->train.max_steps;
+    demand.plans = stage_plans(work, plans);
     if (spec::batch_is_ordered(*job)) {
       demand.most_batch =
           static_cast<int32_t>(std::min<int64_t>(spec::most_batch(*job), INT32_MAX));
@@ -138,9 +198,10 @@ JobDemand demand_of(const JobRecord& record, const Work& work,
 
 std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
-                                       const fs::path& run, Work& work, Front* front) {
+                                       const fs::path& run, Work& work, Front* front,
+                                       const std::string& plan) {
   if (auto* job = std::get_if<spec::JobOptions>(&work))
-    return make_train_runner(loop, engine, run, *job, options.alone);
+    return make_train_runner(loop, engine, run, *job, options.alone, plan);
   if (front != nullptr) return make_serve_runner(loop, engine, run, *front, options.alone);
   CommandSpec command = std::get<CommandSpec>(work);
   command.environment.emplace_back("DUCTILE_JOB", std::to_string(record.id));
@@ -191,12 +252,16 @@ std::string lost_run(const Work& work, const fs::path& run) {
                      run.string());
 }
 
-run::RunFolder made_run(const fs::path& run, spec::JobOptions& job) {
+run::RunFolder made_run(const fs::path& run, spec::JobOptions& job, const std::string& plan) {
   if (kind_of(run / "job.toml") == FileKind::none) {
     run::remove_half_made(run);
     if (kind_of(run) == FileKind::none) run::RunFolder::create_at(run, OptionSet(job).to_toml());
   }
-  return run::RunFolder::open(run);
+  run::RunFolder folder = run::RunFolder::open(run);
+  if (const fs::path file = run::plan_file(folder);
+      !plan.empty() && kind_of(file) == FileKind::none)
+    write_file_atomic(file, plan);
+  return folder;
 }
 
 spec::Cluster cluster_of(const ServiceOptions& options) {
@@ -272,10 +337,17 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
          submission.min_devices, devices);
   if (const auto* serve = std::get_if<ServeSpec>(&work)) served_job(*serve);
   const auto* job = std::get_if<spec::JobOptions>(&work);
-  if (job != nullptr && submission.max_devices > job->train.virtual_ranks)
+  int64_t ranks = job == nullptr ? 0 : job->train.virtual_ranks;
+  for (const TrainPlan& plan : plans_of(submission.kind, spec)) {
+    spec::JobOptions planned = *job;
+    follow_plan(planned, plan);
+    spec::check(planned);
+    ranks = std::max(ranks, plan.virtual_ranks);
+  }
+  if (job != nullptr && submission.max_devices > ranks)
     fail(ErrorCode::invalid_argument,
          "max_devices = {}: train.virtual_ranks is {}, and each device hosts at least one of them",
-         submission.max_devices, job->train.virtual_ranks);
+         submission.max_devices, ranks);
   if (std::holds_alternative<CommandSpec>(work) && submission.max_devices != submission.min_devices)
     fail(ErrorCode::invalid_argument,
          "min_devices = {}, max_devices = {}: a command runs on a fixed number of devices",

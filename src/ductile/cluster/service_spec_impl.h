@@ -3,8 +3,10 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -28,6 +30,24 @@ using Work = std::variant<spec::JobOptions, CommandSpec, ServeSpec>;
 // Throws invalid_argument for a kind or a spec that this program does not know.
 Work work_of(const std::string& kind, const nlohmann::json& spec);
 
+// One way to train a job by stages, of those that it was submitted with.
+struct TrainPlan {
+  size_t place = 0;  // among them
+  int64_t virtual_ranks = 1;
+  bool shard_optimizer = false;
+  spec::PipelinedOptions pipelined;
+  double seconds = 0;  // predicted, of a step with a device for each virtual rank; 0: not known
+};
+
+// The plans of a spec, of which one is chosen when the job begins: results are equal to the bit for
+// one plan, and not for several. work_of() has the job by the first. Throws invalid_argument for
+// what is no plan, and for several of which one has no time.
+std::vector<TrainPlan> plans_of(const std::string& kind, const nlohmann::json& spec);
+void follow_plan(spec::JobOptions& job, const TrainPlan& plan);
+// The same for the scheduler; also of a job by stages that came without plans. Empty: it does not
+// train by stages.
+std::vector<StagePlan> stage_plans(const Work& work, std::span<const TrainPlan> plans);
+
 // GPUs of one node that it has for itself.
 int64_t gpus_of(const Work& work);
 // The numbers of the teams that have something of their own, a quota or a share: from 1 in the
@@ -44,13 +64,15 @@ int64_t batch_of(const Work& work);
 // What a job asks of a service with so many devices. `teams`: teams_of(). `arrival`: by the clock
 // of Scheduler::decide().
 JobDemand demand_of(const JobRecord& record, const Work& work,
-                    const std::map<std::string, int32_t>& teams, int64_t devices, double arrival);
+                    const std::map<std::string, int32_t>& teams, int64_t devices, double arrival,
+                    std::span<const TrainPlan> plans = {});
 
-// The processes of the job. `front`: of a job of kind "serve". Throws as the runners of the kinds
-// do.
+// The processes of the job. `front`: of a job of kind "serve". `plan`: as made_run() has it. Throws
+// as the runners of the kinds do.
 std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
-                                       const fs::path& run, Work& work, Front* front);
+                                       const fs::path& run, Work& work, Front* front,
+                                       const std::string& plan = "");
 
 // The job whose run is served. Throws not_found if there is no such run.
 spec::JobOptions served_job(const ServeSpec& serve);
@@ -87,7 +109,8 @@ fs::path unused(const fs::path& path);
 std::string lost_run(const Work& work, const fs::path& run);
 
 // Makes the run directory if it is missing. One without a job in it, and with nothing else, is what
-// a service that was killed while it made the directory has left.
-run::RunFolder made_run(const fs::path& run, spec::JobOptions& job);
+// a service that was killed while it made the directory has left. `plan`: the text of the plan that
+// it is trained by, for its report; empty: there is none.
+run::RunFolder made_run(const fs::path& run, spec::JobOptions& job, const std::string& plan = "");
 
 }  // namespace ductile::cluster

@@ -158,10 +158,11 @@ class TrainRunner : public JobRunner {
 }  // namespace
 
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
-                                             spec::JobOptions& job, std::chrono::seconds alone) {
+                                             spec::JobOptions& job, std::chrono::seconds alone,
+                                             const std::string& plan) {
   std::error_code unknown;
   if (!fs::exists(run, unknown) && !unknown) end_strays(run, SIGKILL);
-  return std::make_unique<TrainRunner>(loop, engine, made_run(run, job), job, alone);
+  return std::make_unique<TrainRunner>(loop, engine, made_run(run, job, plan), job, alone);
 }
 
 RunnerEnd end_by(const std::exception_ptr& error) {

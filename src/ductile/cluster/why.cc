@@ -303,12 +303,33 @@ std::string share_text(const WhyFacts& facts) {
 
 std::string why_it_competes(const WhyFacts& facts, int64_t asked);
 
+// Of a job by stages; with a space before it.
+std::string staged_text(const WhyFacts& facts) {
+  if (!facts.staged) return "";
+  const StagedFigures& s = *facts.staged;
+  if (s.least == 0)
+    return fmt::format(
+        " It trains by stages, and each pipeline of its plan has {}, more than it may have: its "
+        "stages take turns.",
+        counted(s.devices));
+  if (s.plans > 1)
+    return fmt::format(
+        " It trains by stages, by one of {} plans, which is chosen when it begins, and is given "
+        "whole pipelines alone.",
+        s.plans);
+  return fmt::format(
+      " It trains by stages, and is given whole pipelines alone: its plan has {} of {}{}.",
+      s.pipelines, counted(s.devices), s.pipelines == 1 ? "" : " each");
+}
+
 std::string why_it_waits_among(const WhyFacts& facts) {
-  const int64_t asked = facts.job.submission.min_devices;
+  const int64_t asked =
+      std::max(facts.job.submission.min_devices, facts.staged ? facts.staged->least : int64_t{0});
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
   if (std::string text = gpu_quota_reason(facts); !text.empty()) return text;
-  return why_it_competes(facts, asked) + above_text(facts) + share_text(facts) + claim_text(facts);
+  return why_it_competes(facts, asked) + staged_text(facts) + above_text(facts) +
+         share_text(facts) + claim_text(facts);
 }
 
 // What the policy says besides: who is before it, where it says who holds what as this does.
@@ -401,9 +422,10 @@ std::string why_it_runs(const WhyFacts& facts) {
   if (reason.starts_with(fmt::format(": runs on {} ", held)))
     if (const size_t rest = reason.find_first_of(",;"); rest != std::string::npos)
       reason.erase(0, rest);
-  return fmt::format("It runs on {}{}{}{}{}{}.{}", counted(held), range,
+  return fmt::format("It runs on {}{}{}{}{}{}.{}{}", counted(held), range,
                      gpus == 0 ? "" : fmt::format(" with {} GPU{}", gpus, gpus == 1 ? "" : "s"),
                      region_of_job(facts), reason, more.empty() ? "" : "; " + more,
+                     facts.staged && facts.staged->least == 0 ? staged_text(facts) : "",
                      held < s.max_devices ? share_text(facts) : "");
 }
 

@@ -56,6 +56,15 @@ struct ServingFigures {
   int64_t waiting = 0, in_flight = 0;
 };
 
+// How a job by stages is hosted: by whole pipelines, all of which are virtual ranks.
+struct StagedFigures {
+  int64_t devices = 1;    // of one pipeline
+  int64_t pipelines = 1;  // of its plan
+  int64_t least = 0;      // devices that it asks for; 0: its stages take turns on any number
+  int64_t plans = 1;      // several: one of them is chosen when it begins, the above is the first
+  bool operator==(const StagedFigures&) const = default;
+};
+
 // The decisions of the scheduler so far.
 struct RoundFigures {
   int64_t count = 0;
@@ -94,6 +103,8 @@ class LiveView {
   std::map<std::string, server::NodeHardware> hardware() const;
   void set_gpus(JobId job, int64_t gpus);
   std::map<JobId, int64_t> gpus() const;  // of those that ask for any
+  void set_staged(JobId job, const StagedFigures& figures);
+  std::optional<StagedFigures> staged(JobId job) const;  // of a job by stages
   void set_claim(std::optional<NodeClaim> claim);
   std::optional<NodeClaim> claim() const;
 
@@ -127,6 +138,7 @@ class LiveView {
   std::map<JobId, ServingFigures> serving_;
   std::map<std::string, server::NodeHardware> hardware_;
   std::map<JobId, int64_t> gpus_;
+  std::map<JobId, StagedFigures> staged_;
   std::optional<NodeClaim> claim_;
   std::pair<StoreFault, std::string> refusal_;
 };
@@ -150,6 +162,7 @@ struct WhyFacts {
   std::map<std::string, server::NodeHardware> hardware;  // by node
   std::map<JobId, int64_t> gpus;                         // that jobs ask for
   std::optional<NodeClaim> claim;
+  std::optional<StagedFigures> staged;
   std::vector<EarlierJob> after;  // that are to finish before it begins
   // Jobs of higher tiers that have not ended: all, and those that came after it.
   int64_t above = 0, above_since = 0;

@@ -54,11 +54,19 @@ export function jobPage(root, name, query) {
     const places = Object.entries(job.holdings).map(([node, n]) => `${n} of ${node}`).join(", ");
     tiles.replaceChildren(
       tile("Devices", String(Object.values(job.holdings).reduce((sum, n) => sum + n, 0)),
-        places || (isLive(job) ? `wants ${job.min_devices} to ${job.max_devices}` : "")),
+        (places || (isLive(job) ? `wants ${job.min_devices} to ${job.max_devices}` : "")) + pipelines()),
       tile("Device time", deviceTime(job.device_seconds), "what it cost so far"),
       tile("Waited", since(job.submitted, job.started || until)),
       tile("Since it started", job.started ? since(job.started, until) : "not started"),
       ...(job.kind === "serve" ? servingTiles(serving) : [stepsTile(), ...goodputTile(), bestTile()]));
+  }
+
+  // Of a job by stages: whole pipelines are what it is given.
+  function pipelines() {
+    const known = job.stages;
+    if (!known) return "";
+    if (known.least === 0) return "; its stages take turns";
+    return known.plans > 1 ? `; one of ${known.plans} plans` : `; ${known.pipelines} of ${known.devices} in its plan`;
   }
 
   // Of a job whose batch follows its goodput.

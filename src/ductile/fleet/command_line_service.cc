@@ -179,6 +179,12 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
   sub->add_option("--max", c.max, "devices beyond which it never grows (default: virtual ranks)")
       ->option_text("N")
       ->check(count);
+  sub->add_option("--plan", c.plans,
+                  "train by stages, by a plan that `ductile plan --json` wrote; of several "
+                  "(repeatable) the service chooses one when the job begins, and each has a result "
+                  "of its own")
+      ->option_text("FILE")
+      ->allow_extra_args(false);
   CLI::Option* region =
       sub->add_option("--region", c.region,
                       "region of the cluster file where its data are (default: everywhere)")

@@ -27,6 +27,7 @@
 #include "ductile/cluster/store_check.h"
 #include "ductile/fleet/job_reference.h"
 #include "ductile/fleet/service_request_impl.h"
+#include "ductile/fleet/training_spec_impl.h"
 #include "ductile/net/socket.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
@@ -73,6 +74,8 @@ nlohmann::json command_body(const ServiceCommand& command, const Context& contex
   if (command.min || command.max)
     fail(ErrorCode::invalid_argument,
          "--min and --max are of Ductile jobs; a command takes --devices N");
+  if (!command.plans.empty())
+    fail(ErrorCode::invalid_argument, "--plan is of Ductile jobs, which it trains by stages");
   const int64_t devices = command.devices.value_or(1);
   const std::string program = fs::path(command.command->front()).filename().string();
   nlohmann::json spec = {{"command", *command.command},
@@ -99,26 +102,25 @@ nlohmann::json training_body(const ServiceCommand& command, const Context& conte
          "a Ductile job takes --min and --max, and computes on cores");
   JobRequest request = command.request;
   request.arguments = command.command;  // of a Python job
-  JobConfig config;
-  config.read(request, context.environment);
-  config.make_paths_absolute();
-  const spec::JobOptions& job = config.job;
-  const int64_t most = std::max(command.min.value_or(1), job.train.virtual_ranks);
-  return {{"name", command.name.value_or(job.name)},
+  TrainingSpec training = training_spec(command, request, context);
+  const int64_t least =
+      command.min.value_or(std::min(training.least, command.max.value_or(training.least)));
+  const int64_t most = std::max(least, training.ranks);
+  return {{"name", command.name.value_or(training.name)},
           {"team", command.team},
           {"tier", command.tier},
-          {"min_devices", command.min.value_or(1)},
+          {"min_devices", least},
           {"max_devices", command.max.value_or(most)},
-          {"spec", {{"job", config.options.to_toml()}}}};
+          {"spec", std::move(training.spec)}};
 }
 
 nlohmann::json serving_body(const ServiceCommand& command, const Context& context) {
   if (command.request.file || !command.request.assignments.empty() || command.devices ||
       command.gpus > 0 || !command.environment.empty() || command.retries > 0 ||
-      command.time_limit > 0)
+      command.time_limit > 0 || !command.plans.empty())
     fail(ErrorCode::invalid_argument,
-         "a job file, --set, --devices, --gpus, --env, --retries and --time-limit are of other "
-         "jobs; --service takes a run, --min and --max");
+         "a job file, --set, --devices, --gpus, --env, --retries, --time-limit and --plan are of "
+         "other jobs; --service takes a run, --min and --max");
   // That of a job may be on the service's machine alone.
   const JobReference job = find_job(*command.served, command.at, context);
   fs::path run = job.run.empty() ? run_of(job) : job.run;

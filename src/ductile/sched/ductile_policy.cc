@@ -13,7 +13,7 @@ namespace ductile::sched {
 namespace {
 
 // Reports whose models differ less than this from those last used change nothing.
-constexpr double kSameNoise = 0.03;
+constexpr double kSameNoise = 0.03, kSameRate = 0.03;
 // A larger allocation than the present one, or one elsewhere, must promise more than this much
 // more: it is likely to be taken back by the next arrival, which is not in the model.
 constexpr double kGrowthWorthwhile = 0.95;
@@ -25,6 +25,14 @@ constexpr double kMostOfWorth = 0.25;
 
 bool close(double a, double b, double tolerance) {
   return std::abs(a - b) <= tolerance * std::max(std::abs(a), std::abs(b));
+}
+
+// A driver may correct the rates of plans by what is measured, and drop plans.
+bool same_plans(const std::vector<double>& modelled, const std::vector<JobPlan>& plans) {
+  return std::equal(modelled.begin(), modelled.end(), plans.begin(), plans.end(),
+                    [](double rate, const JobPlan& plan) {
+                      return close(rate, plan.samples_per_second, kSameRate);
+                    });
 }
 
 }  // namespace
@@ -74,7 +82,7 @@ void DuctilePolicy::Impl::model(State& s, const JobView& job) {
   std::optional<GradientNoise> noise = job.noise;
   if (!noise && application) noise = application->noise_at(job.progress);
   if (s.modelled && s.seen_devices == seen_devices && s.least == job.min_devices &&
-      s.most_wanted == job.max_devices &&
+      s.most_wanted == job.max_devices && same_plans(s.plan_rates, job.plans) &&
       (noise.has_value() == s.noise.has_value() &&
        (!noise || close(s.noise->sqr * noise->var, s.noise->var * noise->sqr, kSameNoise))))
     return;
@@ -83,6 +91,8 @@ void DuctilePolicy::Impl::model(State& s, const JobView& job) {
   s.least = job.min_devices;
   s.most_wanted = job.max_devices;
   s.noise = noise;
+  s.plan_rates.clear();
+  for (const JobPlan& plan : job.plans) s.plan_rates.push_back(plan.samples_per_second);
   s.configurations = configurations(job, application, pools_, per_node_, options_.growth, noise);
   s.given_weight = -1;
 }

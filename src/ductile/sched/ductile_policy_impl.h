@@ -51,6 +51,7 @@ class DuctilePolicy::Impl {
     int32_t seen_devices = -1;
     int32_t least = 0, most_wanted = 0;  // the bounds that were modelled
     std::optional<GradientNoise> noise;
+    std::vector<double> plan_rates;  // samples per second of its plans
     std::vector<Configuration> configurations;
     double best_per_cost = 0;  // progress per device-second of the reference type
     // What ended jobs teach.

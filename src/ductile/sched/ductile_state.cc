@@ -28,6 +28,7 @@ json DuctilePolicy::Impl::to_json(const State& s) {
               {"given_stake", s.given_stake},
               {"given_shape", {s.given_devices, s.given_pool, s.given_most}}};
   if (s.noise) out["noise"] = sched::to_json(*s.noise);
+  if (!s.plan_rates.empty()) out["plan_rates"] = s.plan_rates;
   return out;
 }
 
@@ -36,7 +37,7 @@ DuctilePolicy::Impl::State DuctilePolicy::Impl::state_from(const json& item,
   const JsonFields f(item, where);
   f.only({"job", "slot", "modelled", "seen_devices", "bounds", "configurations", "application",
           "service", "had", "times", "fair_progress", "best_per_device", "given", "given_stake",
-          "given_shape", "noise"});
+          "given_shape", "noise", "plan_rates"});
   State s;
   s.slot = static_cast<int>(f.integer("slot", 0, kMostSavedJobs));
   s.modelled = f.boolean("modelled");
@@ -75,6 +76,8 @@ DuctilePolicy::Impl::State DuctilePolicy::Impl::state_from(const json& item,
         static_cast<int32_t>(f.as_integer(f.at("given_shape")[i], "given_shape", -2, INT32_MAX));
   }
   if (f.has("noise")) s.noise = noise_from(f, f.at("noise"), "noise");
+  if (f.has("plan_rates"))
+    s.plan_rates = numbers_from(f, f.at("plan_rates"), "plan_rates", 0, kMostSaved);
   return s;
 }
 

@@ -89,6 +89,20 @@ ApplicationModels ApplicationModels::from_state(const nlohmann::json& state,
 
 namespace {
 
+// Plans are for a number of devices each, whatever is usual.
+std::vector<int32_t> counts_of_plans(const JobView& job, const Pool& pool, int32_t least,
+                                     int32_t most) {
+  std::vector<int32_t> counts;
+  for (const JobPlan& plan : job.plans)
+    if (plan.type == pool.type && plan.devices >= least && plan.devices <= most &&
+        plan.devices <= pool.devices)
+      counts.push_back(plan.devices);
+  std::ranges::sort(counts);
+  const auto repeated = std::ranges::unique(counts);
+  counts.erase(repeated.begin(), repeated.end());
+  return counts;
+}
+
 // The sizes that a job is offered; `limit`: what was seen of it lets it grow so far.
 std::vector<int32_t> counts_of(const JobView& job, const TypeModel& type, const Pool& pool,
                                int32_t least, int32_t most, int32_t limit) {
@@ -97,6 +111,7 @@ std::vector<int32_t> counts_of(const JobView& job, const TypeModel& type, const 
     if (job.requested_devices <= pool.devices) counts.push_back(job.requested_devices);
     return counts;
   }
+  if (!job.plans.empty()) return counts_of_plans(job, pool, least, most);
   counts = device_counts(pool, type.unit, least, std::min(most, std::max(least, limit)));
   if (!counts.empty()) return counts;
   // The least size is not one of the usual ones: the next that is.

@@ -16,6 +16,7 @@
 #include "ductile/nn/threads.h"
 #include "ductile/parallel/tensor_tree.h"
 #include "ductile/spec/stage_orders.h"
+#include "ductile/train/data_form.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/planned_model.h"
 

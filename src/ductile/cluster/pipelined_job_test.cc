@@ -1,0 +1,172 @@
+// Jobs by stages in a service, with real processes: they grow and shrink by whole pipelines, and
+// their results are those of undisturbed ones.
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/cluster/testing/live_service.h"
+
+namespace ductile::cluster {
+namespace {
+
+using namespace testing;
+
+constexpr int64_t kForEver = 1'000'000;  // steps
+
+// Two pipelines of two stages: four virtual ranks.
+std::string two_pipelines() { return "replicas = 2\nmicro_batches = 4\n"; }
+
+Json plan_of(int64_t ranks, const std::string& stages, double seconds, const std::string& text) {
+  return {{"virtual_ranks", ranks}, {"pipelined", stages}, {"seconds", seconds}, {"plan", text}};
+}
+
+Json by_plans(int64_t steps, const Json& plans) {
+  const std::string job = fmt::format(
+      "[train]\nmax_steps = {}\nvirtual_ranks = 4\nbatch_size = 64\n[checkpoint]\nevery_steps = "
+      "20\n",
+      steps);
+  return {{"spec", {{"job", job}, {"plans", plans}}}};
+}
+
+// In a service whose steps take work, of which each worker does its part.
+void take_work() { ::setenv("DUCTILE_TEST_WORK_MS", "40", 1); }
+
+void choose_four(ServiceOptions& options) {
+  options.devices = 4;
+  options.policy = "ductile";
+}
+
+int64_t devices_of(const Json& job) { return job.at("holdings").value("here", int64_t{0}); }
+
+// All numbers of devices that the job ever held.
+std::set<int64_t> numbers_held(LiveService& cluster, JobId id) {
+  std::set<int64_t> out;
+  const Json answer = cluster.get(fmt::format("/v1/events?job={}&limit=1000", id));
+  for (const Json& event : answer.at("events"))
+    if (event.at("kind") == "allocation")
+      out.insert(event.at("body").at("nodes").value("here", int64_t{0}));
+  return out;
+}
+
+// What the newest checkpoint has is what an undisturbed job has after as many steps.
+void expect_right_bits(const fs::path& run) {
+  const auto kept = ckpt::list(run / "checkpoints");
+  ASSERT_FALSE(kept.empty());
+  const int64_t step = kept.front().step;
+  EXPECT_GT(step, 0);
+  EXPECT_EQ(link::testing::read_checkpoint(run / "checkpoints", step),
+            link::testing::run_undisturbed(step, kRanks));
+}
+
+TEST(PipelinedJob, ShrinksAndGrowsByWholePipelinesWithTheRightBits) {
+  LiveService cluster(choose_four, take_work);
+  const Json spec = by_plans(kForEver, Json::array({plan_of(4, two_pipelines(), 0.02, "{}")}));
+  const JobId first = cluster.submit("first", kForEver, 4, 1, spec);
+  const Json begun = cluster.wait(first, [](const Json& job) { return devices_of(job) == 4; });
+  EXPECT_EQ(begun.at("stages").at("devices"), 2);
+  EXPECT_EQ(begun.at("stages").at("pipelines"), 2);
+  EXPECT_EQ(begun.at("stages").at("least"), 2);
+  EXPECT_FALSE(begun.at("spec").at("plans").at(0).contains("plan"));
+  cluster.wait_for_workers(first);
+  // It needs one device, and a whole pipeline makes room.
+  const JobId second = cluster.submit("second", 60, 1, 1, {{"tier", "premium"}});
+  cluster.wait(first, [](const Json& job) { return devices_of(job) == 2; });
+  cluster.expect_result(second);
+  const Json grown = cluster.wait(first, [](const Json& job) { return devices_of(job) == 4; });
+  EXPECT_NE(grown.at("why").get<std::string>().find("room for 2 of its 2 pipelines of 2 devices"),
+            std::string::npos)
+      << grown.at("why");
+  cluster.wait_for_workers(first);
+  cluster.act(first, "pause");
+  const Json paused = cluster.wait_for(first, "paused");
+  expect_right_bits(paused.value("run", ""));
+  const std::set<int64_t> numbers = numbers_held(cluster, first);
+  EXPECT_TRUE(std::ranges::includes(std::set<int64_t>{0, 2, 4}, numbers)) << Json(numbers);
+  cluster.act(first, "cancel");
+}
+
+TEST(PipelinedJob, WaitsForAWholePipeline) {
+  LiveService cluster(choose_four);
+  const JobId all = cluster.submit("all", kForEver, 3, 3, {{"tier", "premium"}});
+  cluster.wait_for_workers(all);
+  const JobId id = cluster.submit(
+      "staged", 40, 4, 1, by_plans(40, Json::array({plan_of(4, two_pipelines(), 0.02, "")})));
+  const Json waits = cluster.wait(id, [](const Json& job) {
+    return job.value("why", "").find("pipelines") != std::string::npos;
+  });
+  const std::string why = waits.value("why", "");
+  EXPECT_NE(why.find("It asks for 2 devices, and 1 of 4 are free"), std::string::npos) << why;
+  EXPECT_NE(why.find("whole pipelines alone: its plan has 2 of 2 devices each"), std::string::npos)
+      << why;
+  cluster.act(all, "cancel");
+  cluster.expect_result(id);
+}
+
+// The plan for what it got, which stays with it, whatever becomes of the service.
+TEST(PipelinedJob, IsBegunByTheBestOfItsPlansAndGoesOnByIt) {
+  LiveService cluster(choose_four, take_work);
+  const std::string text = R"({"format":"ductile.plan"})";
+  const Json plans = Json::array({plan_of(2, "replicas = 1\nmicro_batches = 4\n", 0.08, ""),
+                                  plan_of(4, two_pipelines(), 0.02, text)});
+  const JobId id = cluster.submit("planned", kForEver, 4, 1, by_plans(kForEver, plans));
+  const Json begun = cluster.wait(id, [](const Json& job) { return devices_of(job) == 4; });
+  cluster.wait_for_workers(id);
+  const fs::path run = begun.value("run", "");
+  EXPECT_EQ(read_file(run / "plan.json"), text);
+  EXPECT_NE(read_file(run / "job.toml").find("virtual_ranks = 4"), std::string::npos);
+  const auto chosen = [&] {
+    std::vector<Json> out;
+    for (const Json& event :
+         cluster.get(fmt::format("/v1/events?job={}&limit=1000", id)).at("events"))
+      if (event.at("kind") == "plan") out.push_back(event.at("body"));
+    return out;
+  };
+  cluster.wait(id, [&](const Json&) { return !chosen().empty(); });
+  EXPECT_EQ(chosen().front().at("plan"), 2);
+  cluster.kill_service();
+  cluster.start();
+  // One pipeline of it; the other plan has as many devices in all.
+  cluster.send("POST", fmt::format("/v1/jobs/{}/resize", id), R"({"max_devices":2})");
+  const Json shrunk = cluster.wait(
+      id, [](const Json& job) { return devices_of(job) == 2 && job.contains("stages"); });
+  EXPECT_EQ(shrunk.at("stages").at("pipelines"), 2);
+  EXPECT_EQ(shrunk.at("stages").at("plans"), 1);
+  cluster.wait_for_workers(id);
+  cluster.act(id, "pause");
+  cluster.wait_for(id, "paused");
+  expect_right_bits(run);
+  EXPECT_EQ(chosen().size(), 1u);
+  cluster.act(id, "cancel");
+}
+
+TEST(PipelinedJob, PlansThatCannotBeComparedOrRunAreRefused) {
+  LiveService cluster(choose_four);
+  const auto refused = [&](const Json& plans) {
+    const Json answer = cluster.offer("bad", 10, 1, 1, by_plans(10, plans));
+    EXPECT_EQ(answer.value("status", 0), 400) << answer;
+    return answer.at("body").value("error", "");
+  };
+  Json untimed = plan_of(4, two_pipelines(), 1, "");
+  untimed.erase("seconds");
+  const Json good = plan_of(4, two_pipelines(), 1, "");
+  EXPECT_NE(refused(Json::array({good, untimed})).find("plan 2 has no predicted seconds"),
+            std::string::npos);
+  EXPECT_NE(refused(Json::array({good, plan_of(3, two_pipelines(), 1, "")}))
+                .find("train.pipelined.replicas"),
+            std::string::npos);
+  Json foreign = good;
+  foreign["job"] = "[model]\nlibrary = \"/tmp/mine.so\"\n";
+  EXPECT_NE(refused(Json::array({foreign})).find("job"), std::string::npos);
+  EXPECT_NE(refused(Json::array({plan_of(4, "replica = 2\n", 1, "")})).find("replicas"),
+            std::string::npos);
+  EXPECT_NE(refused(Json::array({Json(7)})).find("plans"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace ductile::cluster

@@ -1,0 +1,64 @@
+#include <algorithm>
+#include <utility>
+
+#include "ductile/base/error.h"
+#include "ductile/base/options.h"
+#include "ductile/cli/job_config.h"
+#include "ductile/cli/pipeline_plan.h"
+#include "ductile/fleet/training_spec_impl.h"
+
+namespace ductile::cli {
+namespace {
+
+// With plans the job is that of the first, and the service has what it needs to compare all of them
+// and to train by any. Their texts are for the run's report; one that is too long is left out.
+TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& request,
+                          const Context& context) {
+  const size_t most_text = 600'000 / command.plans.size();  // a request has 1 MiB at most
+  TrainingSpec out;
+  for (const fs::path& file : command.plans) {
+    JobConfig config;
+    std::string text = read_planned(request, file, context.environment, config);
+    config.make_paths_absolute();
+    spec::check(config.job);
+    check_memory(config.job, text, file);
+    spec::TrainOptions& train = config.job.train;
+    const int64_t least = least_devices(config.job, text);
+    out.least = out.spec.is_null() ? least : std::min(out.least, least);
+    if (out.spec.is_null()) {
+      out.name = config.job.name;
+      out.spec["job"] = config.options.to_toml();
+    }
+    out.ranks = std::max(out.ranks, train.virtual_ranks);
+    nlohmann::json plan = {{"virtual_ranks", train.virtual_ranks},
+                           {"shard_optimizer", train.shard_optimizer},
+                           {"pipelined", OptionSet(train.pipelined).to_toml()}};
+    if (const double seconds = predicted_seconds(text); seconds > 0)
+      plan["seconds"] = seconds;
+    else if (command.plans.size() > 1)
+      fail(ErrorCode::invalid_argument,
+           "{}: the plan says no time for a step, and of several plans each has to, so that the "
+           "service can compare them; `ductile plan GRAPH --json` writes it",
+           file.string());
+    if (text.size() <= most_text) plan["plan"] = std::move(text);
+    out.spec["plans"].push_back(std::move(plan));
+  }
+  return out;
+}
+
+}  // namespace
+
+TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& request,
+                           const Context& context) {
+  if (!command.plans.empty()) return planned_spec(command, request, context);
+  JobConfig config;
+  config.read(request, context.environment);
+  config.make_paths_absolute();
+  TrainingSpec out;
+  out.name = config.job.name;
+  out.ranks = config.job.train.virtual_ranks;
+  out.spec["job"] = config.options.to_toml();
+  return out;
+}
+
+}  // namespace ductile::cli
