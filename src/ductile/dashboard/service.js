@@ -67,9 +67,9 @@ export async function get(path) {
   return (await send(path)).json();
 }
 
-/** Carried out once, though it is sent again where the answer was lost. */
-export async function post(path, body = {}) {
-  const headers = { "Content-Type": "application/json", "Idempotency-Key": crypto.randomUUID() };
+/** Carried out once for each key, though it is sent again where the answer was lost. */
+export async function post(path, body = {}, key = crypto.randomUUID()) {
+  const headers = { "Content-Type": "application/json", "Idempotency-Key": key };
   for (let tries = 1; ; ++tries) {
     try {
       return await (await send(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
