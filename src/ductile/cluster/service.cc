@@ -94,8 +94,9 @@ void Service::Impl::take_up(JobRecord record) {
   const JobId id = record.id;
   Live live;
   try {
-    live.work =
-        work_of(record.submission.kind, parse_json(reader_.spec(id), "spec", ErrorCode::data_loss));
+    const auto read = specs_.read_text(record.submission.kind, reader_.spec(id));
+    live.work = read->work;
+    live.application = read->application;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unavailable) throw;
     return end(id, Phase::failed, error.what());  // options that this program no longer knows
@@ -126,8 +127,8 @@ void Service::Impl::admit(Live& live) {
           lack_of_devices(live.record, nodes_.devices(), nodes_.most_devices());
       !lack.empty())
     return say(live, lack);
-  scheduler_.add(
-      demand_of(live.record, live.work, teams_of(options_), nodes_.devices(), live.arrival));
+  scheduler_.add(demand_of(live.record, live.work, live.application, teams_of(options_),
+                           nodes_.devices(), live.arrival));
 }
 
 // On what it held, as far as there are as many devices as before. Workers may live, so that a job

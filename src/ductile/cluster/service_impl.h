@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "ductile/base/clock.h"
 #include "ductile/cluster/commit_queue.h"
 #include "ductile/cluster/engine_impl.h"
@@ -21,6 +23,7 @@
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
+#include "ductile/cluster/spec_reader_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
 #include "ductile/cluster/trusted_time_impl.h"
 #include "ductile/cluster/why_impl.h"
@@ -50,6 +53,7 @@ class Service::Impl {
   struct Live {
     JobRecord record;
     Work work;
+    std::string application;  // application_of(work)
     double arrival = 0;  // as schedule_time(); no later job's is earlier, however clocks are set
     fs::path run;
     std::set<JobId> after;     // that are to finish before it begins
@@ -74,6 +78,7 @@ class Service::Impl {
   };
 
   void open_interface();
+  SpecReader::Read checked_work(const Submission& s, nlohmann::json& spec, const Principal& who);
   void offer_access();
   void take_up(JobRecord record);
   void admit(Live& live);  // to those that the policy decides about
@@ -145,6 +150,7 @@ class Service::Impl {
   CommitQueue queue_;
   StoreWriter writer_{loop_, queue_};
   Reader reader_;
+  SpecReader specs_;                    // also of the interface's threads
   TrustedTime clock_{known_time()};     // before anything new is written
   double clock_kept_ = clock_.known();  // in the store
   bool clock_doubted_ = false;

@@ -71,8 +71,8 @@ std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options) {
   return out;
 }
 
-void check_gpus(const Submission& submission, const nlohmann::json& spec, const Engine& engine) {
-  const int64_t gpus = gpus_of(work_of(submission.kind, spec));
+void check_gpus(const Submission& submission, const Work& work, const Engine& engine) {
+  const int64_t gpus = gpus_of(work);
   if (!engine.may_have({submission.min_devices, gpus}))
     fail(ErrorCode::invalid_argument,
          "spec: gpus = {}: no [[pool]] of this service has pilots with so many GPUs and {} "
@@ -86,13 +86,10 @@ int64_t batch_of(const Work& work) {
   return job == nullptr ? 1 : job->train.batch_size;
 }
 
-namespace {
-
-// Jobs that take as long for a step behave alike, whatever their users call them: those of one
-// model on one kind of data. Of other programs nothing is known but the name.
-std::string application_of(const JobRecord& record, const Work& work) {
+// Those of one model on one kind of data.
+std::string application_of(const Work& work) {
   const auto* training = std::get_if<spec::JobOptions>(&work);
-  if (training == nullptr) return record.submission.name;
+  if (training == nullptr) return "";
   spec::ModelOptions model = training->model;
   spec::DataOptions data = training->data;
   spec::AugmentOptions augment = training->augment;
@@ -104,15 +101,13 @@ std::string application_of(const JobRecord& record, const Work& work) {
   return model.name + "-" + sha256(text).substr(0, 16);
 }
 
-}  // namespace
-
-JobDemand demand_of(const JobRecord& record, const Work& work,
+JobDemand demand_of(const JobRecord& record, const Work& work, const std::string& application,
                     const std::map<std::string, int32_t>& teams, int64_t devices, double arrival) {
   const Submission& s = record.submission;
   JobDemand demand;
   demand.id = record.id;
   demand.name = s.name;
-  demand.application = application_of(record, work);
+  demand.application = application.empty() ? s.name : application;
   demand.arrival = arrival;
   demand.tier = tier_of(s.tier);
   if (const auto team = teams.find(s.team); team != teams.end()) demand.team = team->second;
@@ -260,10 +255,9 @@ std::string lack_of_devices(const JobRecord& record, int64_t devices, int64_t of
       least, devices);
 }
 
-void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices,
+void check_spec(const Submission& submission, const Work& work, int64_t devices,
                 int64_t of_a_node) {
   tier_of(submission.tier);
-  const Work work = work_of(submission.kind, spec);
   if (submission.min_devices > devices)
     fail(ErrorCode::invalid_argument,
          "min_devices = {}: this service has {} in all, so the job could never begin; ask for "
@@ -313,8 +307,7 @@ void check_region(const Submission& submission, const spec::Cluster& cluster,
          submission.movable ? std::string("the largest one") : submission.region, most);
 }
 
-bool runs_own_code(const Submission& submission, const nlohmann::json& spec) {
-  const Work work = work_of(submission.kind, spec);
+bool runs_own_code(const Work& work) {
   if (const auto* serve = std::get_if<ServeSpec>(&work))
     return !served_job(*serve).model.library.empty();
   const auto* job = std::get_if<spec::JobOptions>(&work);

@@ -13,7 +13,8 @@ std::string application(const std::string& name, const std::string& job) {
   record.id = 1;
   record.submission.name = name;
   record.submission.tier = "standard";
-  return demand_of(record, work_of("train", {{"job", job}}), {}, 4, 0).application;
+  const Work work = work_of("train", {{"job", job}});
+  return demand_of(record, work, application_of(work), {}, 4, 0).application;
 }
 
 // What a job measures is known to the next one of its kind before that has begun, as in the
@@ -34,7 +35,7 @@ TEST(Application, OfOtherProgramsTheNameIsAllThatIsKnown) {
   record.submission.name = "sweep";
   record.submission.tier = "standard";
   const Work work = work_of("command", {{"command", {"true"}}, {"directory", "/"}});
-  EXPECT_EQ(demand_of(record, work, {}, 4, 0).application, "sweep");
+  EXPECT_EQ(demand_of(record, work, application_of(work), {}, 4, 0).application, "sweep");
 }
 
 }  // namespace
