@@ -118,6 +118,7 @@ class Service::Impl {
   void keep_in_place(Live& live);
   void decide();
   void settle();
+  std::optional<net::Deadline> stays_until(const Live& live) const;
   bool approach(Live& live, Counts& free);
   void begin(Live& live, const spec::Allocation& devices);
   void start_runner(Live& live, const spec::Allocation& devices);

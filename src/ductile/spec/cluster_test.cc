@@ -35,6 +35,7 @@ cluster = "b"
 region = "east"
 spot = true
 notice = "2 min"
+leave = "15 s"
 hosts = ["r1", "r2"]
 addresses = ["10.0.0.1", "10.0.0.2"]
 flops = 28e12
@@ -92,6 +93,7 @@ Cluster random_cluster(uint64_t seed) {
     group.devices = 1 + rng.below(1024);
     group.spot = rng.below(2) != 0;
     if (rng.below(2)) group.notice = rng.uniform(0, 600);
+    if (rng.below(2)) group.leave = rng.uniform(0, 60);
     if (rng.below(2))
       for (int64_t n = 0; n < group.count; ++n) {
         group.hosts.push_back(fmt::format("g{}-{}", out.groups.size(), n));
