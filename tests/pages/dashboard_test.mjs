@@ -215,6 +215,13 @@ test("jobs are found by words, by number and by phase", async () => {
   // The first in line is the oldest of the highest tier.
   await page.eval("document.querySelector('.list').scrollTop = 1e9");
   await page.wait(`[...document.querySelectorAll(".jobs td.line")].some(td => td.textContent === "1")`);
+  // What the page does not know, the service finds, by several words as well.
+  await page.eval(`import("/assets/service.js").then(({ state }) => state.jobs.clear())`);
+  await page.eval("document.querySelector('#search').value = 'hay needle'; document.querySelector('#search').dispatchEvent(new Event('input'))");
+  await page.click(".controls button", "Search jobs that ended long ago");
+  await page.wait(`document.querySelector("#count").textContent === "1 job"`);
+  await page.send("Page.reload");
+  await page.wait(`parseInt(document.querySelector("#count")?.textContent) > ${kMany}`);
 });
 
 test("names are text wherever they stand", async () => {
