@@ -401,6 +401,9 @@ test("who may only look is offered nothing to do", async () => {
   await go(`#/job/${first}`);
   await page.sees("Compare", "#actions");
   assert.equal(await page.eval("document.querySelectorAll('#actions button, #actions a').length"), 1);
+  await go("#/accounts");
+  await page.sees("Tiers");
+  assert.equal(await page.eval("document.querySelectorAll('#tokens button').length"), 0);
   await as("submit");
   await go("#/submit");
   await page.wait("document.querySelector('#field-tier')");
@@ -492,6 +495,34 @@ test("accounts add up to what the store says", async () => {
   // A team with a quota is there before its first job.
   assert.deepEqual(await page.eval(`[...document.querySelectorAll("[aria-label=team] tr")].map(tr => [...tr.cells].map(c => c.innerText))
     .find(cells => cells[0] === "robots")?.slice(0, 7)`), ["robots", "0", "0", "0", "0", "2", ""]);
+});
+
+test("an admin makes a token, which is shown once, and revokes it", async () => {
+  const overview = token => new Promise((done, fail) => request({ host: "127.0.0.1", port, path: "/v1/overview",
+    headers: { Authorization: `Bearer ${token}` } }, answer => {
+    let all = "";
+    answer.setEncoding("utf8").on("data", part => { all += part; });
+    answer.on("end", () => done({ status: answer.statusCode, ...JSON.parse(all) }));
+  }).on("error", fail).end());
+  await go("#/accounts");
+  await page.click("#tokens button", "Make a token");
+  await page.wait("document.querySelector('dialog select')");
+  assert.deepEqual(await page.eval(`${hindrances}; hindrances()`), []);
+  await page.eval(`document.querySelector('dialog input[aria-label=name]').value = "ann";
+    document.querySelector('dialog input[aria-label=days]').value = "2"`);
+  await answer("Make it");
+  await page.sees("shown once", "dialog");
+  const access = JSON.parse(await page.eval("document.querySelector('dialog pre').textContent"));
+  const known = await overview(access.token);
+  assert.deepEqual([known.status, known.role, known.principal], [200, "read", "ann"]);
+  await answer("Close");
+  await page.wait("!document.querySelector('dialog')");
+  assert.equal((await page.eval("document.body.innerText")).includes(access.token), false);
+  assert.ok(Math.abs((await ask("GET", "/v1/tokens")).tokens.find(token => token.name === "ann").expires - Date.now() / 1000 - 172800) < 600);
+  await page.click("#tokens button", "Revoke");
+  await answer("Revoke");
+  await page.sees("revoked", "#tokens");
+  assert.equal((await overview(access.token)).status, 401);
 });
 
 test("everything can be done by keys", async () => {

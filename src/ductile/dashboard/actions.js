@@ -146,4 +146,34 @@ export function actOnNode(node) {
     done: `Node ${node.node}: the drain is noted.` });
 }
 
-export const mayDrain = () => Boolean(state.overview) && state.overview.role === "admin";
+/** Who drains nodes, and makes and revokes tokens. */
+export const isAdmin = () => Boolean(state.overview) && state.overview.role === "admin";
+
+/** Makes a token, which a second dialog shows once; `then()` is called when it is there. */
+export function makeToken(then) {
+  const input = (label, more = {}) => element("input", { type: "text", maxlength: 200, "aria-label": label, ...more });
+  const name = input("name", { required: "" }), team = input("team");
+  const days = element("input", { type: "number", min: 0.01, max: 36500, step: "any", "aria-label": "days", placeholder: "for ever" });
+  const role = element("select", { "aria-label": "role" }, ...["read", "submit", "admin"].map(one => element("option", {}, one)));
+  const field = (label, control) => element("label", {}, label, control);
+  confirm({ heading: "Make a token?", verb: "Make it", path: "/v1/tokens",
+    text: "It lets in whoever has it, from wherever the service is reached. What it stands for owns the jobs that it submits.",
+    fields: [element("p", { class: "fields" }, field("Name", name), field("Role", role)),
+      element("p", { class: "fields" }, field("Team", team), field("Good for (days)", days))],
+    body: () => ({ name: name.value.trim(), role: role.value, ...(team.value.trim() ? { team: team.value.trim() } : {}),
+      ...(days.value.trim() ? { seconds: 86400 * Number(days.value) } : {}) }),
+    done: "The token is made.",
+    next: ({ address, fingerprint, token }) => {
+      then();
+      dialog("An access file, shown once", close => [
+        element("p", {}, "Whoever has it is let in. Write it into a file for ", element("code", {}, "ductile --server FILE"), "."),
+        element("pre", { tabindex: "0", "aria-label": "access file" },
+          JSON.stringify({ address, ...(fingerprint ? { fingerprint } : {}), token }, null, 2)),
+        element("div", { class: "buttons" }, element("button", { type: "button", class: "main", onclick: close }, "Close"))]);
+    } });
+}
+
+export function revokeToken(name, then) {
+  confirm({ heading: `Revoke ${name}?`, verb: "Revoke", danger: true, path: `/v1/tokens/${encodeURIComponent(name)}/revoke`,
+    text: "It lets nobody in any more, from now on. Its jobs go on.", done: `The token ${name} is revoked.`, next: then });
+}
