@@ -388,7 +388,7 @@ test("who may only look is offered nothing to do", async () => {
     if (globalThis.realOverview) return;
     globalThis.realOverview = { value: state.overview };
     Object.defineProperty(state, "overview", { get: () => globalThis.asRole
-      ? { ...realOverview.value, role: globalThis.asRole, principal: "somebody" } : realOverview.value,
+      ? { ...realOverview.value, role: globalThis.asRole, principal: "somebody", team: "vision" } : realOverview.value,
       set: value => { realOverview.value = value; } });
   })`);
   await as("read");
@@ -409,6 +409,8 @@ test("who may only look is offered nothing to do", async () => {
   await page.wait("document.querySelector('#field-tier')");
   assert.deepEqual(await page.eval("[...document.querySelectorAll('.choice button, #field-tier option')].map(e => e.innerText)"),
     ["Training", "Service", "standard", "basic"]);
+  await go(`#/job/${first}`);  // of the team
+  await page.sees("Pause", "#actions");
   await as("");
 });
 

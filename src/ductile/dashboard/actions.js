@@ -50,7 +50,8 @@ const kHold = { verb: "Hold", text: "It does not begin before somebody resumes i
 
 export function mayAct(job) {
   const me = state.overview;
-  return me && (me.role === "admin" || (me.role === "submit" && me.principal === job.owner));
+  const own = me && (me.principal === job.owner || Boolean(me.team && me.team === job.team));
+  return me && (me.role === "admin" || (me.role === "submit" && own));
 }
 
 /** Whether the user may submit a job of this kind: a command runs as the user of the service. */
