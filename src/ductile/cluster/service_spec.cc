@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <utility>
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
@@ -255,6 +256,21 @@ std::string lack_of_devices(const JobRecord& record, int64_t devices, int64_t of
       least, devices);
 }
 
+namespace {
+
+// Workers start in folders that their submitter does not know. The command line writes them so.
+void require_absolute_paths(const spec::JobOptions& job) {
+  for (const auto& [name, path] :
+       {std::pair("data.path", &job.data.path), std::pair("data.test_path", &job.data.test_path),
+        std::pair("model.library", &job.model.library)})
+    if (!path->empty() && path->front() != '/')
+      fail(ErrorCode::invalid_argument,
+           "spec.job: {} = \"{}\": an absolute path is wanted, on the machine of the service", name,
+           *path);
+}
+
+}  // namespace
+
 void check_spec(const Submission& submission, const Work& work, int64_t devices,
                 int64_t of_a_node) {
   tier_of(submission.tier);
@@ -266,6 +282,7 @@ void check_spec(const Submission& submission, const Work& work, int64_t devices,
          submission.min_devices, devices);
   if (const auto* serve = std::get_if<ServeSpec>(&work)) served_job(*serve);
   const auto* job = std::get_if<spec::JobOptions>(&work);
+  if (job != nullptr) require_absolute_paths(*job);
   if (job != nullptr && submission.max_devices > job->train.virtual_ranks)
     fail(ErrorCode::invalid_argument,
          "max_devices = {}: train.virtual_ranks is {}, and each device hosts at least one of them",
