@@ -71,6 +71,8 @@ TEST(ClusterFile, SaysWhatThereIs) {
   EXPECT_EQ(rtx.speed, 2);  // of the flops
   EXPECT_EQ(rtx.region, "east");
   EXPECT_TRUE(rtx.spot);
+  EXPECT_EQ(rtx.notice, 120);
+  EXPECT_EQ(rtx.leave, 15);
   EXPECT_EQ(rtx.addresses[1], "10.0.0.2");
   EXPECT_EQ(cluster.teams, (std::vector<Team>{{3, 0.25, 16}}));
   EXPECT_EQ(cluster.nodes(), 8);
