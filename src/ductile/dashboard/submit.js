@@ -29,8 +29,13 @@ export function submitPage(root, query) {
     input.value = form[key];
     return input;
   };
-  const field = (label, input, note = "") => element("div", { class: "field" },
-    element("label", { for: input.id }, label), input, ...(note ? [element("span", { class: "muted" }, note)] : []));
+  const field = (label, input, note = "") => {
+    const box = element("div", { class: "field" }, element("label", { for: input.id }, label), input);
+    if (!note) return box;
+    box.append(element("span", { class: "muted", id: `${input.id}-note` }, note));
+    input.setAttribute("aria-describedby", `${input.id}-note`);
+    return box;
+  };
   const line = (key, label, note = "", more = {}) => field(label, takes(key, { type: "text", autocomplete: "off", ...more }), note);
   const count = (key, label, note = "", more = {}) => field(label, takes(key, { type: "number", min: 0, ...more }), note);
   const lines = (key, label, note, rows) => field(label, takes(key, { rows, spellcheck: "false" }, "textarea"), note);
