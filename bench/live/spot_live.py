@@ -10,7 +10,8 @@ processors. So by default the workers are those of the tests (ductile_test_worke
 number, and need `start` seconds before they are ready, whatever their number. Time runs `speed` times as fast as in
 the trace; what the service, the network and the disk take does not, so each pause weighs that much more.
 
-A machine is there when the trace says so. Before it goes its agent gets SIGTERM, as much earlier as the notice in
+A machine is there when the trace says so. "At most" is the goodput of a market that loses nothing but the seconds in
+which a worker starts on a machine that came. Before it goes its agent gets SIGTERM, as much earlier as the notice in
 `sim`, scaled; then its network is cut and everything on it is killed. When it comes back its agent can be called
 again: the launcher command waits for the machine's lock, which this program holds while the machine is away.
 
@@ -73,6 +74,18 @@ def schedule(machines, tick, notice):
     return sorted(events, key=lambda e: (e[0], order[e[1]], -e[2]))
 
 
+def at_most(machines, tick, start):
+    """The share of the machine time that is left where a machine that comes is of use after `start` seconds alone."""
+    lost = 0.0
+    for machine in range(max(machines)):
+        there = [n > machine for n in machines]
+        for i in range(1, len(there)):
+            if there[i] and not there[i - 1]:
+                stays = next((k for k in range(i, len(there)) if not there[k]), len(there)) - i
+                lost += min(start, stays * tick)
+    return 1 - lost / (sum(machines) * tick)
+
+
 class Ours(Market):
     """A service whose machines are those of the trace."""
 
@@ -82,6 +95,7 @@ class Ours(Market):
         names = self.machines.hosts.names[1:]
         (self.folder / "cluster.toml").write_text(
             f'[[nodes]]\ntype = "cpu"\ndevices = 1\nhosts = {json.dumps(names)}\nnotice = "{notice:g} s"\n'
+            f'leave = "{args.leave:g} s"\n'
             f"addresses = {json.dumps([emulated.address(h + 1) for h in range(machines)])}\n")
         (self.folder / "service").mkdir()
         words = [self.ductile, "server", str(self.folder / "cluster.toml"), "--launcher", self.machines.launcher(),
@@ -177,7 +191,8 @@ def play(args, trace, which, every, of, step):
         seconds = sum(machines) * tick
         return {"goodput": done * step / seconds, "steps": done, "machine_seconds": seconds,
                 "changes": sum(abs(b - a) for a, b in zip(machines, machines[1:])), "first_tick": first,
-                "ticks": ticks, "most": max(machines), "restarts": starts, "late": late}
+                "ticks": ticks, "most": max(machines), "restarts": starts, "late": late,
+                "at_most": at_most(machines, tick, args.start)}
     finally:
         market.end()
 
@@ -208,7 +223,7 @@ def in_live(args, traces):
             for n in range(args.rounds):
                 for who, every, of in [("ours", args.every[0], Ours), *rivals(args)]:
                     key = " ".join(str(w) for w in (trace.name, which, who, n, args.minutes, args.speed, args.step,
-                                                    args.start, args.jobs, args.policy, args.worker))
+                                                    args.start, args.jobs, args.policy, args.worker, args.leave))
                     if key not in done:
                         done[key] = play(args, trace, which, every, of, step)
                         print(f"{key}: {json.dumps(done[key])}", flush=True)
@@ -228,13 +243,13 @@ def spread(results):
 def print_table(args, rows):
     names = [name for name, *_ in rivals(args)]
     print(f"\nload average {os.getloadavg()[0]:.1f}; command: {' '.join(sys.argv)}\n")
-    print("| trace | part | machines, changes | ours | " + " | ".join(f"{r} (starts)" for r in names) +
-          " | ours / best rival |\n" + "|---" * (5 + len(names)) + "|")
+    print("| trace | part | machines, changes | at most | ours | " + " | ".join(f"{r} (starts)" for r in names) +
+          " | ours / best rival |\n" + "|---" * (6 + len(names)) + "|")
     for trace, which, found in rows:
         of = found["ours"][0]
         best = max(sorted(r["goodput"] for r in found[rival])[len(found[rival]) // 2] for rival in names)
         middle = sorted(r["goodput"] for r in found["ours"])[len(found["ours"]) // 2]
         print(f"| {trace.name} | {which}: from tick {of['first_tick']}, {of['ticks']} ticks | up to {of['most']}, "
-              f"{of['changes']} | {spread(found['ours'])} | " +
+              f"{of['changes']} | {of['at_most']:.3f} | {spread(found['ours'])} | " +
               " | ".join(f"{spread(found[r])} ({found[r][0]['restarts']})" for r in names) +
               f" | {middle / best if best else float('inf'):.2f} |")

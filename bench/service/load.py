@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import resource
 import selectors
 import signal
@@ -63,7 +64,12 @@ class Service:
         return metrics(UnixConnection(self.socket)).get(name)
 
 
-def fill(folder, spec, queued, ended):
+def spec_of(spec, i, same):
+    """Of job i: its seed is its own, since a service reads jobs of one text once."""
+    return spec if same else {**spec, "job": re.sub(r"(?m)^seed = \d+$", f"seed = {i}", spec["job"], count=1)}
+
+
+def fill(folder, spec, queued, ended, same):
     """Jobs as the service would have written them, in one transaction."""
     store = sqlite3.connect(os.path.join(folder, "store.db"))
     first = store.execute("SELECT max(id) FROM jobs").fetchone()[0] + 1
@@ -80,7 +86,7 @@ def fill(folder, spec, queued, ended):
             (job, f"job-{job}", f"user-{job % 50}", f"team-{job % 7}",
              "finished" if done else "queued", "It is done." if done else "It was just submitted.",
              begin + job, begin + job if done else None, begin + job + 9 if done else None, last))
-        store.execute("INSERT INTO specs (job, spec) VALUES (?,?)", (job, spec))
+        store.execute("INSERT INTO specs (job, spec) VALUES (?,?)", (job, json.dumps(spec_of(spec, job, same))))
         event = "INSERT INTO events (seq, time, job, kind, body) VALUES (?,?,?,?,'{}')"
         store.execute(event, (seq, begin + job, job, "submitted"))
         if done:
@@ -90,15 +96,16 @@ def fill(folder, spec, queued, ended):
     store.close()
 
 
-def submit_some(path, spec, rate, indices, begin):
+def submit_some(path, spec, same, rate, indices, begin):
     """Seconds of each, from when it was due."""
     took = []
     connection = UnixConnection(path)
     connection.connect()
     for i in indices:
         due = begin + i / rate
+        body = {"name": f"load-{i}", "spec": spec_of(spec, i, same)}
         time.sleep(max(0, due - time.monotonic()))
-        status, text = ask(connection, "POST", "/v1/jobs", {"name": f"load-{i}", "spec": spec})
+        status, text = ask(connection, "POST", "/v1/jobs", body)
         assert status == 201, text
         took.append(time.monotonic() - due)
     return took
@@ -124,10 +131,10 @@ class Client:
         return out
 
 
-def submit_at(service, spec, rate, count, clients=4, processes=True):
+def submit_at(service, spec, same, rate, count, clients=4, processes=True):
     """Submissions at a fixed rate; each counts from when it was due."""
     begin = time.monotonic() + 0.3  # all have begun
-    running = [Client(processes, submit_some, service.socket, spec, rate, range(i, count, clients), begin)
+    running = [Client(processes, submit_some, service.socket, spec, same, rate, range(i, count, clients), begin)
                for i in range(clients)]
     return [seconds for client in running for seconds in client.result()]
 
@@ -193,6 +200,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--streams", type=int, default=500)
     parser.add_argument("--client", choices=["processes", "threads"], default="processes")
+    parser.add_argument("--same", action="store_true", help="all jobs have one text, which a service reads once")
     arguments = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -209,7 +217,7 @@ def main():
                        check=True, stdout=subprocess.DEVNULL)
         text = json.loads(ask(UnixConnection(service.socket), "GET", "/v1/jobs/1")[1])["spec"]
         service.stop()
-        fill(folder, json.dumps(text), arguments.queued, arguments.ended)
+        fill(folder, text, arguments.queued, arguments.ended, arguments.same)
         out["start_seconds"] = service.start()
         out["start_megabytes"] = service.megabytes()
         print(json.dumps(out, indent=1), flush=True)
@@ -218,16 +226,16 @@ def main():
         count = int(arguments.rate * arguments.seconds)
         before = service.seconds()
         out["submissions"] = figures(
-            submit_at(service, text, arguments.rate, count, processes=processes))
+            submit_at(service, text, arguments.same, arguments.rate, count, processes=processes))
         out["cpu_seconds_alone"] = service.seconds() - before
         burst = time.monotonic()
-        took = submit_at(service, text, 1e9, 1000, clients=8, processes=processes)
+        took = submit_at(service, text, arguments.same, 1e9, 1000, clients=8, processes=processes)
         out["submissions_per_second"] = len(took) / (time.monotonic() - burst - 0.3)
         streams = open_streams(service, arguments.streams, 50)
         before = service.seconds()
         reader = Client(processes, watch, streams, arguments.seconds / 2 + 1)
         out["submissions_beside_streams"] = figures(
-            submit_at(service, text, arguments.rate, count // 2, processes=processes))
+            submit_at(service, text, arguments.same, arguments.rate, count // 2, processes=processes))
         out["stream_bytes"] = reader.result()
         out["cpu_seconds_beside_streams"] = service.seconds() - before
         out["pages_beside_streams"] = figures(pages(service, 100))

@@ -78,6 +78,14 @@ async function go(hash) {
 }
 // The first click of a dialog's button with this text.
 const answer = text => page.click("dialog button", text);
+// Writes into inputs of the form of a new job, as typing does.
+const fill = values => page.eval(`(() => { for (const [key, value] of Object.entries(${JSON.stringify(values)})) {
+  const input = document.getElementById("field-" + key);
+  input.value = value;
+  input.dispatchEvent(new Event("input"));
+  input.dispatchEvent(new Event("change"));
+} })()`);
+const hash = () => page.eval("location.hash");
 
 let done = 0, first = 0;
 before(async () => {
@@ -207,6 +215,13 @@ test("jobs are found by words, by number and by phase", async () => {
   // The first in line is the oldest of the highest tier.
   await page.eval("document.querySelector('.list').scrollTop = 1e9");
   await page.wait(`[...document.querySelectorAll(".jobs td.line")].some(td => td.textContent === "1")`);
+  // What the page does not know, the service finds, by several words as well.
+  await page.eval(`import("/assets/service.js").then(({ state }) => state.jobs.clear())`);
+  await page.eval("document.querySelector('#search').value = 'hay needle'; document.querySelector('#search').dispatchEvent(new Event('input'))");
+  await page.click(".controls button", "Search jobs that ended long ago");
+  await page.wait(`document.querySelector("#count").textContent === "1 job"`);
+  await page.send("Page.reload");
+  await page.wait(`parseInt(document.querySelector("#count")?.textContent) > ${kMany}`);
 });
 
 test("names are text wherever they stand", async () => {
@@ -279,6 +294,124 @@ test("a job is resized within what it can use; what it cannot use is said in the
   await answer("Resize");
   await page.wait("!document.querySelector('dialog')");
   await until("the bounds as before", async () => (await bounds())[1] === 2);
+});
+
+test("an array of jobs is submitted with its order, on hold; what is wrong is said first; all are cancelled at once", async () => {
+  await go("#/jobs");
+  await page.press("n");
+  await page.sees("Submit a job", "h1");
+  await fill({ name: "from the page", job: "[train]\nmax_steps = 1000000\nvirtual_ranks = 4\n", most: "4", after: `#${first}`,
+    array: "0,7" });
+  await page.click("#field-held");
+  await page.click("main button", "Submit");
+  await page.sees("{index}", "main .banner");
+  await fill({ job: "seed = {index}\n[train]\nmax_steps = 1000000\nvirtual_ranks = 4\n" });
+  await page.click("main button", "Submit");
+  await page.sees(`2 training jobs, "from the page-0" to "from the page-7", on 1 to 4 devices each`, "dialog");
+  await answer("Leave as it is");
+  await page.wait("!document.querySelector('dialog')");
+  const made = async () => (await ask("GET", `/v1/jobs?part=${encodeURIComponent("from the page")}`)).jobs;
+  assert.deepEqual(await made(), []);
+  await page.click("main button", "Submit");
+  await answer("Submit");
+  await page.wait("location.hash.startsWith('#/jobs?text=')");
+  const jobs = (await made()).sort((a, b) => a.id - b.id);
+  assert.deepEqual(jobs.map(job => job.name), ["from the page-0", "from the page-7"]);
+  for (const { id } of jobs) {
+    const job = await ask("GET", `/v1/jobs/${id}`);
+    assert.deepEqual([job.wish, job.after, job.min_devices, job.max_devices], ["pause", [first], 1, 4]);
+    assert.match(job.spec.job, id === jobs[0].id ? /^seed = 0$/m : /^seed = 7$/m);
+  }
+  await go(`#/job/${jobs[0].id}`);
+  await page.sees(`It begins after #${first}`, "#after");
+  await go(`#/jobs?text=${encodeURIComponent("from the page-")}`);
+  await page.click("#together button", "Cancel all 2");
+  await page.sees("from the page-7", "dialog");
+  await answer("Cancel for good");
+  for (const { id } of jobs) await becomes(id, "cancelled");
+  await page.wait("document.querySelectorAll('#together button').length === 0");
+});
+
+test("a job is submitted another time with the same options, and refused in the service's words", async () => {
+  await go(`#/job/${done}`);
+  await page.click("#actions a", "Submit another");
+  await page.sees(`Submit a job like #${done} short`, "h1");
+  await page.wait("document.querySelector('#field-job').value.includes('max_steps = 30')");
+  await fill({ name: "17" });
+  await page.click("main button", "Submit");
+  await answer("Submit");
+  await page.sees("so its name needs a letter", "dialog");
+  await page.press("Escape");
+  await page.wait("!document.querySelector('dialog')");
+  assert.equal(await page.eval("document.querySelector('#field-name').value"), "17");  // nothing is lost
+  await fill({ name: "short again", tier: "premium" });
+  await page.click("main button", "Submit");
+  await answer("Submit");
+  await page.sees("short again", "h1");
+  const again = Number((await hash()).replace("#/job/", ""));
+  assert.deepEqual(await ask("GET", `/v1/jobs/${again}/options`), await ask("GET", `/v1/jobs/${done}/options`));
+  await ask("POST", `/v1/jobs/${again}/cancel`, {}).catch(() => {});  // or it has finished
+});
+
+test("a job that waits is held by a key, and a service is told to load other weights", async () => {
+  await go("#/submit");
+  await page.click(".choice button", "Service");
+  await page.wait("document.activeElement.innerText === 'Service'");
+  await fill({ run: `#${done}`, name: "digits", tier: "basic" });
+  await page.click("main button", "Submit");
+  await answer("Submit");
+  await page.sees("digits", "h1");
+  const id = Number((await hash()).replace("#/job/", ""));
+  assert.equal((await ask("GET", `/v1/jobs/${id}`)).spec.run, (await ask("GET", `/v1/jobs/${done}`)).run);
+  await page.press("p");
+  await page.sees("It does not begin before somebody resumes it", "dialog");
+  await answer("Hold");
+  await becomes(id, "paused");
+  await page.sees("Resume", "#actions");
+  await page.press("w");
+  await page.wait("document.querySelector('dialog input')");
+  assert.deepEqual(await page.eval(`${hindrances}; hindrances()`), []);
+  await page.eval("document.querySelector('dialog input').value = '7'");
+  await answer("Reload");
+  await page.sees("wants it to answer with the weights of step 7", "#events");
+  await page.click("#actions button", "Reload");
+  await answer("Reload");
+  await page.sees("wants it to answer with the newest weights", "#events");
+  await ask("POST", `/v1/jobs/${id}/cancel`, {});
+  await becomes(id, "cancelled");
+});
+
+test("who may only look is offered nothing to do", async () => {
+  // The page's state, not the service's: what the service refuses is tested with the service.
+  const as = role => page.eval(`import("/assets/service.js").then(({ state }) => {
+    globalThis.asRole = ${JSON.stringify(role)};
+    if (globalThis.realOverview) return;
+    globalThis.realOverview = { value: state.overview };
+    Object.defineProperty(state, "overview", { get: () => globalThis.asRole
+      ? { ...realOverview.value, role: globalThis.asRole, principal: "somebody", team: "vision" } : realOverview.value,
+      set: value => { realOverview.value = value; } });
+  })`);
+  await as("read");
+  await go("#/submit");
+  await page.sees("Your role is \"read\"");
+  assert.equal(await page.eval("document.querySelectorAll('main input, main button, main textarea').length"), 0);
+  await go("#/jobs?text=trial");
+  await page.wait("document.querySelectorAll('.list tbody a').length > 2");
+  assert.equal(await page.eval("document.querySelectorAll('#submit, #together button').length"), 0);
+  await go(`#/job/${first}`);
+  await page.sees("Compare", "#actions");
+  assert.equal(await page.eval("document.querySelectorAll('#actions button, #actions a').length"), 1);
+  await go("#/accounts");
+  await page.sees("Tiers");
+  assert.equal(await page.eval("document.querySelectorAll('#tokens button').length"), 0);
+  await as("submit");
+  await go("#/submit");
+  await page.wait("document.querySelector('#field-tier')");
+  assert.deepEqual(await page.eval("[...document.querySelectorAll('.choice button, #field-tier option')].map(e => e.innerText)"),
+    ["Training", "Service", "standard", "basic"]);
+  await go(`#/job/${first}`);  // of the team
+  await page.sees("Pause", "#actions");
+  await as("");
 });
 
 test("pause, resume, cancel ask first, are carried out, and are seen without a reload", async () => {
@@ -366,6 +499,34 @@ test("accounts add up to what the store says", async () => {
     .find(cells => cells[0] === "robots")?.slice(0, 7)`), ["robots", "0", "0", "0", "0", "2", ""]);
 });
 
+test("an admin makes a token, which is shown once, and revokes it", async () => {
+  const overview = token => new Promise((done, fail) => request({ host: "127.0.0.1", port, path: "/v1/overview",
+    headers: { Authorization: `Bearer ${token}` } }, answer => {
+    let all = "";
+    answer.setEncoding("utf8").on("data", part => { all += part; });
+    answer.on("end", () => done({ status: answer.statusCode, ...JSON.parse(all) }));
+  }).on("error", fail).end());
+  await go("#/accounts");
+  await page.click("#tokens button", "Make a token");
+  await page.wait("document.querySelector('dialog select')");
+  assert.deepEqual(await page.eval(`${hindrances}; hindrances()`), []);
+  await page.eval(`document.querySelector('dialog input[aria-label=name]').value = "ann";
+    document.querySelector('dialog input[aria-label=days]').value = "2"`);
+  await answer("Make it");
+  await page.sees("shown once", "dialog");
+  const access = JSON.parse(await page.eval("document.querySelector('dialog pre').textContent"));
+  const known = await overview(access.token);
+  assert.deepEqual([known.status, known.role, known.principal], [200, "read", "ann"]);
+  await answer("Close");
+  await page.wait("!document.querySelector('dialog')");
+  assert.equal((await page.eval("document.body.innerText")).includes(access.token), false);
+  assert.ok(Math.abs((await ask("GET", "/v1/tokens")).tokens.find(token => token.name === "ann").expires - Date.now() / 1000 - 172800) < 600);
+  await page.click("#tokens button", "Revoke");
+  await answer("Revoke");
+  await page.sees("revoked", "#tokens");
+  assert.equal((await overview(access.token)).status, 401);
+});
+
 test("everything can be done by keys", async () => {
   await go("#/");
   for (const [key, title] of [["2", "Jobs"], ["3", "Accounts"], ["4", "Events"], ["5", "API"], ["1", "Cluster"]]) {
@@ -409,7 +570,7 @@ test("nothing hinders people: contrast, names, headings, width, in light and dar
   const shots = process.env.DUCTILE_SHOTS || "";
   if (shots) mkdirSync(shots, { recursive: true });
   const pages = { cluster: "#/", jobs: "#/jobs", job: `#/job/${done}`, job_running: "#/job/3", accounts: "#/accounts", events: "#/events", api: "#/api",
-    compared: `#/job/${done}?with=${first}` };
+    submit: "#/submit", submit_like: `#/submit?like=${done}`, compared: `#/job/${done}?with=${first}` };
   const faults = [];
   for (const [name, hash] of Object.entries(pages)) {
     for (const [look, how] of Object.entries({ light: {}, dark: { dark: true }, phone: { width: 390, height: 844, phone: true },

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -222,12 +223,6 @@ Describer::FieldHandle& Describer::FieldHandle::one_of(std::string_view choice,
 Describer::FieldHandle Describer::add(std::string_view name, OptionRef ref, std::string_view help) {
   OptionField field;
   field.path = prefix_ + std::string(name);
-  for (const OptionField& f : fields_) {
-    const bool in_section =
-        f.path.starts_with(prefix_) && f.path.find('.', prefix_.size()) != std::string::npos;
-    DUCTILE_CHECK(!in_section, "{} is described after the section that holds {}", field.path,
-                  f.path);
-  }
   field.help = help;
   field.ref = ref;
   field.default_value = value_of(ref);
@@ -251,7 +246,21 @@ void Describer::moved(std::string_view name, std::initializer_list<std::string_v
   for (const std::string_view path : now) moved.new_paths.push_back(prefix_ + std::string(path));
 }
 
+// A table's fields follow each other, so only where the table changes there is something to see to.
 void OptionSet::adopt(Describer&& d) {
+  std::map<std::string_view, std::string_view> inside;  // by table: a field of a table in it
+  std::optional<std::string_view> table;
+  for (const OptionField& field : d.fields_) {
+    if (table == first_parts(field.path)) continue;
+    table = first_parts(field.path);
+    const auto found = inside.find(*table);
+    DUCTILE_CHECK(found == inside.end(), "{} is described after the section that holds {}",
+                  field.path, found->second);
+    for (std::string_view outer = *table; !outer.empty();) {
+      outer = first_parts(outer);
+      inside.emplace(outer, field.path);
+    }
+  }
   fields_ = std::move(d.fields_);
   sections_ = std::move(d.sections_);
   moved_ = std::move(d.moved_);
@@ -325,19 +334,31 @@ void OptionSet::assign(OptionField& field, const Json& value, const std::string&
 
 void OptionSet::read_table(const Json& value, const std::string& prefix, Moved how,
                            const std::function<std::string(const std::string&)>& where) {
+  // The fields of a table follow each other, and a job has hundreds.
+  const auto in_table = [&](const OptionField& f) { return f.path.starts_with(prefix); };
+  const auto first = std::find_if(fields_.begin(), fields_.end(), in_table);
+  const auto last = std::find_if_not(first, fields_.end(), in_table);
   for (const auto& [key, item] : value.items()) {
     const std::string path = prefix + key;
-    const MovedOption* moved = how == Moved::follow ? find_moved(path) : nullptr;
+    const auto known =
+        std::find_if(first, last, [&](const OptionField& f) { return f.path == path; });
+    const std::string at = where(path);
+    if (known != last) {
+      assign(*known, item, at, {at});
+      continue;
+    }
     if (is_section(path)) {
       if (!item.is_object())
-        bad(fmt::format("{}: {} is a section, not a value; write [{}]", where(path), path, path));
+        bad(fmt::format("{}: {} is a section, not a value; write [{}]", at, path, path));
       read_table(item, path + ".", how, where);
-    } else if (moved != nullptr) {
-      for (const std::string& now : moved->new_paths)
-        assign(require(now, where(path)), item, where(path), {where(path)});
-    } else {
-      assign(require(path, where(path)), item, where(path), {where(path)});
+      continue;
     }
+    const MovedOption* moved = how == Moved::follow ? find_moved(path) : nullptr;
+    if (moved == nullptr) {
+      assign(require(path, at), item, at, {at});
+      continue;
+    }
+    for (const std::string& now : moved->new_paths) assign(require(now, at), item, at, {at});
   }
 }
 

@@ -260,15 +260,25 @@ TEST(Options, ChoicesOfATableAreListedWithTheirHelp) {
   EXPECT_NE(text.find("| `\"none\"` | as glass |"), std::string::npos) << text;
 }
 
+struct LateField {
+  Inner inner;
+  int64_t late = 0;
+};
+void describe(Describer& d, LateField& o) {
+  d.section("inner", o.inner, "The inside.");
+  d.field("late", o.late, "too late");
+}
+struct LateInside {
+  LateField outer;
+};
+void describe(Describer& d, LateInside& o) { d.section("outer", o.outer, "The outside."); }
+
 // The table of a section would be opened twice.
 TEST(Options, AFieldAfterASectionOfItsTableIsABug) {
-  struct Wrong {
-    Inner inner;
-    int64_t late = 0;
-  } wrong;
-  Describer d;
-  d.section("inner", wrong.inner, "The inside.");
-  EXPECT_THROW(d.field("late", wrong.late, "too late"), Error);
+  LateField late;
+  EXPECT_THROW(OptionSet{late}, Error);
+  LateInside inside;
+  EXPECT_THROW(OptionSet{inside}, Error);
 }
 
 TEST(Options, SchemaAndMarkdownShowEveryField) {

@@ -92,6 +92,11 @@ void LiveView::set_serving(JobId job, ServingFigures figures) {
   serving_[job] = std::move(figures);
 }
 
+void LiveView::end_serving(JobId job) {
+  const std::lock_guard lock(mutex_);
+  serving_.erase(job);
+}
+
 std::optional<ServingFigures> LiveView::serving(JobId job) const {
   const std::lock_guard lock(mutex_);
   const auto found = serving_.find(job);

@@ -1,4 +1,7 @@
+#include <map>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -31,6 +34,21 @@ TEST(MetricsParser, RefusesWhatTheFormatDoesNotAllow) {
       parse_metrics("# TYPE a gauge\na{b=\"x\\n\\\"\\\\\",} 1e3\n")["a"].samples.at(0).labels.at(
           "b"),
       "x\n\"\\");
+}
+
+// A service that is paused is one of its owner's jobs all the same.
+TEST(LiveView, WhoAnswersNobodyForAWhileIsCountedStill) {
+  LiveView view({});
+  view.enter(1, "tia", "premium");
+  view.enter(2, "tia");
+  view.set_serving(1, {});
+  view.end_serving(1);
+  EXPECT_FALSE(view.serving(1));
+  EXPECT_EQ(view.live("tia"), (std::pair<int64_t, int64_t>(2, 2)));
+  EXPECT_EQ(view.above(2, "standard").first, 1);
+  view.forget(1);
+  EXPECT_EQ(view.live("tia"), (std::pair<int64_t, int64_t>(1, 1)));
+  EXPECT_EQ(view.above(2, "standard").first, 0);
 }
 
 TEST(MetricsText, AnyTextCanBeALabel) {

@@ -10,12 +10,20 @@
 #include "ductile/cluster/store.h"
 
 namespace ductile::cluster {
+namespace {
+
+net::Clock::duration duration_of(double seconds) {
+  return std::chrono::duration_cast<net::Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+}  // namespace
 
 Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, StoreWriter& writer,
              double grace)
     : loop_(loop), engine_(engine), writer_(writer), grace_(grace) {
   const double now = wall_seconds();
   std::vector<NodeRecord> records;
+  std::vector<double> use;
   for (const spec::NodeGroup& group : cluster.groups)
     for (int64_t n = 0; n < group.count; ++n) {
       NodeRecord& record = records.emplace_back();
@@ -24,11 +32,13 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
       record.devices = group.devices;
       record.region = group.region;
       record.since = now;
+      use.push_back(group.leave > 0 ? std::max(0.0, group.notice - group.leave) : 0);
     }
   nodes_.resize(records.size());
   for (size_t n = 0; n < records.size(); ++n) {
     Node& node = nodes_[n];
     node.record = records[n];
+    node.use = use[n];
     node.record.why = engine_.trouble(static_cast<int32_t>(n));
     node.lost = !node.record.why.empty() && engine_.absent(static_cast<int32_t>(n));
     if (node.record.why.empty()) node.record.state = NodeState::up;
@@ -36,9 +46,7 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
     records[n] = node.record;
     node.hardware = engine_.hardware(static_cast<int32_t>(n));
     if (!usable(static_cast<int32_t>(n)) && !node.lost)
-      node.grace = loop_.after(
-          std::chrono::duration_cast<net::Clock::duration>(std::chrono::duration<double>(grace_)),
-          [this, &node] { lose(node); });
+      node.grace = loop_.after(duration_of(grace_), [this, &node] { lose(node); });
   }
   writer_.write([records, now](Change& change) { change.set_nodes(records, now); });
   engine_.call_on_change([this] { look(); });
@@ -62,6 +70,12 @@ int32_t Nodes::find(std::string_view name) const {
   return -1;
 }
 
+std::optional<net::Deadline> Nodes::stays_until(int32_t node) const {
+  const Node& one = at(node);
+  if (one.drained || one.lost || !one.stays_until || *one.stays_until <= loop_.now()) return {};
+  return one.stays_until;
+}
+
 void Nodes::drained(const std::set<std::string>& names) {
   for (Node& node : nodes_) node.drained = names.contains(node.record.node);
   if (on_change_) on_change_();
@@ -82,14 +96,15 @@ void Nodes::look() {
     }
     news = true;
     node.record.why = trouble;
+    if (!leaving) node.stays_until.reset();
+    if (leaving && !node.leaving && node.use > 0)
+      node.stays_until = loop_.now() + duration_of(node.use);
     node.leaving = leaving;
     node.lost = absent;
     node.record.state = up ? NodeState::up : absent ? NodeState::lost : NodeState::away;
     node.grace.cancel();
     if (!up && !leaving && !absent)
-      node.grace = loop_.after(
-          std::chrono::duration_cast<net::Clock::duration>(std::chrono::duration<double>(grace_)),
-          [this, &node] { lose(node); });
+      node.grace = loop_.after(duration_of(grace_), [this, &node] { lose(node); });
     node.record.since = wall_seconds();
     told(node);
   }

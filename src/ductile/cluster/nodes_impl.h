@@ -39,6 +39,10 @@ class Nodes {
     return !at(node).drained && !at(node).lost && !at(node).leaving;
   }
 
+  // Of a node that is about to be taken back: until when training jobs may use what they have
+  // there. Nothing once that is over, and where they may not.
+  std::optional<net::Deadline> stays_until(int32_t node) const;
+
   void drained(const std::set<std::string>& names);
   // What there is, as far as the node has said so; also of one that has gone since.
   const std::optional<server::NodeHardware>& hardware(int32_t node) const {
@@ -54,6 +58,8 @@ class Nodes {
   struct Node {
     NodeRecord record;
     bool drained = false, lost = false, leaving = false;
+    double use = 0;  // seconds of a notice before jobs are to leave
+    std::optional<net::Deadline> stays_until;
     std::optional<server::NodeHardware> hardware;
     net::Loop::Timer grace;
   };

@@ -25,6 +25,13 @@ namespace {
 
 using namespace testing;
 
+// Events of this kind.
+int64_t count_of(LiveService& service, JobId job, const std::string& kind) {
+  const Json events = service.get("/v1/events?limit=1000&job=" + std::to_string(job)).at("events");
+  return std::count_if(events.begin(), events.end(),
+                       [&](const Json& event) { return event.at("kind") == kind; });
+}
+
 TEST(Nodes, JobsRunOnAllOfThem) {
   LiveService service(on_nodes({"one", "two"}, 1));
   const JobId wide = service.submit("wide", 600, 2, 2);
@@ -216,6 +223,78 @@ TEST(Nodes, ANoticeSavesWhatHasNoOtherPlace) {
   EXPECT_TRUE(service.workers().empty());
   service.kill_agent("one");
   service.expect_result(id);
+}
+
+// Machines that are taken back, and that training jobs give up `leave` seconds before.
+auto on_spot_nodes(std::vector<std::string> names, double notice, double leave) {
+  return [names = std::move(names), notice, leave](ServiceOptions& options) {
+    on_nodes(names, 1)(options);
+    for (spec::NodeGroup& group : options.cluster->groups) {
+      group.notice = notice;
+      group.leave = leave;
+    }
+  };
+}
+
+// Nobody else could use it.
+TEST(Nodes, WhatHasNoOtherPlaceUsesTheNotice) {
+  LiveService service(on_spot_nodes({"one"}, 1000, 1));
+  const JobId id = service.submit("job", 1500);
+  service.wait_for_workers(id);
+  service.kill_agent("one", SIGTERM);
+  wait_for_node(service, "one", "away");
+  service.expect_result(id);
+  EXPECT_EQ(count_of(service, id, "queued"), 0);
+}
+
+TEST(Nodes, WhatHasAPartOfItsDevicesThereUsesThemToo) {
+  LiveService service(on_spot_nodes({"one", "two"}, 1000, 1));
+  const JobId id = service.submit("job", 3000, 2);
+  service.wait(id, [&](const Json& now) { return nodes_of(now).size() == 2; });
+  service.wait_for_workers(id);
+  const int64_t before = count_of(service, id, "allocation");
+  service.kill_agent("one", SIGTERM);
+  wait_for_node(service, "one", "away");
+  EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
+  service.expect_result(id);
+  EXPECT_EQ(count_of(service, id, "allocation"), before) << "it kept both";
+}
+
+TEST(Nodes, WhatHasAnotherPlaceMovesAtTheNotice) {
+  LiveService service(on_spot_nodes({"one", "two"}, 1000, 1));
+  const JobId id = service.submit("job", 1500);
+  const std::string before = *nodes_of(service.wait_for(id, "running")).begin();
+  service.wait_for_workers(id);
+  service.kill_agent(before, SIGTERM);
+  const std::set<std::string> other = {before == "one" ? "two" : "one"};
+  const Json job = service.wait(
+      id, [&](const Json& now) { return nodes_of(now) == other || now.at("phase") == "finished"; });
+  EXPECT_EQ(job.at("phase"), "running") << "it was to move before it ended";
+  service.expect_result(id);
+}
+
+TEST(Nodes, ShortlyBeforeItsEndTheNoticeIsNotUsedAnyMore) {
+  LiveService service(on_spot_nodes({"one"}, 1000, 999));
+  const JobId id = service.submit("job", 1'000'000);
+  service.wait_for_workers(id);
+  service.kill_agent("one", SIGTERM);
+  const Json job = service.wait_for(id, "queued");
+  EXPECT_NE(job.value("why", "").find("its machine is taken back"), std::string::npos) << job;
+  EXPECT_TRUE(service.workers().empty());
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
+}
+
+// Who runs it was told how long it may take to save, and nothing of `leave`.
+TEST(Nodes, ACommandLeavesAtTheNotice) {
+  LiveService service(on_spot_nodes({"one"}, 1000, 1));
+  const JobId id = service.submit_command("command", "exec sleep 1000");
+  service.wait_for(id, "running");
+  service.wait(id, [&](const Json&) { return !service.workers().empty(); });
+  service.kill_agent("one", SIGTERM);
+  service.wait_for(id, "queued");
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
 }
 
 TEST(Nodes, JobsAndWorkersOutliveTheService) {

@@ -80,6 +80,7 @@ Json entitlements(Request& request, const std::map<std::string, int64_t>& held) 
 Answer show_overview(Request& request) {
   Json out = {{"principal", request.call.principal.name},
               {"role", to_string(request.call.principal.role)},
+              {"team", request.call.principal.team},
               {"now", request.now()},
               {"event", request.reader.last_event()},
               {"policy", request.policy()},

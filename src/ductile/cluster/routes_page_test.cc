@@ -23,7 +23,7 @@ class PageRoutes : public ::testing::Test {
     call.method = "GET";
     call.path = path;
     call.query = std::move(query);
-    call.principal = {"tia", Role::read};
+    call.principal = {"tia", Role::read, "vision"};
     const Answer answer = api.handle(call);
     EXPECT_EQ(answer.status, status) << answer.body;
     return parse_json(answer.body);
@@ -62,6 +62,7 @@ TEST_F(PageRoutes, TheOverviewSaysWhoAsksAndHowManyJobsThereAre) {
   const Json seen = ask("/v1/overview");
   EXPECT_EQ(seen.at("principal"), "tia");
   EXPECT_EQ(seen.at("role"), "read");
+  EXPECT_EQ(seen.at("team"), "vision");
   EXPECT_EQ(seen.at("policy"), "fifo");
   EXPECT_EQ(seen.at("jobs"), Json({{"queued", 1}, {"running", 1}}));
   EXPECT_EQ(ask("/v1/jobs").at("jobs").at(0).at("devices"), 3);

@@ -10,6 +10,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/testing/demands.h"
+#include "ductile/cluster/testing/obedient_world.h"
 
 namespace ductile::cluster {
 namespace {
@@ -17,6 +18,7 @@ namespace {
 using sched::Tier;
 using testing::demand;
 using testing::kInterval;
+using testing::ObedientWorld;
 using testing::one_machine;
 using testing::some_nodes;
 
@@ -28,40 +30,20 @@ JobDemand on_gpus(JobId id, int32_t gpus, Tier tier, int32_t devices = 1) {
   return out;
 }
 
-// Jobs that do at once what the scheduler says.
-struct Obedient {
-  explicit Obedient(const spec::Cluster& cluster, std::string_view policy)
-      : scheduler(cluster, policy, kInterval) {}
-  void decide(int rounds = 1) {
-    for (int i = 0; i < rounds; ++i, now += kInterval)
-      for (const Allotment& a : scheduler.decide(now)) {
-        held[a.job] = a.allocation;
-        reasons[a.job] = a.reason;
-        scheduler.holds(a.job, a.allocation, now);
-      }
-  }
-  bool runs(JobId id) { return !held[id].empty(); }
-
-  Scheduler scheduler;
-  std::map<JobId, spec::Allocation> held;
-  std::map<JobId, std::string> reasons;
-  double now = 0;
-};
-
 TEST(TakenGpus, AHigherTierTakesThemFromALowerOneUnderEachPolicy) {
   for (const std::string& policy : sched::policy_names()) {
-    Obedient world(one_machine(8), policy);
+    ObedientWorld world(one_machine(8), policy);
     world.scheduler.has_gpus(0, 2);
-    world.scheduler.add(on_gpus(1, 2, Tier::basic));
+    world.add(on_gpus(1, 2, Tier::basic));
     world.decide(8);
     ASSERT_TRUE(world.runs(1)) << policy;
-    world.scheduler.add(on_gpus(2, 1, Tier::standard));
+    world.add(on_gpus(2, 1, Tier::standard));
     world.decide(4);
     EXPECT_TRUE(world.runs(2)) << policy << ": " << world.scheduler.why(2);
     EXPECT_FALSE(world.runs(1)) << policy;
     EXPECT_EQ(world.reasons[1], "job 2 (job2) of tier standard needs its GPUs") << policy;
     EXPECT_FALSE(world.scheduler.claim()) << policy << ": it has what it waited for";
-    world.scheduler.remove(2);
+    world.remove(2);
     world.decide(8);
     EXPECT_TRUE(world.runs(1)) << policy << ": it goes on. " << world.scheduler.why(1);
   }
@@ -71,12 +53,12 @@ TEST(TakenGpus, NobodyTakesThemFromItsOwnTierOrFromAHigherOne) {
   for (const std::string& policy : sched::policy_names()) {
     for (const Tier tier : {Tier::premium, Tier::standard, Tier::basic}) {
       if (policy == "pollux" && tier != Tier::standard) continue;  // it takes its time
-      Obedient world(one_machine(8), policy);
+      ObedientWorld world(one_machine(8), policy);
       world.scheduler.has_gpus(0, 2);
-      world.scheduler.add(on_gpus(1, 2, Tier::standard));
+      world.add(on_gpus(1, 2, Tier::standard));
       world.decide(8);
       ASSERT_TRUE(world.runs(1)) << policy;
-      world.scheduler.add(on_gpus(2, 2, tier));
+      world.add(on_gpus(2, 2, tier));
       world.decide(20);
       EXPECT_EQ(world.runs(1), tier != Tier::premium) << policy;
     }
@@ -85,12 +67,12 @@ TEST(TakenGpus, NobodyTakesThemFromItsOwnTierOrFromAHigherOne) {
 
 TEST(TakenGpus, WhereTheyAreFreeNobodyIsStopped) {
   for (const std::string& policy : sched::policy_names()) {
-    Obedient world(some_nodes(2, 4), policy);
+    ObedientWorld world(some_nodes(2, 4), policy);
     world.scheduler.has_gpus(0, 2);
     world.scheduler.has_gpus(1, 2);
-    world.scheduler.add(on_gpus(1, 2, Tier::basic));
+    world.add(on_gpus(1, 2, Tier::basic));
     world.decide(8);
-    world.scheduler.add(on_gpus(2, 2, Tier::premium));
+    world.add(on_gpus(2, 2, Tier::premium));
     world.decide(8);
     EXPECT_TRUE(world.runs(1)) << policy;
     EXPECT_TRUE(world.runs(2)) << policy;
@@ -98,17 +80,17 @@ TEST(TakenGpus, WhereTheyAreFreeNobodyIsStopped) {
 }
 
 TEST(TakenGpus, AsFewAsCanBeAreStoppedAndOfTheLowestTier) {
-  Obedient world(some_nodes(2, 8), "fifo");
+  ObedientWorld world(some_nodes(2, 8), "fifo");
   world.scheduler.has_gpus(0, 4);
-  world.scheduler.add(on_gpus(1, 3, Tier::basic));
+  world.add(on_gpus(1, 3, Tier::basic));
   world.decide();
-  world.scheduler.add(on_gpus(2, 1, Tier::basic));
+  world.add(on_gpus(2, 1, Tier::basic));
   world.decide();
   world.scheduler.has_gpus(1, 4);
-  world.scheduler.add(on_gpus(3, 4, Tier::standard));
+  world.add(on_gpus(3, 4, Tier::standard));
   world.decide();
   ASSERT_EQ(world.held[3], (spec::Allocation{{1, 1}}));
-  world.scheduler.add(on_gpus(4, 3, Tier::premium));
+  world.add(on_gpus(4, 3, Tier::premium));
   world.decide(4);
   EXPECT_EQ(world.held[4], (spec::Allocation{{0, 1}}));
   EXPECT_FALSE(world.runs(1));
@@ -119,17 +101,17 @@ TEST(TakenGpus, AsFewAsCanBeAreStoppedAndOfTheLowestTier) {
 // The devices of its node are a service's, or those of a job that can do with fewer.
 TEST(TakenGpus, DevicesAreTakenWithThemButNotFromServices) {
   for (const bool serves : {true, false}) {
-    Obedient world(some_nodes(1, 4), "ductile");
+    ObedientWorld world(some_nodes(1, 4), "ductile");
     world.scheduler.has_gpus(0, 1);
     JobDemand other = demand(1, serves ? 3 : 1, 3);
     other.tier = Tier::basic;
     if (serves) other.target = 1;
-    world.scheduler.add(other);
-    world.scheduler.add(on_gpus(2, 1, Tier::basic));
+    world.add(other);
+    world.add(on_gpus(2, 1, Tier::basic));
     world.decide(8);
     ASSERT_TRUE(world.runs(1));
     ASSERT_TRUE(world.runs(2)) << world.scheduler.why(2);
-    world.scheduler.add(on_gpus(3, 1, Tier::premium, 3));
+    world.add(on_gpus(3, 1, Tier::premium, 3));
     world.decide(8);
     EXPECT_EQ(world.runs(3), !serves);
     EXPECT_EQ(world.runs(2), serves) << "nobody is stopped for nothing";
@@ -139,16 +121,16 @@ TEST(TakenGpus, DevicesAreTakenWithThemButNotFromServices) {
 
 TEST(TakenGpus, ATeamAtItsQuotaTakesNone) {
   for (const bool full : {true, false}) {
-    Obedient world(one_machine(8, {{"a", full ? 1 : 2}}), "fifo");
+    ObedientWorld world(one_machine(8, {{"a", full ? 1 : 2}}), "fifo");
     world.scheduler.has_gpus(0, 2);
     JobDemand own = on_gpus(1, 1, Tier::standard), other = on_gpus(2, 1, Tier::basic),
               more = on_gpus(3, 1, Tier::standard);
     own.team = more.team = 1;
-    world.scheduler.add(own);
-    world.scheduler.add(other);
+    world.add(own);
+    world.add(other);
     world.decide(4);
     ASSERT_TRUE(world.runs(1) && world.runs(2));
-    world.scheduler.add(more);
+    world.add(more);
     world.decide(20);
     EXPECT_EQ(world.runs(2), full);
     EXPECT_EQ(world.runs(3), !full);
@@ -159,13 +141,13 @@ TEST(TakenGpus, ATeamAtItsQuotaTakesNone) {
 
 // A GPU that its job has and that failed is free for nobody when the job has gone.
 TEST(TakenGpus, OnesThatHaveFailedAreTakenFromNobody) {
-  Obedient world(one_machine(8), "fifo");
+  ObedientWorld world(one_machine(8), "fifo");
   world.scheduler.has_gpus(0, 2);
-  world.scheduler.add(on_gpus(1, 2, Tier::basic));
+  world.add(on_gpus(1, 2, Tier::basic));
   world.decide(2);
   ASSERT_TRUE(world.runs(1));
   world.scheduler.has_gpus(0, 1, 1);
-  world.scheduler.add(on_gpus(2, 2, Tier::premium));
+  world.add(on_gpus(2, 2, Tier::premium));
   world.decide(20);
   EXPECT_TRUE(world.runs(1));
 }
@@ -173,9 +155,9 @@ TEST(TakenGpus, OnesThatHaveFailedAreTakenFromNobody) {
 // Where no other node has its GPUs it is stopped there all the same.
 TEST(TakenGpus, AJobLeavesADrainedNodeAlsoWhereNoOtherOneHasItsGpus) {
   for (const std::string& policy : sched::policy_names()) {
-    Obedient world(some_nodes(2, 4), policy);
+    ObedientWorld world(some_nodes(2, 4), policy);
     world.scheduler.has_gpus(0, 1);
-    world.scheduler.add(on_gpus(1, 1, Tier::standard));
+    world.add(on_gpus(1, 1, Tier::standard));
     world.decide(8);
     ASSERT_EQ(world.held[1], (spec::Allocation{{0, 1}})) << policy;
     world.scheduler.drain(0, true);
@@ -192,29 +174,29 @@ class Claims : public ::testing::Test {
  protected:
   Claims() {
     world.scheduler.has_gpus(0, 4);
-    world.scheduler.add(on_gpus(1, 1, Tier::standard));
+    world.add(on_gpus(1, 1, Tier::standard));
     world.decide();
-    world.scheduler.add(on_gpus(2, 4, Tier::standard));
+    world.add(on_gpus(2, 4, Tier::standard));
     while (!world.scheduler.claim() && world.now < 1000) world.decide();
     EXPECT_EQ(world.scheduler.claim(), (Scheduler::Claim{2, 0, world.now - kInterval}));
   }
-  Obedient world{some_nodes(1, 8), "fifo"};
+  ObedientWorld world{some_nodes(1, 8), "fifo"};
 };
 
 TEST_F(Claims, IsKeptFromTheSameTimeOnAsLongAsItsJobWaits) {
   const auto claim = world.scheduler.claim();
   world.decide(20);
   EXPECT_EQ(world.scheduler.claim(), claim);
-  world.scheduler.remove(1);
+  world.remove(1);
   world.decide(2);
   EXPECT_TRUE(world.runs(2));
   EXPECT_FALSE(world.scheduler.claim());
 }
 
 TEST_F(Claims, EndsWithItsJob) {
-  world.scheduler.remove(2);
+  world.remove(2);
   EXPECT_FALSE(world.scheduler.claim());
-  world.scheduler.add(on_gpus(3, 3, Tier::standard));
+  world.add(on_gpus(3, 3, Tier::standard));
   world.decide(2);
   EXPECT_TRUE(world.runs(3)) << "what was kept is free";
 }
@@ -222,7 +204,7 @@ TEST_F(Claims, EndsWithItsJob) {
 TEST_F(Claims, EndsWhenItsJobIsHeld) {
   world.scheduler.remove(2, false);
   EXPECT_FALSE(world.scheduler.claim());
-  world.scheduler.add(on_gpus(2, 4, Tier::standard));  // it is to go on
+  world.add(on_gpus(2, 4, Tier::standard));  // it is to go on
   world.decide(2);
   EXPECT_FALSE(world.scheduler.claim()) << "it has not waited for long";
 }
@@ -251,22 +233,21 @@ TEST_F(Claims, EndsWhenItsJobCanFitNowhere) {
 // What others give up there is not taken by a job that could do without.
 TEST(Scheduler, WhereRoomIsKeptNobodyGrows) {
   for (const char* policy : {"ductile", "sia"}) {
-    Obedient world(some_nodes(1, 4), policy);
+    ObedientWorld world(some_nodes(1, 4), policy);
     world.scheduler.has_gpus(0, 1);
-    world.scheduler.add(on_gpus(1, 1, Tier::standard, 2));
+    world.add(on_gpus(1, 1, Tier::standard, 2));
     world.decide(2);
     ASSERT_TRUE(world.runs(1)) << policy;
-    world.scheduler.add(demand(2, 1, 4, 5));
+    world.add(demand(2, 1, 4, 5));
     world.decide(2);
     ASSERT_TRUE(world.runs(2)) << policy;
-    world.scheduler.add(on_gpus(3, 1, Tier::standard, 2));
-    world.scheduler.add(demand(4, 1, 4, 4));
+    world.add(on_gpus(3, 1, Tier::standard, 2));
+    world.add(demand(4, 1, 4, 4));
     for (; !world.scheduler.claim() && world.now < 1000; world.decide())
       for (const JobId id : {2, 4})
-        if (world.runs(id))
-          world.scheduler.measured(id, 100.0 * sched::device_count(world.held[id]));
+        if (world.runs(id)) world.scheduler.measured(id, 100.0 * world.devices(id));
     ASSERT_TRUE(world.scheduler.claim()) << policy;
-    world.scheduler.remove(1);
+    world.remove(1);
     world.decide(4);
     EXPECT_TRUE(world.runs(3)) << policy << ": " << world.scheduler.why(3);
   }

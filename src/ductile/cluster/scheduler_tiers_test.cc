@@ -11,6 +11,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/testing/demands.h"
+#include "ductile/cluster/testing/obedient_world.h"
 
 namespace ductile::cluster {
 namespace {
@@ -18,6 +19,7 @@ namespace {
 using sched::Tier;
 using testing::demand;
 using testing::kInterval;
+using testing::ObedientWorld;
 using testing::one_machine;
 using testing::some_nodes;
 
@@ -28,43 +30,9 @@ JobDemand of_tier(JobId id, Tier tier, int32_t devices, double arrival = 0) {
   return out;
 }
 
-// Jobs that do at once what the scheduler says.
-class TieredWorld {
- public:
-  TieredWorld(const spec::Cluster& cluster, std::string_view policy)
-      : scheduler(cluster, policy, kInterval) {}
-
-  void add(const JobDemand& one) {
-    scheduler.add(one);
-    jobs[one.id] = one;
-    held[one.id] = {};
-  }
-  void remove(JobId id) {
-    scheduler.remove(id);
-    jobs.erase(id);
-    held.erase(id);
-  }
-  void decide(int rounds = 1) {
-    for (int i = 0; i < rounds; ++i, now += kInterval)
-      for (const Allotment& a : scheduler.decide(now)) {
-        held.at(a.job) = a.allocation;
-        reasons[a.job] = a.reason;
-        scheduler.holds(a.job, a.allocation, now);
-      }
-  }
-  bool runs(JobId id) const { return !held.at(id).empty(); }
-  int32_t devices(JobId id) const { return sched::device_count(held.at(id)); }
-
-  Scheduler scheduler;
-  std::map<JobId, JobDemand> jobs;
-  std::map<JobId, spec::Allocation> held;
-  std::map<JobId, std::string> reasons;
-  double now = 0;
-};
-
 TEST(Tiers, AHigherOneBeginsWhereALowerOneHoldsAllUnderEachPolicy) {
   for (const std::string& policy : sched::policy_names()) {
-    TieredWorld world(one_machine(4), policy);
+    ObedientWorld world(one_machine(4), policy);
     world.add(of_tier(1, Tier::basic, 2));
     world.decide(8);
     ASSERT_TRUE(world.runs(1)) << policy;
@@ -91,7 +59,7 @@ TEST(Tiers, AHigherOneBeginsWhereALowerOneHoldsAllUnderEachPolicy) {
 
 // "fifo" lets nobody overtake, also not the first one of a lower tier.
 TEST(Tiers, NobodyWaitsBehindALowerOneInTheQueue) {
-  TieredWorld world(one_machine(2), "fifo");
+  ObedientWorld world(one_machine(2), "fifo");
   world.add(of_tier(1, Tier::standard, 1));
   world.decide();
   world.add(of_tier(2, Tier::basic, 2, 1));
@@ -102,7 +70,7 @@ TEST(Tiers, NobodyWaitsBehindALowerOneInTheQueue) {
 }
 
 TEST(Tiers, OfTheLowestOneTheLastToBeginIsStopped) {
-  TieredWorld world(one_machine(3), "fifo");
+  ObedientWorld world(one_machine(3), "fifo");
   const std::pair<JobId, Tier> first[] = {{1, Tier::basic}, {2, Tier::basic}, {3, Tier::standard}};
   for (const auto& [id, tier] : first) {
     world.add(of_tier(id, tier, 1, static_cast<double>(id)));
@@ -120,7 +88,7 @@ TEST(Tiers, OfTheLowestOneTheLastToBeginIsStopped) {
 }
 
 TEST(Tiers, WhatCanDoWithFewerDevicesShrinks) {
-  TieredWorld world(one_machine(4), "ductile");
+  ObedientWorld world(one_machine(4), "ductile");
   JobDemand elastic = demand(1, 1, 4);
   elastic.tier = Tier::basic;
   world.add(elastic);
@@ -137,7 +105,7 @@ TEST(Tiers, WhatCanDoWithFewerDevicesShrinks) {
 
 TEST(Tiers, NothingIsTakenFromServices) {
   for (const std::string& policy : sched::policy_names()) {
-    TieredWorld world(one_machine(1), policy);
+    ObedientWorld world(one_machine(1), policy);
     JobDemand service = demand(1, 1, 1);
     service.tier = Tier::basic;
     service.target = 1;
@@ -178,7 +146,7 @@ class RandomTiers : public ::testing::TestWithParam<std::string> {
     return {job.tier, job.arrival, job.id};
   }
 
-  void change_something(TieredWorld& world, Rng& rng) {
+  void change_something(ObedientWorld& world, Rng& rng) {
     if (world.jobs.size() < 14) {
       const auto least = static_cast<int32_t>(1 + rng.below(5));
       const bool rigid = rng.below(2) == 0;
@@ -211,7 +179,7 @@ class RandomTiers : public ::testing::TestWithParam<std::string> {
         world.scheduler.measured(id, 50.0 * world.devices(id));
   }
 
-  void expect_no_inversion(const TieredWorld& world) const {
+  void expect_no_inversion(const ObedientWorld& world) const {
     for (const auto& [id, job] : world.jobs) {
       if (world.runs(id) || job.target) continue;
       int32_t room = 0, lower = 0;
@@ -249,7 +217,7 @@ TEST_P(RandomTiers, NobodyWaitsWhileALowerTierHoldsWhatItCouldHave) {
   const int rounds = slow ? 10 : 80;
   for (uint64_t seed = 1; seed <= (slow ? 1U : 6U); ++seed) {
     Rng rng(seed, 9);
-    TieredWorld world(some_nodes(kNodes, kDevices), GetParam());
+    ObedientWorld world(some_nodes(kNodes, kDevices), GetParam());
     drained_.clear();
     for (int round = 0; round < rounds && !HasFailure(); ++round) {
       change_something(world, rng);

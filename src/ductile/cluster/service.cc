@@ -94,9 +94,10 @@ void Service::Impl::take_up(JobRecord record) {
   const JobId id = record.id;
   Live live;
   try {
-    const nlohmann::json spec = parse_json(reader_.spec(id), "spec", ErrorCode::data_loss);
-    live.work = work_of(record.submission.kind, spec);
-    live.plans = plans_of(record.submission.kind, spec);
+    const auto read = specs_.read_text(record.submission.kind, reader_.spec(id));
+    live.work = read->work;
+    live.application = read->application;
+    live.plans = read->plans;
   } catch (const Error& error) {
     if (error.code() == ErrorCode::unavailable) throw;
     return end(id, Phase::failed, error.what());  // options that this program no longer knows
@@ -128,8 +129,8 @@ void Service::Impl::admit(Live& live) {
       !lack.empty())
     return say(live, lack);
   keep_plan_of_run(live);
-  scheduler_.add(demand_of(live.record, live.work, teams_of(options_), nodes_.devices(),
-                           live.arrival, live.plans));
+  scheduler_.add(demand_of(live.record, live.work, live.application, teams_of(options_),
+                           nodes_.devices(), live.arrival, live.plans));
   show_pipelines(live);
 }
 
@@ -286,6 +287,8 @@ void Service::Impl::decide() {
     live.granted = coming ? *coming : live.stopping ? spec::Allocation{} : live.asked;
     // It is there already: before it could be taken away, it was granted again.
     if (coming == live.asked && live.runner && !live.stopping) scheduler_.withdrawn(id);
+    // What is put off is decided about again: other devices may have come meanwhile.
+    if (live.runner && !live.stopping && stays_until(live)) scheduler_.withdrawn(id);
     measure(live);
     order_batch(live);
     note_load(live);
@@ -348,11 +351,14 @@ double Service::Impl::schedule_time() const {
 void Service::Impl::settle() {
   if (stopping_) return;
   bool waits = false;
+  std::optional<net::Deadline> next;  // when one is to leave
   Counts free = free_devices();
   for (auto& [id, live] : live_) {
     if (live.starting || live.stopping) continue;
     if (live.runner) {
-      if (live.granted.empty()) {
+      if (const auto stays = stays_until(live)) {
+        next = next ? std::min(*next, *stays) : *stays;
+      } else if (live.granted.empty()) {
         preempt(live);
       } else {
         waits = approach(live, free) || waits;
@@ -369,7 +375,26 @@ void Service::Impl::settle() {
     begin(live, now);
   }
   follow_demand();
-  if (waits) settle_soon_ = loop_.after(kSettle, [this] { settle(); });
+  const net::Deadline soon = loop_.now() + kSettle;
+  if (waits) next = next ? std::min(*next, soon) : soon;
+  if (next) settle_soon_ = loop_.at(*next, [this] { settle(); });
+}
+
+// Of a training job that is to have less of nodes that are about to be taken back, and as much as
+// now of all others: until when it may use what it has, since nobody else can.
+std::optional<net::Deadline> Service::Impl::stays_until(const Live& live) const {
+  if (!std::holds_alternative<spec::JobOptions>(live.work) || live.granted == live.asked) return {};
+  const Counts has = by_node(live.asked, nodes_.count());
+  const Counts gets = by_node(live.granted, nodes_.count());
+  std::optional<net::Deadline> out;
+  for (int32_t n = 0; n < nodes_.count(); ++n) {
+    const auto at = static_cast<size_t>(n);
+    if (gets[at] == has[at]) continue;
+    const auto stays = nodes_.stays_until(n);
+    if (gets[at] > has[at] || !stays) return {};
+    out = out ? std::min(*out, *stays) : *stays;
+  }
+  return out;
 }
 
 // Takes a job that runs towards what it was granted, as far as that is free, and its least number

@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/cluster/http_server.h"
@@ -95,12 +93,5 @@ class Service {
   class Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-// Whether it brings code of its submitter, besides what Ductile has. The spec was checked.
-bool runs_own_code(const Submission& submission, const nlohmann::json& spec);
-
-// Whether such a spec can run on `devices` devices; throws invalid_argument, which says why not.
-void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices,
-                int64_t of_a_node);
 
 }  // namespace ductile::cluster

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "ductile/base/clock.h"
 #include "ductile/cluster/commit_queue.h"
 #include "ductile/cluster/engine_impl.h"
@@ -21,6 +23,7 @@
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
+#include "ductile/cluster/spec_reader_impl.h"
 #include "ductile/cluster/store_writer_impl.h"
 #include "ductile/cluster/trusted_time_impl.h"
 #include "ductile/cluster/why_impl.h"
@@ -51,6 +54,7 @@ class Service::Impl {
   struct Live {
     JobRecord record;
     Work work;
+    std::string application;  // application_of(work)
     std::vector<TrainPlan> plans;  // of a job by stages; of several one is kept when it begins
     double arrival = 0;  // as schedule_time(); no later job's is earlier, however clocks are set
     fs::path run;
@@ -76,6 +80,7 @@ class Service::Impl {
   };
 
   void open_interface();
+  SpecReader::Read checked_work(const Submission& s, nlohmann::json& spec, const Principal& who);
   void offer_access();
   void take_up(JobRecord record);
   void admit(Live& live);  // to those that the policy decides about
@@ -115,6 +120,7 @@ class Service::Impl {
   void keep_in_place(Live& live);
   void decide();
   void settle();
+  std::optional<net::Deadline> stays_until(const Live& live) const;
   bool approach(Live& live, Counts& free);
   void begin(Live& live, const spec::Allocation& devices);
   std::optional<size_t> plan_of_run(const Live& live) const;
@@ -153,6 +159,7 @@ class Service::Impl {
   CommitQueue queue_;
   StoreWriter writer_{loop_, queue_};
   Reader reader_;
+  SpecReader specs_;                    // also of the interface's threads
   TrustedTime clock_{known_time()};     // before anything new is written
   double clock_kept_ = clock_.known();  // in the store
   bool clock_doubted_ = false;

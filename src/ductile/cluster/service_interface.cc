@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <fmt/ranges.h>
@@ -11,7 +12,6 @@
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
-#include "ductile/base/json_fields.h"
 #include "ductile/base/log.h"
 #include "ductile/base/options.h"
 #include "ductile/cluster/access_file.h"
@@ -71,13 +71,9 @@ std::optional<fs::path> allowed_path(const fs::path& path, const std::vector<fs:
 // The service's user opens what a job names, and its results, or the text of its failure, tell what
 // was there. So others name data in folders alone that whoever runs the service has opened to them;
 // what is found there is kept without links, which could lead elsewhere later. The refusal says
-// nothing of what is there.
-void require_allowed_data(const Submission& submission, nlohmann::json& spec,
-                          const std::vector<fs::path>& allowed, const Principal& who) {
-  if (submission.kind != "train") return;
-  spec::JobOptions job;
-  OptionSet options(job);
-  options.read_toml_text(JsonFields(spec, "spec").text("job"), "spec.job");
+// nothing of what is there. Whether the job is another one now.
+bool require_allowed_data(spec::JobOptions& job, const std::vector<fs::path>& allowed,
+                          const Principal& who) {
   bool named = false;
   for (const auto& [name, path] :
        {std::pair("data.path", &job.data.path), std::pair("data.test_path", &job.data.test_path)}) {
@@ -92,23 +88,34 @@ void require_allowed_data(const Submission& submission, nlohmann::json& spec,
     *path = real->string();
     named = true;
   }
-  if (named) spec["job"] = options.to_toml();
+  return named;
 }
 
 }  // namespace
+
+// What is submitted is read once: the checks look at what was read, and the service takes it up.
+SpecReader::Read Service::Impl::checked_work(const Submission& s, nlohmann::json& spec,
+                                             const Principal& who) {
+  if (s.kind == "serve" && who.role < Role::admin)
+    spec["run"] =
+        require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who).string();
+  SpecReader::Read read = specs_.read(s.kind, spec);
+  if (who.role == Role::admin || !std::holds_alternative<spec::JobOptions>(read->work)) return read;
+  spec::JobOptions job = std::get<spec::JobOptions>(read->work);
+  if (!require_allowed_data(job, options_.data, who)) return read;
+  spec["job"] = OptionSet(job).to_toml();
+  return specs_.keep(s.kind, spec, std::move(job));
+}
 
 void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices()](
                              const Submission& s, nlohmann::json& spec, const Principal& who) {
-    if (s.kind == "serve" && who.role < Role::admin)
-      spec["run"] =
-          require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who).string();
-    if (who.role < Role::admin) require_allowed_data(s, spec, options_.data, who);
-    check_spec(s, spec, devices, of_a_node);
-    check_gpus(s, spec, *engine_);
+    const auto read = checked_work(s, spec, who);
+    check_spec(s, read->work, read->plans, devices, of_a_node);
+    check_gpus(s, read->work, *engine_);
     check_region(s, cluster_, options_.policy);
-    if (who.role < Role::admin && runs_own_code(s, spec))
+    if (who.role < Role::admin && runs_own_code(read->work))
       throw Refused(
           "model.library and python.object name code that runs as the user of the service, so only "
           "that user may submit such a job");

@@ -112,7 +112,7 @@ void Service::Impl::reload_as_asked(Live& live) {
 void Service::Impl::close_front(Live& live) {
   if (!live.front) return;
   live.front.reset();
-  view_.forget(live.record.id);
+  view_.end_serving(live.record.id);
 }
 
 // More replicas are decided about at once, fewer in the next round.

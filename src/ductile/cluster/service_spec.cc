@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <utility>
 
 #include "ductile/base/clock.h"
 #include "ductile/base/error.h"
@@ -125,8 +126,8 @@ std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options) {
   return out;
 }
 
-void check_gpus(const Submission& submission, const nlohmann::json& spec, const Engine& engine) {
-  const int64_t gpus = gpus_of(work_of(submission.kind, spec));
+void check_gpus(const Submission& submission, const Work& work, const Engine& engine) {
+  const int64_t gpus = gpus_of(work);
   if (!engine.may_have({submission.min_devices, gpus}))
     fail(ErrorCode::invalid_argument,
          "spec: gpus = {}: no [[pool]] of this service has pilots with so many GPUs and {} "
@@ -140,13 +141,10 @@ int64_t batch_of(const Work& work) {
   return job == nullptr ? 1 : job->train.batch_size;
 }
 
-namespace {
-
-// Jobs that take as long for a step behave alike, whatever their users call them: those of one
-// model on one kind of data. Of other programs nothing is known but the name.
-std::string application_of(const JobRecord& record, const Work& work) {
+// Those of one model on one kind of data.
+std::string application_of(const Work& work) {
   const auto* training = std::get_if<spec::JobOptions>(&work);
-  if (training == nullptr) return record.submission.name;
+  if (training == nullptr) return "";
   spec::ModelOptions model = training->model;
   spec::DataOptions data = training->data;
   spec::AugmentOptions augment = training->augment;
@@ -162,16 +160,14 @@ std::string application_of(const JobRecord& record, const Work& work) {
   return model.name + "-" + sha256(text).substr(0, 16);
 }
 
-}  // namespace
-
-JobDemand demand_of(const JobRecord& record, const Work& work,
+JobDemand demand_of(const JobRecord& record, const Work& work, const std::string& application,
                     const std::map<std::string, int32_t>& teams, int64_t devices, double arrival,
                     std::span<const TrainPlan> plans) {
   const Submission& s = record.submission;
   JobDemand demand;
   demand.id = record.id;
   demand.name = s.name;
-  demand.application = application_of(record, work);
+  demand.application = application.empty() ? s.name : application;
   demand.arrival = arrival;
   demand.tier = tier_of(s.tier);
   if (const auto team = teams.find(s.team); team != teams.end()) demand.team = team->second;
@@ -325,10 +321,24 @@ std::string lack_of_devices(const JobRecord& record, int64_t devices, int64_t of
       least, devices);
 }
 
-void check_spec(const Submission& submission, const nlohmann::json& spec, int64_t devices,
-                int64_t of_a_node) {
+namespace {
+
+// Workers start in folders that their submitter does not know. The command line writes them so.
+void require_absolute_paths(const spec::JobOptions& job) {
+  for (const auto& [name, path] :
+       {std::pair("data.path", &job.data.path), std::pair("data.test_path", &job.data.test_path),
+        std::pair("model.library", &job.model.library)})
+    if (!path->empty() && path->front() != '/')
+      fail(ErrorCode::invalid_argument,
+           "spec.job: {} = \"{}\": an absolute path is wanted, on the machine of the service", name,
+           *path);
+}
+
+}  // namespace
+
+void check_spec(const Submission& submission, const Work& work, std::span<const TrainPlan> plans,
+                int64_t devices, int64_t of_a_node) {
   tier_of(submission.tier);
-  const Work work = work_of(submission.kind, spec);
   if (submission.min_devices > devices)
     fail(ErrorCode::invalid_argument,
          "min_devices = {}: this service has {} in all, so the job could never begin; ask for "
@@ -337,8 +347,9 @@ void check_spec(const Submission& submission, const nlohmann::json& spec, int64_
          submission.min_devices, devices);
   if (const auto* serve = std::get_if<ServeSpec>(&work)) served_job(*serve);
   const auto* job = std::get_if<spec::JobOptions>(&work);
+  if (job != nullptr) require_absolute_paths(*job);
   int64_t ranks = job == nullptr ? 0 : job->train.virtual_ranks;
-  for (const TrainPlan& plan : plans_of(submission.kind, spec)) {
+  for (const TrainPlan& plan : plans) {
     spec::JobOptions planned = *job;
     follow_plan(planned, plan);
     spec::check(planned);
@@ -385,8 +396,7 @@ void check_region(const Submission& submission, const spec::Cluster& cluster,
          submission.movable ? std::string("the largest one") : submission.region, most);
 }
 
-bool runs_own_code(const Submission& submission, const nlohmann::json& spec) {
-  const Work work = work_of(submission.kind, spec);
+bool runs_own_code(const Work& work) {
   if (const auto* serve = std::get_if<ServeSpec>(&work))
     return !served_job(*serve).model.library.empty();
   const auto* job = std::get_if<spec::JobOptions>(&work);

@@ -56,14 +56,24 @@ std::map<std::string, int32_t> teams_of(const ServiceOptions& options);
 // Of teams by their numbers.
 std::map<int32_t, int64_t> gpu_quotas_of(const ServiceOptions& options);
 // Throws invalid_argument for a job that asks for more GPUs than any node will ever have.
-void check_gpus(const Submission& submission, const nlohmann::json& spec, const Engine& engine);
+void check_gpus(const Submission& submission, const Work& work, const Engine& engine);
+// Throws invalid_argument where it cannot run on `devices` devices, of which the largest node has
+// `of_a_node`.
+void check_spec(const Submission& submission, const Work& work, std::span<const TrainPlan> plans,
+                int64_t devices, int64_t of_a_node);
+// Whether it brings code of its submitter, besides what Ductile has.
+bool runs_own_code(const Work& work);
 
 // Samples of one step; 1 where there is no such thing.
 int64_t batch_of(const Work& work);
 
-// What a job asks of a service with so many devices. `teams`: teams_of(). `arrival`: by the clock
-// of Scheduler::decide().
-JobDemand demand_of(const JobRecord& record, const Work& work,
+// Jobs that take as long for a step behave alike, whatever their users call them; the same text for
+// those. Empty: nothing is known of it but the job's name.
+std::string application_of(const Work& work);
+
+// What a job asks of a service with so many devices. `application`: application_of(). `teams`:
+// teams_of(). `arrival`: by the clock of Scheduler::decide().
+JobDemand demand_of(const JobRecord& record, const Work& work, const std::string& application,
                     const std::map<std::string, int32_t>& teams, int64_t devices, double arrival,
                     std::span<const TrainPlan> plans = {});
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "ductile/base/error.h"
 #include "ductile/cluster/service_spec_impl.h"
 
 namespace ductile::cluster {
@@ -13,7 +14,8 @@ std::string application(const std::string& name, const std::string& job) {
   record.id = 1;
   record.submission.name = name;
   record.submission.tier = "standard";
-  return demand_of(record, work_of("train", {{"job", job}}), {}, 4, 0).application;
+  const Work work = work_of("train", {{"job", job}});
+  return demand_of(record, work, application_of(work), {}, 4, 0).application;
 }
 
 // What a job measures is known to the next one of its kind before that has begun, as in the
@@ -34,7 +36,26 @@ TEST(Application, OfOtherProgramsTheNameIsAllThatIsKnown) {
   record.submission.name = "sweep";
   record.submission.tier = "standard";
   const Work work = work_of("command", {{"command", {"true"}}, {"directory", "/"}});
-  EXPECT_EQ(demand_of(record, work, {}, 4, 0).application, "sweep");
+  EXPECT_EQ(demand_of(record, work, application_of(work), {}, 4, 0).application, "sweep");
+}
+
+// Whoever writes to the interface is not where the job runs.
+TEST(CheckSpec, PathsOfATrainingJobAreAbsolute) {
+  const Submission submission;
+  const auto check = [&](const std::string& library) {
+    const std::string job = "[model]\nname = \"custom\"\nlibrary = \"" + library + "\"\n";
+    check_spec(submission, work_of("train", {{"job", job}}), {}, 4, 4);
+  };
+  EXPECT_NO_THROW(check("/models/model.so"));
+  for (const char* relative : {"model.so", "./model.so", "~/model.so"}) {
+    try {
+      check(relative);
+      ADD_FAILURE() << relative;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(error.message().find("model.library"), std::string::npos) << error.message();
+    }
+  }
 }
 
 }  // namespace

@@ -114,6 +114,7 @@ class LiveView {
 
   void note_round(double seconds, double turn);
   void set_serving(JobId job, ServingFigures figures);
+  void end_serving(JobId job);  // it answers nobody now, and has not ended
   std::optional<ServingFigures> serving(JobId job) const;
   std::map<JobId, ServingFigures> serving() const;
 

@@ -1,7 +1,7 @@
 // The first page: how full the cluster is, who holds what over time, what waits and why.
 "use strict";
 
-import { actOnNode, mayDrain } from "./actions.js";
+import { actOnNode, isAdmin } from "./actions.js";
 import { drainText, hardwareText, lanes } from "./figures.js";
 import { clock, element, jobLink, now, redraw, section, since, table, tile } from "./parts.js";
 import { get, state } from "./service.js";
@@ -111,7 +111,7 @@ export function clusterPage(root) {
 
   function nodeAction(node) {
     const what = node.drained || node.drain_starts ? "Take back" : "Drain";
-    return mayDrain() ? element("button", { type: "button", onclick: () => actOnNode(node),
+    return isAdmin() ? element("button", { type: "button", onclick: () => actOnNode(node),
       "aria-label": `${what} ${node.node}` }, what) : "";
   }
 

@@ -8,7 +8,8 @@ namespace ductile::dashboard {
 
 // As CMake embeds them.
 extern const std::string_view kIndexHtml, kIconSvg, kDashboardCss, kMainJs, kServiceJs, kPartsJs,
-    kFiguresJs, kJobsJs, kJobJs, kClusterJs, kAccountsJs, kActionsJs, kEventsJs, kApiJs;
+    kFiguresJs, kJobsJs, kJobJs, kClusterJs, kAccountsJs, kActionsJs, kEventsJs, kApiJs, kSubmitJs,
+    kSubmissionJs;
 
 namespace {
 
@@ -40,6 +41,8 @@ const Row kFiles[] = {
     {"/assets/actions.js", kScript, kActionsJs},
     {"/assets/events.js", kScript, kEventsJs},
     {"/assets/api.js", kScript, kApiJs},
+    {"/assets/submit.js", kScript, kSubmitJs},
+    {"/assets/submission.js", kScript, kSubmissionJs},
 };
 
 }  // namespace

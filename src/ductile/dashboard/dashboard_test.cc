@@ -31,8 +31,9 @@ TEST(Dashboard, EveryFileThatThePageNamesIsThere) {
     }
   }
   EXPECT_GT(named, 5u);
-  const std::string_view scripts[] = {"main",    "service",  "parts",   "figures", "jobs", "job",
-                                      "cluster", "accounts", "actions", "events",  "api"};
+  const std::string_view scripts[] = {"main", "service", "parts",     "figures", "jobs",
+                                      "job",  "cluster", "accounts",  "actions", "events",
+                                      "api",  "submit",  "submission"};
   for (const std::string_view script : scripts) {
     const auto known = file("/assets/" + std::string(script) + ".js");
     ASSERT_TRUE(known) << script;

@@ -15,6 +15,15 @@ export function matches(job, text) {
 }
 
 const kTiers = ["premium", "standard", "basic"];
+
+/** What the service is asked for where it is to find the words: the longest that a name may have, and a number. */
+export function searchOf(text) {
+  const words = text.split(/\s+/).filter(Boolean);
+  const number = words.map(word => word.replace(/^#/, "")).find(word => /^\d{1,15}$/.test(word));
+  const part = words.filter(word => !kTiers.includes(word.toLowerCase()) && !Object.hasOwn(kTones, word.toLowerCase()) && !word.startsWith("#"))
+    .sort((a, b) => b.length - a.length)[0] || "";
+  return { part, number: number ? Number(number) : 0 };
+}
 /** Of each queued job: how many of its tier and of higher ones were submitted before it. */
 export function places(jobs) {
   const rank = job => (kTiers.indexOf(job.tier) + 3) % 3;

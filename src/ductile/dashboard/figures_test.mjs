@@ -19,6 +19,16 @@ test("a job is found by every word of the search, or by its number", () => {
   for (const text of ["resnet-21", "1", "vision gpt", "##17"]) assert.ok(!f.matches(job, text), text);
 });
 
+test("the service is asked for the longest word that a name may have, and for a number", () => {
+  assert.deepEqual(f.searchOf("needle in haystack"), { part: "haystack", number: 0 });
+  assert.deepEqual(f.searchOf(" #17 "), { part: "", number: 17 });
+  assert.deepEqual(f.searchOf("17 cancelled Premium"), { part: "17", number: 17 });
+  assert.deepEqual(f.searchOf("a  bb\tc"), { part: "bb", number: 0 });
+  assert.deepEqual(f.searchOf("constructor"), { part: "constructor", number: 0 });
+  assert.deepEqual(f.searchOf("#x"), { part: "", number: 0 });
+  assert.deepEqual(f.searchOf(""), { part: "", number: 0 });
+});
+
 test("places in line go by tier, then by submission; who does not wait has none", () => {
   const job = (id, tier, phase = "queued") => ({ id, tier, phase });
   const places = f.places([job(1, "basic"), job(2, "standard"), job(3, "premium"), job(4, "standard"),

@@ -2,7 +2,7 @@
 // to it; and the same of another job beside it.
 "use strict";
 
-import { actionsOf, actOnJob } from "./actions.js";
+import { actionsOf, actOnJob, maySubmit } from "./actions.js";
 import { eventRows } from "./events.js";
 import { devicesOverTime, differences, goodput, isLive, speeds } from "./figures.js";
 import { clock, deviceTime, dialog, element, jobLink, now, phaseChip, redraw, section, since, table, tile } from "./parts.js";
@@ -45,11 +45,14 @@ export function jobPage(root, name, query) {
         element("span", { class: "muted" }, wish)),
       element("div", { class: "row", id: "actions" }, ...actions.map(([what, label, danger]) =>
         element("button", { type: "button", ...(danger ? { class: "danger" } : {}), onclick: () => actOnJob(what, job) }, label)),
-      element("button", { type: "button", onclick: chooseOther }, "Compare"))),
+      element("button", { type: "button", onclick: chooseOther }, "Compare"),
+      ...(maySubmit(job.kind) ? [element("a", { href: `#/submit?like=${job.id}` }, "Submit another")] : []))),
     element("p", { class: "about", id: "reason" }, job.why || job.reason),
     element("p", { class: "about muted" }, `${job.kind} of ${job.owner}${job.team ? `, team ${job.team}` : ""}, tier ${job.tier}; `
       + `submitted ${clock(job.submitted)}${job.started ? `, started ${clock(job.started)}` : ""}`
       + `${job.ended ? `, ended ${clock(job.ended)}` : ""}${job.run ? `; run directory ${job.run}` : ""}`),
+    ...(isLive(job) && job.after && job.after.length ? [element("p", { class: "about", id: "after" }, "It begins after ",
+      ...job.after.flatMap((id, i) => [i ? ", " : "", jobLink(id)]))] : []),
     ...(serving ? [element("p", { class: "about", id: "address" }, "It answers at ", element("code", {}, serving.address))] : [])]);
     const places = Object.entries(job.holdings).map(([node, n]) => `${n} of ${node}`).join(", ");
     tiles.replaceChildren(
@@ -272,7 +275,7 @@ export function jobPage(root, name, query) {
   return {
     heard: what => { if (what === "jobs" || what === "online") read(); },
     key: key => {
-      const wanted = { p: ["pause", "resume"], r: ["resize"], x: ["cancel"] }[key];
+      const wanted = { p: ["pause", "resume"], r: ["resize"], w: ["reload"], x: ["cancel"] }[key];
       const found = job && wanted && actionsOf(job).find(([what]) => wanted.includes(what));
       if (found) actOnJob(found[0], job);
       return Boolean(found);

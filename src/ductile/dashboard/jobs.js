@@ -1,6 +1,7 @@
 // The list of jobs. Only the rows that are seen are elements, so that thousands cost no more.
 "use strict";
 
+import { actOnJobs, maySubmit, thoseFor } from "./actions.js";
 import { isLive, matches, places } from "./figures.js";
 import { byId, element, jobPath, now, phaseChip, redraw, since } from "./parts.js";
 import { searchJobs, state } from "./service.js";
@@ -29,6 +30,8 @@ export function jobsPage(root, query) {
     everywhere.disabled = false;
     refresh();
   } }, "Search jobs that ended long ago");
+  // What can be done with all jobs that are found, as the verbs of the command line take a pattern.
+  const together = element("div", { class: "row", id: "together" });
   const filters = element("div", { class: "row" });
   const makeFilters = () => {
     const box = choice(kPhases, () => phase, value => {
@@ -47,8 +50,9 @@ export function jobsPage(root, query) {
       ...(head === "Place" ? { title: "in the order of tiers and of submission; the policy decides who is next" } : {}) },
     head)))), body);
   const scroll = element("div", { class: "list", tabindex: "0", role: "region", "aria-label": "jobs" }, grid);
-  root.replaceChildren(element("h1", {}, "Jobs"), element("div", { class: "bar" }, filters,
-    element("div", { class: "controls" }, search, everywhere, count)), scroll);
+  root.replaceChildren(element("div", { class: "bar" }, element("h1", {}, "Jobs"), element("div", { class: "row" }, together,
+    ...(maySubmit() ? [element("a", { href: "#/submit", id: "submit" }, "Submit a job")] : []))),
+  element("div", { class: "bar" }, filters, element("div", { class: "controls" }, search, everywhere, count)), scroll);
 
   function rowOf(job, index) {
     const wants = job.min_devices === job.max_devices ? job.max_devices : `${job.min_devices}-${job.max_devices}`;
@@ -87,8 +91,17 @@ export function jobsPage(root, query) {
     selected = Math.min(selected, shown.length - 1);
     count.textContent = `${shown.length} ${shown.length === 1 ? "job" : "jobs"}`;
     everywhere.hidden = !text;
+    showTogether();
     grid.setAttribute("aria-rowcount", String(shown.length + 1));
     draw(true);
+  }
+
+  function showTogether() {
+    const kinds = [["pause", "Pause"], ["resume", "Resume"], ["cancel", "Cancel"]].map(([name, verb]) =>
+      ({ name, verb, jobs: text ? thoseFor(name, shown) : [] })).filter(({ jobs }) => jobs.length > 1);
+    redraw(together, JSON.stringify(kinds.map(({ name, jobs }) => [name, jobs.map(job => job.id)])), () =>
+      kinds.map(({ name, verb, jobs }) => element("button", { type: "button", ...(name === "cancel" ? { class: "danger" } : {}),
+        onclick: () => actOnJobs(name, jobs) }, `${verb} all ${jobs.length}`)));
   }
 
   scroll.addEventListener("scroll", () => requestAnimationFrame(() => draw()), { passive: true });

@@ -9,13 +9,15 @@ import { jobPage } from "./job.js";
 import { jobsPage } from "./jobs.js";
 import { byId, dialog, element, say } from "./parts.js";
 import { follow, listen, login, logout, state } from "./service.js";
+import { submitPage } from "./submit.js";
 
 const kLetters = "ductile-letters";
 const kPages = [["Cluster", "#/", "1"], ["Jobs", "#/jobs", "2"], ["Accounts", "#/accounts", "3"],
   ["Events", "#/events", "4"], ["API", "#/api", "5"]];
-const kKeys = [["1 to 5", "the pages: cluster, jobs, accounts, events, API"], ["/", "search jobs"],
+const kKeys = [["1 to 5", "the pages: cluster, jobs, accounts, events, API"], ["/", "search jobs"], ["n", "submit a new job"],
   ["j, k", "the next job of the list, the one before"], ["Enter", "open the job"],
-  ["p", "on a job: pause, or resume"], ["r", "on a job: resize"], ["x", "on a job: cancel"],
+  ["p", "on a job: pause or hold, or resume"], ["r", "on a job: resize"], ["w", "on a service: load other weights"],
+  ["x", "on a job: cancel"],
   ["Left, Right", "on a chart: its values"], ["Escape", "close what is open; on a chart: show all"],
   ["?", "this list"]];
 
@@ -38,6 +40,7 @@ function open(root) {
   });
   if (words[0] === "jobs") return ["Jobs", jobsPage(root, query)];
   if (words[0] === "job" && words[1]) return [`Job ${words[1]}`, jobPage(root, words[1], query)];
+  if (words[0] === "submit") return ["Submit", submitPage(root, query)];
   if (words[0] === "accounts") return ["Accounts", accountsPage(root)];
   if (words[0] === "events") return ["Events", eventsPage(root)];
   if (words[0] === "api") return ["API", apiPage(root)];
@@ -63,7 +66,7 @@ function show() {
 
 function showTop() {
   const here = location.hash.split("?")[0] || "#/";
-  const isHere = path => here === path || (path === "#/jobs" && here.startsWith("#/job/"));
+  const isHere = path => here === path || (path === "#/jobs" && (here.startsWith("#/job/") || here === "#/submit"));
   const links = kPages.map(([name, path]) => element("a",
     { href: path, ...(isHere(path) ? { "aria-current": "page" } : {}) }, name));
   const me = state.overview;
@@ -138,6 +141,7 @@ function pressed(event) {
   const known = kPages.find(([, , key]) => key === event.key);
   if (event.key === "?") help();
   else if (known) location.hash = known[1];
+  else if (event.key === "n") location.hash = "#/submit";
   else if (!page.key?.(event.key)) {
     if (event.key !== "/") return;
     location.hash = "#/jobs";

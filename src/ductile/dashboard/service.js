@@ -1,12 +1,15 @@
 // What the page knows of the service, kept up to date: requests, the stream of events, the jobs.
 "use strict";
 
+import { searchOf } from "./figures.js";
+
 const kKey = "ductile-key";
 const kPage = 1000;        // jobs of one request
 const kRecent = 200;       // jobs of each way to end, which the list begins with
 const kKeptEvents = 500;
 const kSettle = 400;       // milliseconds in which changes are gathered
 const kWaiting = 30000;    // between two looks at those that wait
+const kCrowded = 10000;    // where there are more pages than streams of events
 
 export class Failure extends Error {
   /** @param {number} status @param {string} text */
@@ -67,9 +70,9 @@ export async function get(path) {
   return (await send(path)).json();
 }
 
-/** Carried out once, though it is sent again where the answer was lost. */
-export async function post(path, body = {}) {
-  const headers = { "Content-Type": "application/json", "Idempotency-Key": crypto.randomUUID() };
+/** Carried out once for each key, though it is sent again where the answer was lost. */
+export async function post(path, body = {}, key = crypto.randomUUID()) {
+  const headers = { "Content-Type": "application/json", "Idempotency-Key": key };
   for (let tries = 1; ; ++tries) {
     try {
       return await (await send(path, { method: "POST", headers, body: JSON.stringify(body) })).json();
@@ -141,10 +144,12 @@ async function readWaiting() {
   tell("jobs");
 }
 
-/** Jobs anywhere in the store, the newest first. */
+/** Jobs anywhere in the store, the newest first, of which the list shows those that have all words. */
 export async function searchJobs(text) {
-  const found = await get(`/v1/jobs?part=${encodeURIComponent(text)}&limit=${kPage}`);
+  const { part, number } = searchOf(text);
+  const found = await get(`/v1/jobs?part=${encodeURIComponent(part)}&limit=${kPage}`);
   for (const job of found.jobs) state.jobs.set(job.id, job);
+  if (number) await readJob(number).catch(() => {});  // there may be none
   tell("jobs");
   return found.jobs.length;
 }
@@ -203,6 +208,7 @@ export async function follow() {
   setInterval(() => readWaiting().catch(() => {}), kWaiting);  // the stream ends, too, where it fails
   let whole = 0;  // not all events up to this one are kept
   while (true) {
+    let rest = 1000;
     try {
       await readAll();
       if (!state.paths.size) state.paths = new Set(Object.keys((await get("/v1/openapi.json")).paths));
@@ -221,8 +227,9 @@ export async function follow() {
     } catch (error) {
       if (!(error instanceof Failure)) setOnline(false);
       else if (error.status === 410) state.events = [];  // what follows them was removed meanwhile
+      else if (error.status === 429) rest = kCrowded;  // to read all each second would crowd it more
     }
     while (state.login) await new Promise(done => setTimeout(done, 200));
-    await new Promise(done => setTimeout(done, 1000));
+    await new Promise(done => setTimeout(done, rest));
   }
 }

@@ -89,8 +89,10 @@ ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& 
 std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
                                           const cluster::Client& client) {
   std::vector<std::string> out;
+  std::set<std::string> matched;  // a job that two patterns match is meant once
   for (const std::string& text : jobs) {
     const size_t before = out.size();
+    bool any = false;
     if (text.find_first_of("*?") != std::string::npos) {
       const auto me = client.get("/v1/overview").at("principal").get<std::string>();
       const std::string page =
@@ -98,15 +100,18 @@ std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
                       cluster::percent_encoded(text));
       for (std::string next = page; !next.empty();) {
         const Json answer = client.get(next);
-        for (const Json& job : answer.at("jobs"))
-          out.push_back(std::to_string(job.at("id").get<int64_t>()));
+        for (const Json& job : answer.at("jobs")) {
+          const std::string number = std::to_string(job.at("id").get<int64_t>());
+          any = true;
+          if (matched.insert(number).second) out.push_back(number);
+        }
         next = answer.contains("before")
                    ? fmt::format("{}&before={}", page, answer["before"].get<int64_t>())
                    : "";
       }
       std::reverse(out.begin() + static_cast<std::ptrdiff_t>(before), out.end());
     }
-    if (out.size() == before) out.push_back(text);
+    if (!any) out.push_back(text);
   }
   return out;
 }

@@ -490,7 +490,11 @@ nlohmann::json array_body(const ServiceCommand& command, const Context& context)
   const auto has_index = [&](const std::string& text) {
     return text.find(kIndex) != std::string::npos;
   };
-  if (command.served) fail(ErrorCode::invalid_argument, "--array and --service are kinds of jobs");
+  if (command.served)
+    fail(
+        ErrorCode::invalid_argument,
+        "--array submits training jobs or commands, of which there may be many; a --service is one "
+        "job with as many replicas as it needs: leave one of the two out");
   if (is_training(command) && std::ranges::none_of(command.request.assignments, has_index))
     fail(ErrorCode::invalid_argument,
          "--array: no --set has {{index}} in it, so all jobs would be the same, as with "

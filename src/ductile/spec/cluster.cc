@@ -23,6 +23,10 @@ void describe(Describer& d, NodeGroup& g) {
           "seconds from SIGTERM to the agent of a node until the node is gone: its jobs move "
           "meanwhile; 0: there is no such notice")
       .range(0, 1e6);
+  d.field("leave", g.leave,
+          "of the notice, the last seconds, in which training jobs give up what they hold on the "
+          "node; before that they use it, where nothing else takes its place; 0: all of the notice")
+      .range(0, 1e6);
   d.field("hosts", g.hosts, "a name for each node, which the launcher of workers knows");
   d.field("addresses", g.addresses,
           "an address for each host, where the others reach it; empty: detected");

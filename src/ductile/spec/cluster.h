@@ -38,6 +38,9 @@ struct NodeGroup {
   // Seconds from SIGTERM to a node's agent until the node is gone: its jobs move meanwhile. 0: an
   // agent that gets SIGTERM ends, as others do.
   double notice = 0;
+  // Of the notice, the seconds in which training jobs give up what they hold there; before that
+  // they use it, where nothing else takes its place. 0: all of the notice.
+  double leave = 0;
   std::vector<std::string> hosts;      // names that a launcher knows, one a node; empty: none known
   std::vector<std::string> addresses;  // where the hosts reach each other; empty: detected
   double memory = 16e9;                // bytes of a device

@@ -35,7 +35,8 @@ std::span<const Unit> units_of(std::string_view key) {
   if (key == "memory") return kBytes;
   if (key == "flops") return kFlops;
   if (key.ends_with("_bandwidth")) return kBytesPerSecond;
-  if (key.ends_with("_latency") || key == "overhead" || key == "notice") return kSeconds;
+  if (key.ends_with("_latency") || key == "overhead" || key == "notice" || key == "leave")
+    return kSeconds;
   return {};
 }
 

@@ -35,6 +35,7 @@ cluster = "b"
 region = "east"
 spot = true
 notice = "2 min"
+leave = "15 s"
 hosts = ["r1", "r2"]
 addresses = ["10.0.0.1", "10.0.0.2"]
 flops = 28e12
@@ -70,6 +71,8 @@ TEST(ClusterFile, SaysWhatThereIs) {
   EXPECT_EQ(rtx.speed, 2);  // of the flops
   EXPECT_EQ(rtx.region, "east");
   EXPECT_TRUE(rtx.spot);
+  EXPECT_EQ(rtx.notice, 120);
+  EXPECT_EQ(rtx.leave, 15);
   EXPECT_EQ(rtx.addresses[1], "10.0.0.2");
   EXPECT_EQ(cluster.teams, (std::vector<Team>{{3, 0.25, 16}}));
   EXPECT_EQ(cluster.nodes(), 8);
@@ -92,6 +95,7 @@ Cluster random_cluster(uint64_t seed) {
     group.devices = 1 + rng.below(1024);
     group.spot = rng.below(2) != 0;
     if (rng.below(2)) group.notice = rng.uniform(0, 600);
+    if (rng.below(2)) group.leave = rng.uniform(0, 60);
     if (rng.below(2))
       for (int64_t n = 0; n < group.count; ++n) {
         group.hosts.push_back(fmt::format("g{}-{}", out.groups.size(), n));

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "ductile/cluster/service_spec_impl.h"
+
+namespace ductile::cluster {
+
+// What a job runs, as it was read, and what follows from that alone.
+struct ReadJob {
+  Work work;
+  std::vector<TrainPlan> plans;  // of a job by stages
+  std::string application;       // application_of()
+};
+
+// Reads what jobs run, each text once: what the interface has read to check it is what the service
+// takes up a moment later, and jobs of one text share a reading, of which a start with thousands
+// of jobs has many. It keeps those that were read last, by the digests of their texts. Any thread
+// may read.
+class SpecReader {
+ public:
+  using Read = std::shared_ptr<const ReadJob>;
+
+  explicit SpecReader(size_t most = 1024) : most_(most) {}
+
+  // What was read of this kind's spec. Throws as work_of() does, and then keeps nothing.
+  Read read(const std::string& kind, const nlohmann::json& spec);
+  // The same of its text, as the store has it; throws data_loss, too, where that is no JSON.
+  Read read_text(const std::string& kind, const std::string& text);
+  // The spec is read as this already.
+  Read keep(const std::string& kind, const nlohmann::json& spec, Work work);
+
+ private:
+  Read find(const std::string& key);
+  Read add(const std::string& key, Work work, std::vector<TrainPlan> plans);
+
+  const size_t most_;
+  std::mutex mutex_;  // of what follows
+  std::map<std::string, Read> known_;
+  std::deque<std::string> order_;  // in which they were read
+};
+
+}  // namespace ductile::cluster
