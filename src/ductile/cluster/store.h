@@ -73,6 +73,7 @@ class Reader {
   // The newest `count`, in order.
   std::vector<Event> newest_events(int64_t count, std::optional<JobId> job = {});
   JobId last_job();       // 0: none yet; also one that was removed
+  bool knows_runs();      // whether any job was given a run directory
   Revision last_event();  // 0: none yet; also one that was removed
   int64_t count_events();
   Revision removed_events();  // not all up to this one are there any more; 0: all are
