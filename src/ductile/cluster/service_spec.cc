@@ -185,9 +185,8 @@ std::string absence_of_runs(const fs::path& runs) {
   if (fs::exists(runs, unknown) || unknown) return "";
   return fmt::format(
       "The folder of the runs {0} is not there, as where its disk is not mounted: mount the disk "
-      "or "
-      "put the folder back, and the jobs go on; if the runs are lost for good, mkdir {0}, and they "
-      "begin anew",
+      "or put the folder back, and the jobs go on; if the runs are lost for good, mkdir {0}, and "
+      "they begin anew",
       runs.string());
 }
 
