@@ -176,12 +176,15 @@ class Change {
   void forget_answers(double time);
 
   // Removes what need not be kept at `now`: about `most` rows at a time, each job with all of its
-  // events as a whole. Whether there may be more. What was noted of the speed, the load and the
-  // reasons of jobs that live, and events of no job, are removed by age alone.
+  // events as a whole, and as many answers to requests. Whether there may be more. What was noted
+  // of the speed, the load and the reasons of jobs that live, and events of no job, are removed by
+  // age alone.
   bool prune(const Retention& retention, double now, int64_t most);
 
   // As it is inside this transaction.
   JobRecord job(JobId id);
+  // Rises with each row that is written, by whichever Change of the store.
+  int64_t rows_written() const { return database_.all_changes(); }
 
  private:
   JobRecord live_job(JobId id);
