@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ductile/base/error.h"
@@ -48,10 +49,12 @@ class Absence {
 
 // Does it for each job, also where it fails for another one; of several jobs each trouble is said
 // on a line of its own, and the exit code is that of the first one. One job alone, and a service
-// that does not answer, fail as any command does, by throwing. Under --json what `act` gives is
-// printed: of several jobs a list, in which one that failed is {"job", "error"}.
+// that does not answer, fail as any command does, by throwing: nobody is asked about the jobs that
+// are left, and the error names them, after `left_over`. Under --json what `act` gives is printed:
+// of several jobs a list, in which one that failed, or was left, is {"job", "error"}.
 ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& console,
-                      const std::function<nlohmann::ordered_json(const std::string& job)>& act);
+                      const std::function<nlohmann::ordered_json(const std::string& job)>& act,
+                      std::string_view left_over = "not asked");
 
 // The same names, where a pattern (* and ?) stands for those jobs of the user who asks that have
 // not ended and whose names fit; one that fits none stays as it is.
