@@ -1,6 +1,7 @@
 #include <functional>
 #include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -32,6 +33,33 @@ TEST(ArrayIndices, WhatIsNoListOfNumbersIsRefused) {
        {"", "a", "-1", "1-", "3-1", "1,", ",1", "1,,2", "1-5:0", "1-5:-1", "1-5%2", " 1", "1 ",
         "1,1", "0-5,3", "0-1000", "0-9007199254740992", "99999999999999999999"})
     EXPECT_EQ(code_of([&] { indices_of(text); }), ErrorCode::invalid_argument) << text;
+}
+
+// As a service lists them, the newest first.
+nlohmann::ordered_json listed(const std::vector<std::tuple<int64_t, std::string, double>>& jobs) {
+  auto out = nlohmann::ordered_json::array();
+  for (const auto& [id, name, submitted] : jobs)
+    out.push_back({{"id", id}, {"name", name}, {"submitted", submitted}});
+  return out;
+}
+
+TEST(MembersOfAnArray, AreThoseOfItsOneRequest) {
+  using Ids = std::vector<int64_t>;
+  EXPECT_EQ(members_of_array("sweep", listed({})), Ids{});
+  EXPECT_EQ(members_of_array("sweep", listed({{7, "sweep", 1}, {6, "sweep-a", 1}})), Ids{});
+  const auto jobs = listed({{31, "sweep-x", 90},
+                            {30, "sweep-9", 80},
+                            {29, "sweep-3", 80},
+                            {28, "sweep-0", 80},
+                            {27, "sweep-9", 50},
+                            {26, "sweep-0", 50}});
+  EXPECT_EQ(members_of_array("sweep", jobs), (Ids{28, 29, 30})) << "the newest of two";
+  EXPECT_EQ(members_of_array("swee", jobs), Ids{});
+  EXPECT_EQ(members_of_array("sweep", listed({{5, "sweep-7", 80}, {4, "sweep-3", 20}})), Ids{5})
+      << "a minute apart they are not of one request";
+  EXPECT_EQ(members_of_array("sweep", listed({{5, "sweep-7", 80}, {3, "sweep-3", 80}})), Ids{5});
+  EXPECT_EQ(members_of_array("a-1", listed({{9, "a-1-1", 3}, {8, "a-1-0", 3}, {7, "a-1", 3}})),
+            (Ids{8, 9}));
 }
 
 // What each of several jobs was asked, by a service that answers for some of them.

@@ -61,6 +61,16 @@ ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& 
 std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
                                           const cluster::Client& client);
 
+// The numbers of the jobs that --after names, in order: by number or name; "17-26" by numbers; the
+// newest array of that name of the user who asks; a pattern, as above. Throws invalid_argument,
+// not_found, and conflict where a name may mean several.
+std::vector<int64_t> earlier_jobs(const std::vector<std::string>& after,
+                                  const cluster::Client& client);
+// The numbers of the newest array of that name, in order, of a list of jobs that has the newest
+// first: its members are called NAME-INDEX, and came with one request, so that their numbers follow
+// each other and their indices rise. Empty: there is none.
+std::vector<int64_t> members_of_array(const std::string& name, const nlohmann::ordered_json& jobs);
+
 // Until these jobs of the service have ended, also while it is away. The exit code is 0 if they
 // have finished, that of a command that ended by itself, else kJobFailed; of several the largest.
 // Ctrl-C ends this program and not the jobs, and says so. Under --json what became of the job is
