@@ -48,7 +48,7 @@ struct ServiceOptions {
   double stop_patience = 600;
   // Several nodes instead of this machine, which then needs no device of its own.
   std::optional<spec::Cluster> cluster;
-  std::vector<spec::Pool> pools;        // of the cluster file, whose nodes are theirs then; or none
+  std::vector<spec::Pool> pools;        // of the cluster file, whose last nodes are theirs; or none
   std::string launcher = "ssh {host}";  // starts a program on a node
   std::string listen;                   // where the nodes reach this machine; empty: detected
   fs::path program;                     // ductile, for the agents of the nodes

@@ -263,7 +263,7 @@ std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options
   if (!options.pools.empty())
     return make_slurm_engine(loop, *options.cluster,
                              {shared_of(options), options.program, options.worker, options.keeper,
-                              options.pools, options.listen});
+                              options.pools, options.launcher, options.listen});
   return make_hosts_engine(loop, *options.cluster,
                            {shared_of(options), options.program, options.worker, options.keeper,
                             options.launcher, options.listen});
