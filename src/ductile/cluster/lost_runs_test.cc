@@ -1,6 +1,8 @@
 // Run directories that somebody removes, or that an earlier store has left.
+#include <csignal>
 #include <string>
 #include <system_error>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -141,24 +143,47 @@ TEST(Service, WaitsForTheDiskOfItsRunsWhichWasTakenAwayMeanwhile) {
   EXPECT_EQ(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"), std::string::npos);
 }
 
-TEST(Service, ACommandThatEndsWhileTheDiskOfItsRunsIsAwayIsFoundToHaveEnded) {
+// Its keeper says how it ended once there is a place to say it.
+TEST(Service, ACommandThatEndsWhileTheDiskOfItsRunsIsAwayHasEndedOnce) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command("command",
+                                          "echo once >> count; while [ ! -e go ]; do sleep 0.02; "
+                                          "done; echo >> gone; exit 0");
+  cluster.wait(id, [&](const Json& job) {
+    return fs::exists(cluster.folder() / "count") && job.at("phase") == "running";
+  });
+  const Runs runs(cluster);
+  runs.unmount();
+  write_file_atomic(cluster.folder() / "go", "");
+  cluster.wait(id, [&](const Json&) { return fs::exists(cluster.folder() / "gone"); });
+  std::this_thread::sleep_for(1s);
+  EXPECT_EQ(cluster.get("/v1/jobs/" + std::to_string(id)).at("ended"), Json());
+  EXPECT_FALSE(fs::exists(runs.path()));
+  runs.mount();
+  EXPECT_EQ(cluster.wait_for(id, "finished").at("reason"), "It ended with exit code 0.");
+  EXPECT_EQ(read_file(cluster.folder() / "count"), "once\n");
+}
+
+// Without its keeper it begins again, but not before the disk is there.
+TEST(Service, ACommandWhoseKeeperIsLostWithTheDiskOfItsRunsWaitsForThat) {
   LiveService cluster;
   const JobId id = cluster.submit_command(
       "command", "echo once >> count; while [ ! -e go ]; do sleep 0.02; done; exit 0");
   cluster.wait(id, [&](const Json& job) {
     return fs::exists(cluster.folder() / "count") && job.at("phase") == "running";
   });
-  const fs::path run = cluster.get("/v1/jobs/" + std::to_string(id)).value("run", "");
-  cluster.kill_service();
   const Runs runs(cluster);
   runs.unmount();
-  cluster.start();
-  EXPECT_FALSE(cluster.lives());
-  runs.mount();
-  cluster.start();
+  for (const pid_t pid : cluster.workers()) ::kill(pid, SIGKILL);
+  cluster.wait(id, [&](const Json& job) {
+    return job.at("phase") == "queued" &&
+           job.value("reason", "").find(runs.path().string()) != std::string::npos;
+  });
+  EXPECT_FALSE(fs::exists(runs.path()));
   write_file_atomic(cluster.folder() / "go", "");
+  runs.mount();
   EXPECT_EQ(cluster.wait_for(id, "finished").at("reason"), "It ended with exit code 0.");
-  EXPECT_EQ(read_file(cluster.folder() / "count"), "once\n");
+  EXPECT_EQ(read_file(cluster.folder() / "count"), "once\nonce\n");
 }
 
 TEST(Service, AWaitingJobWhoseRunDirectoryIsDeletedBeginsAnewAndSaysSo) {
