@@ -74,8 +74,8 @@ struct ServiceOptions {
 class Service {
  public:
   // Throws conflict if another service uses the folder, or if a job runs on a node that the cluster
-  // does not have any more, unavailable if its jobs' runs/ is not there, and as Store and HttpServer
-  // do.
+  // does not have any more, unavailable if its jobs' runs/ is not there, and as Store and
+  // HttpServer do.
   Service(net::Loop& loop, ServiceOptions options);
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
