@@ -171,11 +171,16 @@ class SlurmErrands {
   std::vector<spec::Pool> pools_;
 };
 
-// The devices of the nodes that are of no pool, which come first.
+// The devices of the nodes that are of no pool, which come first; 0 in another region than that of
+// the pools, as a job may have to stay in theirs.
 std::vector<int64_t> own_nodes_of(const spec::Cluster& cluster, size_t pools) {
+  const std::string& region = cluster.groups.back().region;
   std::vector<int64_t> out;
-  for (size_t g = 0; g + pools < cluster.groups.size(); ++g)
-    out.insert(out.end(), static_cast<size_t>(cluster.groups[g].count), cluster.groups[g].devices);
+  for (size_t g = 0; g + pools < cluster.groups.size(); ++g) {
+    const spec::NodeGroup& group = cluster.groups[g];
+    out.insert(out.end(), static_cast<size_t>(group.count),
+               group.region == region ? group.devices : 0);
+  }
   return out;
 }
 
@@ -214,7 +219,7 @@ int64_t checkpoint_every_of(const std::vector<spec::Pool>& pools) {
 
 class SlurmEngine final : public Engine {
  public:
-  // `own`: the devices of each node that is of no pool.
+  // `own`: as beyond_own_nodes() has it.
   SlurmEngine(net::Loop& loop, std::vector<int64_t> own, server::AgentsOptions agents,
               const SlurmEngineOptions& options)
       : mailbox_(loop.mailbox()),
@@ -350,7 +355,7 @@ class SlurmEngine final : public Engine {
   const Descriptor lock_;
   const std::string listen_;
   const int64_t checkpoint_every_;
-  const std::vector<int64_t> own_;  // devices of the first nodes
+  const std::vector<int64_t> own_;  // devices with which the first nodes serve what pools do
   SlurmPool pool_;
   const SlurmErrands errands_;
   const std::shared_ptr<server::Agents> agents_;

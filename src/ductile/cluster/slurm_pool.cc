@@ -26,7 +26,7 @@ Demand beyond_own_nodes(Demand demand, const std::vector<int64_t>& own) {
   std::vector<Demand::Whole> rooms;
   for (size_t n = 0; n < own.size() && n < demand.nodes.size(); ++n) {
     const Demand::Node& node = demand.nodes[n];
-    if (!node.usable) continue;
+    if (!node.usable || own[n] == 0) continue;
     rooms.push_back({own[n] - node.devices, node.gpus.value_or(0) - node.of_gpu_jobs.gpus});
     demand.devices -= own[n] - node.of_gpu_jobs.devices;
   }

@@ -40,8 +40,8 @@ struct SlurmNews {
 };
 
 // What is left of a demand for the pools, where the first nodes are the service's own, with so many
-// devices each: these are there anyway, and serve what they have room for. Nodes of the pools are
-// then numbered from 0.
+// devices each (0: it does not serve what pools do): these are there anyway, and serve what they
+// have room for. Nodes of the pools are then numbered from 0.
 Demand beyond_own_nodes(Demand demand, const std::vector<int64_t>& own);
 
 // Decides which pilots there are. It has no clock, no threads and no files: plan() says what to do,

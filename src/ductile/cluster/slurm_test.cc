@@ -165,6 +165,8 @@ TEST(OwnNodes, ServeWhatTheyHaveRoomForAndThePoolsTheRest) {
   EXPECT_EQ(left(11, {}), 3);
   EXPECT_EQ(left(11, {{4, {}, {}}, {2, {}, {}}}), 3) << "who holds them is in the demand, too";
   EXPECT_EQ(left(8, {{0, {}, {}, false}}), 4) << "one is drained";
+  EXPECT_EQ(beyond_own_nodes({8, {}, {{2, {2, 1}, 2}, {}}}, {0, 4}).devices, 4)
+      << "one is in another region";
   EXPECT_EQ(left(6, {{3, {3, 1}, 2}}), 1) << "a job with a GPU has three of them";
 }
 
