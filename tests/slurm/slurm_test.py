@@ -248,11 +248,13 @@ class Scenarios:
         own = '[[nodes]]\ntype = "cpu"\ndevices = 2\nhosts = ["localhost"]\n'
         service = Service(self.testbed, self.ductile, POOL.replace("max = 2", "max = 1") + own)
         small = service.submit("small", self.options, 1, 1)
-        until(lambda: service.nodes()["localhost"]["jobs"], 60, "the job runs on the own node", service)
+        until(lambda: service.nodes()["localhost"]["jobs"] or service.job(small)["phase"] == "finished", 60,
+              "the job runs on the own node", service)
         self.none_left(service)
-        job = service.submit("digits", self.options, 4, 4)
-        until(lambda: all(service.nodes()[n]["jobs"] for n in ("localhost", "lab-1")) and
-              service.job(job)["phase"] == "running", 300, "the job has both", service)
+        job, held = service.submit("digits", self.options, 4, 4), set()
+        until(lambda: held.update(service.job(job)["holdings"]) or service.job(job)["phase"] == "finished", 600,
+              "the job has ended", service)
+        assert held == {"localhost", "lab-1"}, held
         for number in (small, job):
             done = service.finish(number)
             assert done["phase"] == "finished", done
