@@ -17,7 +17,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from testbed import Service, Skip, Testbed, begins_of, digest_of, until  # noqa: E402
 
 POOL = 'name = "lab"\ndevices = 2\nmin = 0\nmax = 2\npartition = "main"\nidle = 3\nnotice = 20\n'
-SHORT = ["a_batch_job_trains_on_its_nodes", "the_only_node_is_lost", "a_node_of_a_python_job_is_lost"]
+SHORT = ["a_batch_job_trains_on_its_nodes", "the_only_node_is_lost", "a_node_of_a_python_job_is_lost",
+         "own_nodes_beside_a_pool"]
 STEPS, SHORT_STEPS = 3000, 600
 SAVED = 6  # seconds in which slurmctld saves what it was told
 
@@ -244,11 +245,31 @@ class Scenarios:
         assert service.job(job)["phase"] != "running" or before == after, (before, after)
         self.end(service, job)
 
+    def own_nodes_beside_a_pool(self):
+        """A node of the service's own takes what it has room for, and the pool the rest."""
+        own = '[[nodes]]\ntype = "cpu"\ndevices = 2\nhosts = ["localhost"]\n'
+        service = Service(self.testbed, self.ductile, POOL.replace("max = 2", "max = 1") + own)
+        small = service.submit("small", self.options, 1, 1)
+        until(lambda: service.nodes()["localhost"]["jobs"] or service.job(small)["phase"] == "finished", 60,
+              "the job runs on the own node", service)
+        self.none_left(service)
+        job, held = service.submit("digits", self.options, 4, 4), set()
+        until(lambda: held.update(service.job(job)["holdings"]) or service.job(job)["phase"] == "finished", 600,
+              "the job has ended", service)
+        assert held == {"localhost", "lab-1"}, held
+        for number in (small, job):
+            done = service.finish(number)
+            assert done["phase"] == "finished", done
+            assert digest_of(done["run"]) == self.digest, "other bits than those of the job alone"
+        until(lambda: service.up() == ["localhost"], 60, "the idle pilot is given back", service)
+        self.none_left(service)
+        service.stop()
+
 
 SCENARIOS = ["a_batch_job_trains_on_its_nodes", "grows_and_shrinks", "pending_is_said", "slurmctld_is_killed",
              "slurmctld_is_killed_at_once", "a_node_is_lost", "the_only_node_is_lost",
              "a_node_of_a_python_job_is_lost", "a_pilot_is_preempted", "the_time_limit_comes",
-             "the_service_is_killed"]
+             "the_service_is_killed", "own_nodes_beside_a_pool"]
 
 
 def main():

@@ -76,7 +76,7 @@ class Connection(http.client.HTTPConnection):
 
 
 class Service:
-    """`ductile server` with one pool; `pool` are the lines of its [[pool]]."""
+    """`ductile server` with one pool; `pool` are the lines of its [[pool]], and what comes after it."""
 
     def __init__(self, testbed, ductile, pool, policy="ductile", folder=None):
         self.testbed, self.ductile, self.policy = testbed, str(ductile), policy

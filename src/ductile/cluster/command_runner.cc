@@ -20,6 +20,7 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/base/log.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
+#include "ductile/cluster/service_spec_impl.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/process/worker.h"
 #include "ductile/server/launcher.h"
@@ -109,6 +110,7 @@ class CommandRunner : public JobRunner {
     Attempt last;
     unread_ = false;
     try {
+      require_folder_of_runs(run_.parent_path());
       orders = read_orders(run_);
       last = read_attempt(run_);
     } catch (const Error& error) {
@@ -146,6 +148,7 @@ class CommandRunner : public JobRunner {
 
   // Starts a keeper for this attempt; 0: one that only clears away, where the last one was.
   void begin(int64_t attempt) {
+    require_folder_of_runs(run_.parent_path());
     std::error_code error;
     fs::create_directories(run_ / "checkpoints", error);
     if (error) fail_errno(run_.string(), error.value());
@@ -211,7 +214,10 @@ class CommandRunner : public JobRunner {
     if (end_ && launcher_->finished()) tell_end();
   } catch (const Error&) {
     std::error_code unknown;  // one that cannot be seen now may be there
-    if (!fs::exists(run_, unknown) && !unknown)
+    const std::string absence = absence_of_runs(run_.parent_path());
+    if (!absence.empty())  // a later runner reads what became of it
+      end_soon({Phase::queued, absence + ".", true});
+    else if (!fs::exists(run_, unknown) && !unknown)
       end_soon({Phase::failed,
                 fmt::format("Its run directory {} was deleted while it ran; submit it again.",
                             run_.string())});
@@ -225,6 +231,7 @@ class CommandRunner : public JobRunner {
   // Its keeper has ended, or is not there.
   void over() {
     if (end_) return;
+    require_folder_of_runs(run_.parent_path());
     const Attempt last = read_attempt(run_);
     const bool sought = std::exchange(state_, State::none) == State::sought;
     if (attempt_ == 0) {

@@ -251,6 +251,7 @@ void Database::step_all(Use& use, const OnRow& on_row) {
 
 int64_t Database::last_insert() const { return sqlite3_last_insert_rowid(connection_.get()); }
 int64_t Database::changed_rows() const { return sqlite3_changes64(connection_.get()); }
+int64_t Database::all_changes() const { return sqlite3_total_changes64(connection_.get()); }
 bool Database::in_transaction() const { return sqlite3_get_autocommit(connection_.get()) == 0; }
 
 Transaction::Transaction(Database& database) : database_(database) {

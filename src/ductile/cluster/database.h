@@ -103,6 +103,7 @@ class Database {
 
   int64_t last_insert() const;   // the key that the last INSERT made
   int64_t changed_rows() const;  // by the last INSERT, UPDATE or DELETE
+  int64_t all_changes() const;   // the sum of that since it was opened
   // False after SQLite has taken a transaction back by itself, as it does on a full disk.
   bool in_transaction() const;
 

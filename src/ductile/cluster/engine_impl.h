@@ -10,6 +10,7 @@
 #include "ductile/base/files.h"
 #include "ductile/net/loop.h"
 #include "ductile/run/folder.h"
+#include "ductile/server/agents.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/launcher.h"
 #include "ductile/server/node_devices.h"
@@ -28,10 +29,13 @@ struct Demand {
     int64_t devices = 0;          // that jobs hold
     Whole of_gpu_jobs;            // of these, what jobs with GPUs hold
     std::optional<int64_t> gpus;  // that it has, where it has said so; also before it went
+    bool usable = true;           // jobs may be there
   };
   int64_t devices = 0;         // of jobs that ask for no GPUs, on whichever nodes
   std::vector<Whole> on_gpus;  // of the others, those that hold nothing
   std::vector<Node> nodes;
+  // Of jobs in `devices` that hold nothing and need one node for all that they ask for.
+  std::vector<int64_t> on_one_node{};
 };
 
 // Where the workers of a service's jobs run. This interface is the seam between the service and its
@@ -99,16 +103,24 @@ inline server::JobOnHosts workers_of(const run::RunFolder& run, bool python) {
 std::unique_ptr<Engine> make_hosts_engine(net::Loop& loop, const spec::Cluster& cluster,
                                           HostsEngineOptions options);
 
+// The agents of all nodes of a cluster, with the errors of make_hosts_engine().
+server::AgentsOptions agents_of(const spec::Cluster& cluster, HostsEngineOptions options);
+// Engine::leaving() of a node whose agent was told that it is taken back.
+std::string leaving_by_notice(const server::Agents& agents, int32_t node);
+
 struct SlurmEngineOptions {
   fs::path folder;                   // that all nodes share
   fs::path program, worker, keeper;  // under the same paths on all nodes
   std::vector<spec::Pool> pools;
-  std::string listen;  // the address under which nodes reach this machine; empty: detected
+  std::string launcher;  // of the nodes that are of no pool
+  std::string listen;    // the address under which nodes reach this machine; empty: detected
 };
-// The nodes of a cluster all of whose groups are pools: pilots, batch jobs of Slurm of the
-// service's own (slurm_pool_impl.h). Throws invalid_argument for other clusters, and not_found
-// where sbatch, squeue or scancel is not there. Its end gives all pilots back; one that is killed
-// leaves them, and the next takes them over.
+// The nodes of a cluster whose last groups are pools: pilots, batch jobs of Slurm of the service's
+// own (slurm_pool_impl.h); those of the groups before are as in make_hosts_engine(), and the pools
+// have what they have no room for. Throws as that one does, invalid_argument also where the nodes
+// of the first groups are this machine, and nobody says how pilots reach it; not_found where
+// sbatch, squeue or scancel is not there. Its end gives all pilots back; one that is killed leaves
+// them, and the next takes them over.
 std::unique_ptr<Engine> make_slurm_engine(net::Loop& loop, const spec::Cluster& cluster,
                                           SlurmEngineOptions options);
 

@@ -121,6 +121,28 @@ TEST_F(FullDisk, TheJobThatFillsTheDiskIsCancelled) {
   expect_acknowledged();
 }
 
+// As a program does that sends its request again and again, with another key each time.
+TEST_F(FullDisk, ManyCancellationsOfOneJobLeaveRoomForThatOfAnother) {
+  start(true);
+  if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const JobId first = service_->submit_command("first", "sleep 1000", {{"grace", 0.1}});
+  const JobId second = service_->submit_command("second", "sleep 1000", {{"grace", 0.1}});
+  for (const JobId id : {first, second}) service_->wait_for(id, "running");
+  exhaust();
+  const auto cancel = [&](JobId id, const std::string& key) {
+    return service_->send("POST", "/v1/jobs/" + std::to_string(id) + "/cancel", "", key);
+  };
+  for (int i = 0; i < 300; ++i) {
+    const Json answer = cancel(first, "key" + std::to_string(i));
+    ASSERT_EQ(answer.value("status", 0), 200) << i << ": " << answer;
+  }
+  const Json answer = cancel(second, "last");
+  EXPECT_EQ(answer.value("status", 0), 200) << answer;
+  disk_.empty();
+  for (const JobId id : {first, second}) service_->wait_for(id, "cancelled");
+  expect_acknowledged();
+}
+
 // Its keeper has kept room to say how it ended.
 TEST_F(FullDisk, AJobThatFillsTheDiskOfItsRunIsCancelled) {
   start(false);

@@ -7,7 +7,6 @@
 #include "ductile/server/hosts.h"
 
 namespace ductile::cluster {
-namespace {
 
 server::AgentsOptions agents_of(const spec::Cluster& cluster, HostsEngineOptions options) {
   for (const spec::NodeGroup& group : cluster.groups)
@@ -34,6 +33,14 @@ server::AgentsOptions agents_of(const spec::Cluster& cluster, HostsEngineOptions
   return out;
 }
 
+std::string leaving_by_notice(const server::Agents& agents, int32_t node) {
+  const double seconds = agents.leaving(static_cast<size_t>(node));
+  if (seconds <= 0) return "";
+  return fmt::format("its machine is taken back, within {} s of the notice", seconds);
+}
+
+namespace {
+
 class HostsEngine final : public Engine {
  public:
   HostsEngine(net::Loop& loop, server::AgentsOptions options)
@@ -53,11 +60,7 @@ class HostsEngine final : public Engine {
   const std::optional<server::NodeHardware>& hardware(int32_t node) const override {
     return agents_->hardware(static_cast<size_t>(node));
   }
-  std::string leaving(int32_t node) const override {
-    const double seconds = agents_->leaving(static_cast<size_t>(node));
-    if (seconds <= 0) return "";
-    return fmt::format("its machine is taken back, within {} s of the notice", seconds);
-  }
+  std::string leaving(int32_t node) const override { return leaving_by_notice(*agents_, node); }
   void call_on_change(std::function<void()> on_change) override {
     agents_->call_on_change(std::move(on_change));
   }

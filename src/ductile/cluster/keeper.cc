@@ -25,6 +25,7 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/base/log.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/keeper_log_impl.h"
+#include "ductile/cluster/service_spec_impl.h"
 #include "ductile/link/boot_clock.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/net/secret.h"
@@ -377,13 +378,16 @@ void give_room_back(const fs::path& run) {
   fs::remove(room_file(run), none);
 }
 
-// The end of an attempt is lost to nobody because a disk is full now, nor because orders were given
-// to another keeper meanwhile, which has done nothing yet. A keeper that could not write for so
-// long that another one has begun in its place has nothing to say any more.
+// The end of an attempt is lost to nobody because a disk is full now, or not mounted, nor because
+// orders were given to another keeper meanwhile, which has done nothing yet. A keeper that could
+// not write for so long that another one has begun in its place has nothing to say any more.
 void write_end(const fs::path& run, uint64_t keeper, const Attempt& attempt) {
+  constexpr std::chrono::hours kMount{24};  // then the folder of the runs counts as deleted
   give_room_back(run);
+  const auto begin = steady_clock::now();
   for (bool said = false;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
     try {
+      if (steady_clock::now() < begin + kMount) require_folder_of_runs(run.parent_path());
       const Attempt written = read_attempt(run);
       if (is_present(attempt, written) ||
           (!is_replaced(run, keeper) && written.number <= attempt.number))

@@ -8,14 +8,32 @@ namespace ductile::cluster {
 
 int rank_of(const std::string& tier) { return tier == "premium" ? 0 : tier == "standard" ? 1 : 2; }
 
+namespace {
+
+// What waits for other jobs, for its user or for a larger service takes devices from nobody.
+bool competes(const LiveState& state) {
+  using Cause = LiveState::Cause;
+  return state.moment != LiveState::Moment::waiting ||
+         (state.cause != Cause::order && state.cause != Cause::user &&
+          state.cause != Cause::too_large);
+}
+
+}  // namespace
+
 void LiveView::set(JobId job, LiveState state) {
   const std::lock_guard lock(mutex_);
+  if (const auto known = known_.find(job); known != known_.end()) {
+    Known& of_job = known->second;
+    of_tier_[of_job.tier] -= of_job.competes ? 1 : 0;
+    of_job.competes = competes(state);
+    of_tier_[of_job.tier] += of_job.competes ? 1 : 0;
+  }
   states_[job] = std::move(state);
 }
 
 void LiveView::enter(JobId job, const std::string& owner, const std::string& tier) {
   const std::lock_guard lock(mutex_);
-  if (!known_.emplace(job, Known{owner, tier}).second) return;
+  if (!known_.emplace(job, Known{owner, tier, true}).second) return;
   ++live_of_[owner];
   ++of_tier_[tier];
 }
@@ -28,7 +46,7 @@ std::pair<int64_t, int64_t> LiveView::above(JobId job, const std::string& tier) 
     if (rank_of(name) < rank) out.first += count;
   if (out.first == 0) return out;  // as mostly
   for (auto later = known_.upper_bound(job); later != known_.end(); ++later)
-    if (rank_of(later->second.tier) < rank) ++out.second;
+    if (later->second.competes && rank_of(later->second.tier) < rank) ++out.second;
   return out;
 }
 
@@ -148,9 +166,9 @@ void LiveView::forget(JobId job) {
   gpus_.erase(job);
   staged_.erase(job);
   if (const auto known = known_.extract(job)) {
-    const auto& [owner, tier] = known.mapped();
+    const auto& [owner, tier, counts] = known.mapped();
     if (--live_of_[owner] == 0) live_of_.erase(owner);
-    --of_tier_[tier];
+    of_tier_[tier] -= counts ? 1 : 0;
   }
 }
 

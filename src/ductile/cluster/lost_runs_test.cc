@@ -1,6 +1,8 @@
 // Run directories that somebody removes, or that an earlier store has left.
+#include <csignal>
 #include <string>
 #include <system_error>
+#include <thread>
 
 #include <gtest/gtest.h>
 
@@ -60,6 +62,128 @@ TEST(Service, AJobWhoseRunDirectoryIsDeletedFailsAndSaysWhy) {
     EXPECT_FALSE(fs::exists(run / "job.toml"));
   }
   cluster.expect_result(cluster.submit("other", 40));
+}
+
+// A disk that is not mounted, as a folder of runs that is not there is seen: nothing was deleted.
+class Runs {
+ public:
+  explicit Runs(const LiveService& cluster)
+      : here_(cluster.folder() / "runs"), away_(cluster.folder() / "away") {}
+  void unmount() const { fs::rename(here_, away_); }
+  void mount() const { fs::rename(away_, here_); }
+  const fs::path& path() const { return here_; }
+
+ private:
+  const fs::path here_, away_;
+};
+
+TEST(Service, DoesNotBeginWithoutTheDiskOfItsRuns) {
+  LiveService cluster;
+  const JobId id = cluster.submit("job", 400);
+  const JobId command = cluster.submit_command("command", "echo once >> count; sleep 1000");
+  cluster.wait_for_workers(id);
+  cluster.wait(command, [&](const Json&) { return fs::exists(cluster.folder() / "count"); });
+  for (const JobId job : {id, command}) cluster.act(job, "pause");
+  for (const JobId job : {id, command}) cluster.wait_for(job, "paused");
+  const fs::path run = cluster.get("/v1/jobs/" + std::to_string(id)).value("run", "");
+  const std::string secret = read_file(run / "secret");
+  EXPECT_EQ(cluster.stop(), 0);
+  const Runs runs(cluster);
+  runs.unmount();
+  cluster.start();
+  EXPECT_FALSE(cluster.lives()) << "it began on another disk";
+  EXPECT_FALSE(fs::exists(runs.path()));
+  runs.mount();
+  cluster.start();
+  cluster.act(id, "resume");
+  cluster.expect_result(id);
+  EXPECT_EQ(read_file(run / "secret"), secret) << "the job has begun anew";
+  EXPECT_EQ(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"), std::string::npos);
+}
+
+// Who has really lost the runs says so by making their folder.
+TEST(Service, BeginsAnewWhereSomebodyMadeTheFolderOfTheRuns) {
+  LiveService cluster;
+  const JobId id = cluster.submit("job", 400);
+  cluster.wait_for_workers(id);
+  cluster.act(id, "pause");
+  cluster.wait_for(id, "paused");
+  EXPECT_EQ(cluster.stop(), 0);
+  const Runs runs(cluster);
+  remove_for_good(runs.path());
+  fs::create_directory(runs.path());
+  cluster.start();
+  cluster.act(id, "resume");
+  cluster.expect_result(id);
+  EXPECT_NE(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"), std::string::npos);
+}
+
+TEST(Service, WaitsForTheDiskOfItsRunsWhichWasTakenAwayMeanwhile) {
+  LiveService cluster;
+  const JobId running = cluster.submit("running", 4000), paused = cluster.submit("paused", 400);
+  for (const JobId id : {running, paused}) cluster.wait_for_workers(id);
+  cluster.act(paused, "pause");
+  const fs::path run = cluster.wait_for(paused, "paused").value("run", "");
+  const std::string secret = read_file(run / "secret");
+  const Runs runs(cluster);
+  runs.unmount();
+  const JobId fresh = cluster.submit("fresh", 40);
+  cluster.act(paused, "resume");
+  const auto says = [&](const Json& job) {
+    return job.at("phase") == "queued" &&
+           job.value("reason", "").find(runs.path().string()) != std::string::npos &&
+           job.value("reason", "").find("mount the disk") != std::string::npos;
+  };
+  for (const JobId id : {running, paused, fresh}) cluster.wait(id, says);
+  cluster.wait_for_no_workers();
+  EXPECT_FALSE(fs::exists(runs.path())) << "a job has begun on another disk";
+  runs.mount();
+  for (const JobId id : {running, paused, fresh}) cluster.expect_result(id);
+  EXPECT_EQ(read_file(run / "secret"), secret) << "the job has begun anew";
+  EXPECT_EQ(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"), std::string::npos);
+}
+
+// Its keeper says how it ended once there is a place to say it.
+TEST(Service, ACommandThatEndsWhileTheDiskOfItsRunsIsAwayHasEndedOnce) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command("command",
+                                          "echo once >> count; while [ ! -e go ]; do sleep 0.02; "
+                                          "done; echo >> gone; exit 0");
+  cluster.wait(id, [&](const Json& job) {
+    return fs::exists(cluster.folder() / "count") && job.at("phase") == "running";
+  });
+  const Runs runs(cluster);
+  runs.unmount();
+  write_file_atomic(cluster.folder() / "go", "");
+  cluster.wait(id, [&](const Json&) { return fs::exists(cluster.folder() / "gone"); });
+  std::this_thread::sleep_for(1s);
+  EXPECT_EQ(cluster.get("/v1/jobs/" + std::to_string(id)).at("ended"), Json());
+  EXPECT_FALSE(fs::exists(runs.path()));
+  runs.mount();
+  EXPECT_EQ(cluster.wait_for(id, "finished").at("reason"), "It ended with exit code 0.");
+  EXPECT_EQ(read_file(cluster.folder() / "count"), "once\n");
+}
+
+// Without its keeper it begins again, but not before the disk is there.
+TEST(Service, ACommandWhoseKeeperIsLostWithTheDiskOfItsRunsWaitsForThat) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command(
+      "command", "echo once >> count; while [ ! -e go ]; do sleep 0.02; done; exit 0");
+  cluster.wait(id, [&](const Json& job) {
+    return fs::exists(cluster.folder() / "count") && job.at("phase") == "running";
+  });
+  const Runs runs(cluster);
+  runs.unmount();
+  for (const pid_t pid : cluster.workers()) ::kill(pid, SIGKILL);
+  cluster.wait(id, [&](const Json& job) {
+    return job.at("phase") == "queued" &&
+           job.value("reason", "").find(runs.path().string()) != std::string::npos;
+  });
+  EXPECT_FALSE(fs::exists(runs.path()));
+  write_file_atomic(cluster.folder() / "go", "");
+  runs.mount();
+  EXPECT_EQ(cluster.wait_for(id, "finished").at("reason"), "It ended with exit code 0.");
+  EXPECT_EQ(read_file(cluster.folder() / "count"), "once\nonce\n");
 }
 
 TEST(Service, AWaitingJobWhoseRunDirectoryIsDeletedBeginsAnewAndSaysSo) {

@@ -1,21 +1,27 @@
 // A service of several nodes with several jobs, to which everything happens that may: at random, by
 // a seed. All jobs end with the results of undisturbed runs, of a command there are never two at a
 // time, and nothing is left. The nodes have networks of their own where this machine allows it;
-// else they are this machine under other names. The store and the folder that the nodes share have
-// small disks of their own, which become full.
+// else they are this machine under other names, as they always are beside a job that answers
+// requests, which runs on the service's own machine. The store and the folder that the nodes share
+// have small disks of their own, which become full.
 //
 //   DUCTILE_CHAOS_SEED=n    another course of events (1)
-//   DUCTILE_CHAOS_FAULTS=n  so many of them (25)
-//   DUCTILE_CHAOS_JOBS=n    for so many jobs, and more where these end before (6)
+//   DUCTILE_CHAOS_FAULTS=n  so many of them (25; half of them where requests are answered)
+//   DUCTILE_CHAOS_JOBS=n    for so many jobs, and more where these end before (6; half of them)
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -24,9 +30,13 @@
 #include "ductile/base/rng.h"
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/commands.h"
+#include "ductile/cluster/testing/live_service.h"
+#include "ductile/net/socket.h"
 #include "ductile/server/testing/emulated_hosts.h"
 #include "ductile/server/testing/shared_files.h"
 #include "ductile/server/testing/small_disk.h"
+#include "ductile/serving/testing/client.h"
+#include "ductile/serving/testing/small_model.h"
 #include "ductile/spec/cluster.h"
 
 namespace ductile::cluster {
@@ -39,6 +49,7 @@ using std::chrono::milliseconds;
 
 constexpr int kNodes = 4;
 constexpr int64_t kCounts = 20;
+constexpr int64_t kWeights = 7;  // the version that is served
 
 // A command that goes on from where it was saved, whatever of it is killed.
 std::string counting() {
@@ -59,10 +70,98 @@ int64_t from_environment(const char* name, int64_t otherwise) {
   return text != nullptr ? std::atoll(text) : otherwise;
 }
 
+// Who asks one question after the other, whatever becomes of the service: what is not answered is
+// asked again. Each answer has the bits of the weights.
+class Asker {
+ public:
+  explicit Asker(const net::Address& at) : at_(at), thread_([this] { ask(); }) {}
+  Asker(const Asker&) = delete;
+  Asker& operator=(const Asker&) = delete;
+  ~Asker() { stop(); }
+
+  void stop() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  int64_t answers() const { return answers_; }
+  int64_t repeated() const { return repeated_; }
+  std::string wrong() {
+    const std::lock_guard lock(mutex_);
+    return wrong_;
+  }
+
+ private:
+  void ask() {
+    const auto model = serving::testing::make_small_model({}, kWeights);
+    Rng rng(3, 5);
+    std::optional<serving::testing::Client> client;
+    while (!stop_) {
+      std::vector<float> values(16), expected(3);
+      for (float& v : values) v = rng.normal();
+      model->run(reinterpret_cast<const std::byte*>(values.data()), 1, expected.data());
+      if (!answered(client, values, expected)) {
+        client.reset();
+        ++repeated_;
+      }
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  }
+
+  // Nobody may listen just now, and a replica may be missing.
+  bool answered(std::optional<serving::testing::Client>& client, const std::vector<float>& values,
+                const std::vector<float>& expected) {
+    const Json input = {
+        {"name", "images"}, {"datatype", "FP32"}, {"shape", {1, 1, 4, 4}}, {"data", values}};
+    const Json question = {{"inputs", {input}}, {"outputs", {{{"name", "logits"}}}}};
+    try {
+      if (!client) client.emplace(at_);
+      const auto answer = client->post("/v2/models/small/infer", dump_json(question));
+      if (!answer || answer->status >= 500) return false;
+      const Json json = answer->status == 200 ? serving::testing::json_of(*answer) : Json();
+      if (!json.is_object() || json.at("model_version") != std::to_string(kWeights) ||
+          json.at("outputs").at(0).at("data").get<std::vector<float>>() != expected)
+        fail(ErrorCode::data_loss, "{}: {}", answer->status, answer->body);
+      ++answers_;
+      return true;
+    } catch (const std::exception& error) {
+      const auto* known = dynamic_cast<const Error*>(&error);
+      const bool nobody = known != nullptr && known->code() != ErrorCode::data_loss;
+      const std::lock_guard lock(mutex_);
+      if (!nobody && wrong_.empty()) wrong_ = error.what();
+      return false;
+    }
+  }
+
+  const net::Address at_;
+  std::atomic<bool> stop_ = false;
+  std::atomic<int64_t> answers_ = 0, repeated_ = 0;
+  std::mutex mutex_;
+  std::string wrong_;
+  std::thread thread_;  // begins last
+};
+
+// Where somebody listens on TCP, in the network that this process is in: addresses and ports in
+// hexadecimal digits.
+std::set<std::string> listeners(const std::string& process) {
+  constexpr std::string_view kListens = "0A";
+  std::set<std::string> out;
+  for (const char* protocol : {"tcp", "tcp6"}) {
+    std::istringstream lines(read_file(fs::path("/proc") / process / "net" / protocol));
+    std::string line, number, local, remote, state;
+    std::getline(lines, line);  // the names of the columns
+    while (std::getline(lines, line)) {
+      std::istringstream columns(line);
+      columns >> number >> local >> remote >> state;
+      if (state == kListens) out.insert(local);
+    }
+  }
+  return out;
+}
+
 class Chaos {
  public:
-  Chaos(uint64_t seed, std::shared_ptr<EmulatedHosts> hosts)
-      : rng_(seed), hosts_(std::move(hosts)) {
+  Chaos(uint64_t seed, std::shared_ptr<EmulatedHosts> hosts, bool serves = false)
+      : rng_(seed), hosts_(std::move(hosts)), serves_(serves) {
     spec::NodeGroup group;
     group.type = "cpu";
     group.devices = 2;
@@ -79,6 +178,7 @@ class Chaos {
               "env NODE={host}" + (hosts_ ? " " + EmulatedHosts::launcher() : std::string());
           options.listen = hosts_ ? EmulatedHosts::address(0) : "127.0.0.1";
           options.program = DUCTILE_TEST_WORKER;
+          if (serves_) options.worker = options.program = DUCTILE_SERVING_WORKER;
           options.grace = 2;
           options.command_lease = 5;  // longer than anything is stopped
           options.shared = options.folder / "shared";
@@ -93,6 +193,7 @@ class Chaos {
   }
 
   ~Chaos() {  // nothing writes any more when the disks go
+    asker_.reset();
     service_->kill_service();
     for (const pid_t pid : service_->workers()) ::kill(pid, SIGKILL);
     shared_disk_.give_back();
@@ -100,12 +201,13 @@ class Chaos {
   }
 
   void run(int64_t faults, int64_t jobs) {
+    if (serves_) serve();
     for (int64_t j = 0; j < jobs; ++j) submit();
     while (faults_ < faults && !::testing::Test::HasFailure()) {
       disturb();
       std::this_thread::sleep_for(milliseconds(rng_.below(400)));
       const Json live = service_->get("/v1/jobs?live=1");
-      if (live.is_null() || live.at("jobs").size() >= 2) continue;
+      if (live.is_null() || live.at("jobs").size() >= (serves_ ? size_t{3} : size_t{2})) continue;
       submit();  // there is always something to disturb
     }
     done_["jobs"] = static_cast<int>(ids_.size());
@@ -121,6 +223,7 @@ class Chaos {
                 std::to_string(kCounts) + "\n");
     }
     EXPECT_EQ(text_of(counts_.path() / "twice"), "");
+    if (asker_) end_serving();
     EXPECT_EQ(service_->stop(), 0);
     EXPECT_TRUE(service_->workers().empty());
     // An agent whose service was killed ends by itself once it sees that the connection is gone.
@@ -129,13 +232,14 @@ class Chaos {
         std::this_thread::sleep_for(milliseconds(100));
       EXPECT_TRUE(agents_anywhere(node).empty()) << node;
     }
+    expect_no_listeners();
     Reader reader(service_->folder() / "store.db");
     EXPECT_TRUE(reader.check().empty()) << ::testing::PrintToString(reader.check());
     // Those that were acknowledged and no others, each to its end once.
     std::map<JobId, int> ends;
     for (const Event& event : reader.events(0, 1'000'000))
       if (event.kind == "finished") ++ends[event.job];
-    EXPECT_EQ(reader.jobs({}, 0, 1'000'000).size(), ids_.size());
+    EXPECT_EQ(reader.jobs({}, 0, 1'000'000).size(), ids_.size() + static_cast<size_t>(serves_));
     EXPECT_EQ(ends.size(), ids_.size());
     for (const auto& [id, times] : ends) EXPECT_EQ(times, 1) << "job " << id;
     EXPECT_FALSE(fs::exists(service_->folder() / "api.sock"));
@@ -143,6 +247,58 @@ class Chaos {
   }
 
  private:
+  void serve() {
+    write_file_atomic(served_.path() / "job.toml", "name = \"small\"\n");
+    write_file_atomic(served_.path() / "newest", std::to_string(kWeights));
+    const Json spec = {{"run", served_.path().string()}, {"model", "small"}};
+    const Json body = {{"name", "api"}, {"kind", "serve"}, {"spec", spec}};
+    const Json answer = service_->send("POST", "/v1/jobs", dump_json(body));
+    ASSERT_EQ(answer.value("status", 0), 201) << answer;
+    serving_ = answer.at("body").at("id");
+    const Json job = service_->wait(serving_, [](const Json& j) {
+      return j.contains("serving") && j["serving"].value("replicas", int64_t{0}) > 0;
+    });
+    ASSERT_TRUE(job.contains("serving")) << job;
+    const auto url = job["serving"].at("address").get<std::string>();
+    constexpr std::string_view kScheme = "http://";
+    address_ = net::Address::parse(url.substr(kScheme.size(), url.find("/v2") - kScheme.size()));
+    asker_.emplace(address_);
+  }
+
+  // It answers again, until it is cancelled.
+  void end_serving() {
+    constexpr int64_t kMore = 20;
+    const int64_t until = asker_->answers() + kMore;
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (asker_->answers() < until && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(milliseconds(5));
+    EXPECT_GE(asker_->answers(), until)
+        << service_->get("/v1/jobs/" + std::to_string(serving_)).dump(1);
+    asker_->stop();
+    EXPECT_EQ(asker_->wrong(), "");
+    done_["requests answered"] = static_cast<int>(asker_->answers());
+    done_["requests sent again"] = static_cast<int>(asker_->repeated());
+    service_->act(serving_, "cancel");
+    service_->wait_for(serving_, "cancelled");
+  }
+
+  // Of networks of their own nobody else is part; of this machine's it is known where requests were
+  // answered.
+  void expect_no_listeners() {
+    const auto left = [this] {
+      std::set<std::string> out;
+      for (int n = 0; hosts_ && n <= kNodes; ++n)
+        for (const std::string& at : listeners(hosts_->name(n)))
+          out.insert(std::to_string(n) + " " + at);
+      for (const std::string& at : listeners("self"))
+        if (serves_ && at.ends_with(fmt::format(":{:04X}", address_.port))) out.insert(at);
+      return out;
+    };
+    for (int look = 0; look < 100 && !left().empty(); ++look)
+      std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_EQ(left(), std::set<std::string>());
+  }
+
   // False: there was no room for it, so it does not count.
   bool submit() {
     const auto n = static_cast<int64_t>(++offered_);
@@ -275,6 +431,7 @@ class Chaos {
 
   Rng rng_;
   const std::shared_ptr<EmulatedHosts> hosts_;
+  const bool serves_;  // also a job that answers requests
   std::vector<std::string> nodes_;
   std::optional<LiveService> service_;
   SmallDisk store_disk_, shared_disk_;  // over the service's folder, and within it
@@ -284,6 +441,10 @@ class Chaos {
   int64_t offered_ = 0;
   int64_t faults_ = 0;
   std::map<std::string, int> done_;
+  const TempFolder served_;  // what answers requests
+  JobId serving_ = 0;
+  net::Address address_;  // where it answers
+  std::optional<Asker> asker_;
 };
 
 TEST(Nodes, NothingThatHappensToThemChangesAnyResult) {
@@ -297,6 +458,16 @@ TEST(Nodes, NothingThatHappensToThemChangesAnyResult) {
   std::printf("DUCTILE_CHAOS_SEED=%lld\n", static_cast<long long>(seed));
   Chaos(static_cast<uint64_t>(seed), hosts)
       .run(from_environment("DUCTILE_CHAOS_FAULTS", 25), from_environment("DUCTILE_CHAOS_JOBS", 6));
+  EXPECT_EQ(server::testing::shared_files(), before);
+}
+
+// Beside others, on nodes that are all the service's own machine.
+TEST(Nodes, WhatAnswersRequestsDoesSoAgainWhateverHappens) {
+  const std::set<std::string> before = server::testing::shared_files();
+  const auto seed = static_cast<uint64_t>(from_environment("DUCTILE_CHAOS_SEED", 1));
+  Chaos(seed, nullptr, /*serves=*/true)
+      .run(from_environment("DUCTILE_CHAOS_FAULTS", 25) / 2,
+           from_environment("DUCTILE_CHAOS_JOBS", 6) / 2);
   EXPECT_EQ(server::testing::shared_files(), before);
 }
 

@@ -106,6 +106,10 @@ JobId Reader::last_job() {
   return database_.integer("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'", 0);
 }
 
+bool Reader::knows_runs() {
+  return database_.integer("SELECT EXISTS (SELECT 1 FROM jobs WHERE run <> '')", 0) > 0;
+}
+
 void Change::number_jobs_after(JobId last) {
   if (database_.integer("SELECT count(*) FROM sqlite_sequence WHERE name = 'jobs'", 0) > 0)
     fail(ErrorCode::conflict, "jobs were numbered before");

@@ -75,6 +75,9 @@ struct JobRecord {
 struct Retention {
   double seconds = 90 * 86400.0;  // since they ended
   int64_t jobs = 100'000;         // at most, the newest ones
+  // Of the answers to requests with keys, which are forgotten after a day anyway: the newest ones,
+  // and those of the last ten minutes.
+  int64_t answers = 100'000;
 };
 
 // Devices of one node that a job holds.

@@ -1,6 +1,7 @@
 // What a store forgets, and how it remembers that it was there.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "ductile/cluster/database.h"
@@ -51,6 +52,23 @@ void remove_job(Database& database, JobId id, double now, Count& count) {
   note_removed(database, id, now);
 }
 
+// The answers beyond the newest ones that are kept, from the oldest on, about `most` of them. How
+// many were removed. Whoever sends a request again does so within minutes.
+int64_t remove_answers(Database& database, int64_t kept, double now, int64_t most) {
+  constexpr double kSoonest = 600;
+  std::optional<double> last, part;
+  database.query(
+      "SELECT time FROM requests ORDER BY time DESC LIMIT 1 OFFSET ?",
+      [&](const Row& row) { last = row.real(0); }, kept);
+  if (!last) return 0;
+  database.query(
+      "SELECT time FROM requests ORDER BY time LIMIT 1 OFFSET ?",
+      [&](const Row& row) { part = row.real(0); }, most - 1);
+  database.run("DELETE FROM requests WHERE time <= ?",
+               std::min({*last, now - kSoonest, part.value_or(*last)}));
+  return database.changed_rows();
+}
+
 }  // namespace
 
 bool Change::prune(const Retention& retention, double now, int64_t most) {
@@ -91,7 +109,9 @@ bool Change::prune(const Retention& retention, double now, int64_t most) {
         "INSERT INTO removed_events (one, event, time) VALUES (1, ?, ?) ON CONFLICT (one) DO "
         "UPDATE SET event = max(event, excluded.event), time = excluded.time",
         count.event, now);
-  return count.rows >= most;
+  const int64_t answers =
+      retention.answers > 0 ? remove_answers(database_, retention.answers, now, most) : 0;
+  return count.rows >= most || answers >= most;
 }
 
 }  // namespace ductile::cluster

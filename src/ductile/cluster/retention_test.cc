@@ -248,6 +248,32 @@ TEST_F(Forgetting, TheStoreDoesNotGrow) {
   EXPECT_EQ(reader.check(), std::vector<std::string>());
 }
 
+// They are forgotten after a day, in which there may be many.
+TEST_F(Forgetting, OfTheAnswersToRequestsTheNewestAreKept) {
+  Store store(file);
+  const double begin = now;
+  {
+    Transaction transaction(store.database());
+    Change change(store.database());
+    for (int i = 0; i < 2000; ++i)
+      change.remember_answer("ada", std::to_string(i), "digest", "{}", begin + i);
+    transaction.commit();
+  }
+  const auto count = [&] { return store.database().integer("SELECT count(*) FROM requests", 0); };
+  Retention retention;
+  prune_all(store.database(), retention, begin + 2000);
+  EXPECT_EQ(count(), 2000);
+  retention.answers = 300;
+  prune_all(store.database(), retention, begin + 2000);
+  EXPECT_EQ(count(), 599) << "those of the last ten minutes stay";
+  prune_all(store.database(), retention, begin + 2600);
+  EXPECT_EQ(count(), 300);
+  Transaction transaction(store.database());
+  Change change(store.database());
+  EXPECT_FALSE(change.answered("ada", "1699", "digest").has_value());
+  EXPECT_TRUE(change.answered("ada", "1700", "digest").has_value());
+}
+
 // It is looked for each minute, on the thread that commits.
 TEST_F(Forgetting, WhereNothingIsTooOldFewPagesAreRead) {
   const char* vfs = testing::FailingVfs::name();

@@ -19,7 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostPage = 1000;
 constexpr size_t kMostName = 200;
-constexpr size_t kMostAfter = 100;                 // jobs that one begins after
+constexpr size_t kMostAfter = 1000;                // jobs that one begins after: an array
 constexpr size_t kMostMembers = 1000;              // jobs of an array
 constexpr size_t kMostWaits = 10'000;              // of all jobs of an array together
 constexpr int64_t kMostNumber = int64_t{1} << 53;  // of a job, in JSON

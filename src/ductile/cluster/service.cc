@@ -55,10 +55,10 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
     : loop_(loop),
       options_(std::move(options)),
       cluster_(cluster_of(options_)),
-      runs_(runs_of(options_)),
-      store_(options_.folder / "store.db"),
+      store_(store_of(options_)),
       queue_(store_),
-      reader_(options_.folder / "store.db"),
+      reader_(store_of(options_)),
+      runs_(runs_of(options_, reader_.knows_runs())),
       engine_(engine_of(loop_, options_)),
       nodes_(loop_, cluster_, *engine_, writer_, options_.grace),
       scheduler_(cluster_, options_.policy, options_.interval),
@@ -425,6 +425,8 @@ bool Service::Impl::approach(Live& live, Counts& free) {
 // The store says that a job runs before any of it does.
 void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
+  if (const std::string absence = absence_of_runs(runs_); !absence.empty())
+    return let_rest(live, absence + ".");
   live.starting = true;
   live.said.reset();
   live.asked = devices;
@@ -503,6 +505,18 @@ void Service::Impl::preempt(Live& live) {
   if (live.front && (stopping_ || live.record.wish != Wish::run)) live.front->close();
   live.runner->preempt();
   view_.set(live.record.id, state_of(live));
+}
+
+// It cannot begin, for a reason that passes by itself: meanwhile nobody waits for it.
+void Service::Impl::let_rest(Live& live, const std::string& why) {
+  const JobId id = live.record.id;
+  live.granted.clear();
+  scheduler_.remove(id, false);
+  live.rest = loop_.after(kPause, [this, id] {
+    admit(live_.at(id));
+    decide_soon();
+  });
+  say(live, why);
 }
 
 void Service::Impl::ended(JobId id, RunnerEnd end) {

@@ -46,7 +46,7 @@ struct ServiceOptions {
   double stop_patience = 600;
   // Several nodes instead of this machine, which then needs no device of its own.
   std::optional<spec::Cluster> cluster;
-  std::vector<spec::Pool> pools;        // of the cluster file, whose nodes are theirs then; or none
+  std::vector<spec::Pool> pools;        // of the cluster file, whose last nodes are theirs; or none
   std::string launcher = "ssh {host}";  // starts a program on a node
   std::string listen;                   // where the nodes reach this machine; empty: detected
   fs::path program;                     // ductile, for the agents of the nodes
@@ -72,7 +72,8 @@ struct ServiceOptions {
 class Service {
  public:
   // Throws conflict if another service uses the folder, or if a job runs on a node that the cluster
-  // does not have any more, and as Store and HttpServer do.
+  // does not have any more, unavailable if its jobs' runs/ is not there, and as Store and
+  // HttpServer do.
   Service(net::Loop& loop, ServiceOptions options);
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;

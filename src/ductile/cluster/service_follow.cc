@@ -223,6 +223,7 @@ void Service::Impl::follow_demand() {
   Demand demand;
   for (int32_t n = 0; n < nodes_.count(); ++n) {
     Demand::Node& node = demand.nodes.emplace_back();
+    node.usable = nodes_.keeps_jobs(n);
     if (const auto& hardware = nodes_.hardware(n))
       node.gpus = hardware->usable_gpus + hardware->lost_gpus;
   }
@@ -240,7 +241,11 @@ void Service::Impl::follow_demand() {
       demand.nodes[n].of_gpu_jobs.gpus += gpus;
     }
     if (!scheduler_.knows(id) || live.record.wish != Wish::run) continue;
+    // Lent nodes come last, and are in one region, which it may not enter.
+    if (!asked.movable && asked.region != cluster_.groups.back().region) continue;
     if (gpus == 0) demand.devices += asked.max_devices;
+    if (gpus == 0 && !holds && std::holds_alternative<CommandSpec>(live.work))
+      demand.on_one_node.push_back(asked.min_devices);
     if (gpus > 0 && !holds) demand.on_gpus.push_back({asked.min_devices, gpus});
   }
   engine_->follow(demand);

@@ -132,6 +132,7 @@ class Service::Impl {
   void start_runner(Live& live, const spec::Allocation& devices);
   void resize(Live& live, const spec::Allocation& devices);
   void preempt(Live& live);
+  void let_rest(Live& live, const std::string& why);
   void ended(JobId id, RunnerEnd end);
   void end(JobId id, Phase phase, const std::string& reason, std::optional<int64_t> exit_code = {});
   void say(Live& live, const std::string& reason);
@@ -154,11 +155,11 @@ class Service::Impl {
   net::Loop& loop_;
   const ServiceOptions options_;
   const spec::Cluster cluster_;
-  const fs::path runs_;
   Store store_;
   CommitQueue queue_;
   StoreWriter writer_{loop_, queue_};
   Reader reader_;
+  const fs::path runs_;
   SpecReader specs_;                    // also of the interface's threads
   TrustedTime clock_{known_time()};     // before anything new is written
   double clock_kept_ = clock_.known();  // in the store

@@ -196,6 +196,8 @@ std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
                                        const fs::path& run, Work& work, Front* front,
                                        const std::string& plan) {
+  // A command's runner waits for the folder itself: what it started may go on without it.
+  if (!std::holds_alternative<CommandSpec>(work)) require_folder_of_runs(run.parent_path());
   if (auto* job = std::get_if<spec::JobOptions>(&work))
     return make_train_runner(loop, engine, run, *job, options.alone, plan);
   if (front != nullptr) return make_serve_runner(loop, engine, run, *front, options.alone);
@@ -220,13 +222,34 @@ const fs::path& shared_of(const ServiceOptions& options) {
 
 }  // namespace
 
-fs::path runs_of(const ServiceOptions& options) {
+fs::path store_of(const ServiceOptions& options) {
+  std::error_code told_by_the_store;
+  fs::create_directories(options.folder, told_by_the_store);
+  return options.folder / "store.db";
+}
+
+fs::path runs_of(const ServiceOptions& options, bool knows_runs) {
   const fs::path runs = shared_of(options) / "runs";
+  if (knows_runs) require_folder_of_runs(runs);
   std::error_code error;
-  fs::create_directories(options.folder, error);
   fs::create_directories(runs, error);
   if (error) fail_errno(runs.string() + ": the service keeps its runs there", error.value());
   return runs;
+}
+
+std::string absence_of_runs(const fs::path& runs) {
+  std::error_code unknown;
+  if (fs::exists(runs, unknown) || unknown) return "";
+  return fmt::format(
+      "The folder of the runs {0} is not there, as where its disk is not mounted: mount the disk "
+      "or put the folder back, and the jobs go on; if the runs are lost for good, mkdir {0}, and "
+      "they begin anew",
+      runs.string());
+}
+
+void require_folder_of_runs(const fs::path& runs) {
+  if (const std::string absence = absence_of_runs(runs); !absence.empty())
+    fail(ErrorCode::unavailable, "{}", absence);
 }
 
 // Where it cannot be seen what is there (no permission, a disk that fails) the job is not begun
@@ -243,7 +266,7 @@ fs::path unused(const fs::path& path) try {
 std::string lost_run(const Work& work, const fs::path& run) {
   std::error_code unknown;
   if (std::holds_alternative<ServeSpec>(work)) return "";
-  if (fs::exists(run, unknown) || unknown) return "";
+  if (fs::exists(run, unknown) || unknown || !absence_of_runs(run.parent_path()).empty()) return "";
   return fmt::format("It begins anew, since its run directory {} is not there any more",
                      run.string());
 }
@@ -301,7 +324,7 @@ std::unique_ptr<Engine> engine_of(net::Loop& loop, const ServiceOptions& options
   if (!options.pools.empty())
     return make_slurm_engine(loop, *options.cluster,
                              {shared_of(options), options.program, options.worker, options.keeper,
-                              options.pools, options.listen});
+                              options.pools, options.launcher, options.listen});
   return make_hosts_engine(loop, *options.cluster,
                            {shared_of(options), options.program, options.worker, options.keeper,
                             options.launcher, options.listen});

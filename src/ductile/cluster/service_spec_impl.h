@@ -107,15 +107,25 @@ std::string text_of_order(const std::set<JobId>& after);
 std::string who_paused(const JobRecord& record);
 std::string text_of_pause(const JobRecord& record);
 
-// The folder of the runs, made where it is missing.
-fs::path runs_of(const ServiceOptions& options);
+// The store's file, in the service's own folder, which is made where it is missing.
+fs::path store_of(const ServiceOptions& options);
+// The folder of the runs, made where it is missing. Of a store that `knows_runs` it was there, and
+// what is not to be seen was not deleted: throws unavailable, as require_folder_of_runs() does.
+fs::path runs_of(const ServiceOptions& options, bool knows_runs);
+
+// That `runs`, the folder that run directories lie in, is not there, as where its disk is not
+// mounted, and what helps, as a sentence without its point. Empty: it is, or that cannot be seen
+// now. Whoever began there would begin anew, beside what is on that disk.
+std::string absence_of_runs(const fs::path& runs);
+// Throws unavailable, with the same words.
+void require_folder_of_runs(const fs::path& runs);
 
 // A run directory of this name that nobody has used. There is one of the name itself already where
 // an earlier store, which was lost, counted its jobs from 1, too.
 fs::path unused(const fs::path& path);
 
 // Of a job that has begun before: what becomes of it if its run directory is not there. Empty: it
-// is, or that cannot be seen now, or nothing of the job is in it.
+// is, or that cannot be seen now (absence_of_runs), or nothing of the job is in it.
 std::string lost_run(const Work& work, const fs::path& run);
 
 // Makes the run directory if it is missing. One without a job in it, and with nothing else, is what

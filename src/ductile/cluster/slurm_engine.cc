@@ -171,19 +171,41 @@ class SlurmErrands {
   std::vector<spec::Pool> pools_;
 };
 
+// The devices of the nodes that are of no pool, which come first; 0 in another region than that of
+// the pools, as a job may have to stay in theirs.
+std::vector<int64_t> own_nodes_of(const spec::Cluster& cluster, size_t pools) {
+  const std::string& region = cluster.groups.back().region;
+  std::vector<int64_t> out;
+  for (size_t g = 0; g + pools < cluster.groups.size(); ++g) {
+    const spec::NodeGroup& group = cluster.groups[g];
+    out.insert(out.end(), static_cast<size_t>(group.count),
+               group.region == region ? group.devices : 0);
+  }
+  return out;
+}
+
 server::AgentsOptions slurm_agents_of(const spec::Cluster& cluster,
-                                      const SlurmEngineOptions& options) {
-  server::AgentsOptions out;
-  out.setup.hosts = server::hosts_of(cluster, spec::whole(cluster));
-  out.setup.launcher = fmt::format("{} {} {} {{host}}", page::shell_word(options.program.string()),
-                                   server::kCallPilot, page::shell_word(options.folder.string()));
-  out.setup.listen = options.listen;
-  out.folder = options.folder;
-  out.program = options.program;
-  out.worker = options.worker;
-  out.keeper = options.keeper;
-  out.devices = true;
-  out.held = true;
+                                      const SlurmEngineOptions& options, size_t own) {
+  server::AgentsOptions out =
+      agents_of(cluster, {options.folder, options.program, options.worker, options.keeper,
+                          options.launcher, options.listen});
+  out.lent_from = own;
+  out.lent_launcher = fmt::format("{} {} {} {{host}}", page::shell_word(options.program.string()),
+                                  server::kCallPilot, page::shell_word(options.folder.string()));
+  return out;
+}
+
+// Empty: a pilot that has come shows it. A job may begin on own nodes before one has, and goes on
+// with pilots later, so its address has to be good for all of them.
+std::string listen_of(const server::AgentsOptions& agents) {
+  if (!agents.setup.listen.empty() || agents.lent_from == 0) return agents.setup.listen;
+  server::HostSetup own = agents.setup;
+  own.hosts.resize(agents.lent_from);
+  std::string out = server::listen_address(own);
+  if (out.starts_with("127.") || out == "::1")
+    fail(ErrorCode::invalid_argument,
+         "the [[nodes]] beside the [[pool]] are this machine: say with --listen under which "
+         "address the pilots reach it");
   return out;
 }
 
@@ -197,14 +219,17 @@ int64_t checkpoint_every_of(const std::vector<spec::Pool>& pools) {
 
 class SlurmEngine final : public Engine {
  public:
-  SlurmEngine(net::Loop& loop, const spec::Cluster& cluster, SlurmEngineOptions options)
+  // `own`: as beyond_own_nodes() has it.
+  SlurmEngine(net::Loop& loop, std::vector<int64_t> own, server::AgentsOptions agents,
+              const SlurmEngineOptions& options)
       : mailbox_(loop.mailbox()),
         lock_(lock_of(options.folder / "server")),
-        listen_(options.listen),
+        listen_(listen_of(agents)),
         checkpoint_every_(checkpoint_every_of(options.pools)),
+        own_(std::move(own)),
         pool_(options.pools),
         errands_(pool_, options),
-        agents_(std::make_shared<server::Agents>(loop, slurm_agents_of(cluster, options))) {
+        agents_(std::make_shared<server::Agents>(loop, std::move(agents))) {
     called_.resize(pool_.nodes());
     for (size_t n = 0; n < pool_.nodes(); ++n)
       pool_.take_over(n, errands_.generation(n), steady_seconds());
@@ -237,24 +262,31 @@ class SlurmEngine final : public Engine {
     return server::make_hosts_launcher(agents_, {.log = run / "worker.log", .keepers = true}, run);
   }
   std::string trouble(int32_t node) const override {
-    const auto n = static_cast<size_t>(node);
-    return pool_.claim(n) ? agents_->error(n) : pool_.trouble(n);
+    const auto n = lent(node);
+    return !n || pool_.claim(*n) ? agents_->error(static_cast<size_t>(node)) : pool_.trouble(*n);
   }
-  bool absent(int32_t node) const override { return pool_.absent(static_cast<size_t>(node)); }
+  bool absent(int32_t node) const override {
+    const auto n = lent(node);
+    return n && pool_.absent(*n);
+  }
   const std::optional<server::NodeHardware>& hardware(int32_t node) const override {
     return agents_->hardware(static_cast<size_t>(node));
   }
   std::string leaving(int32_t node) const override {
-    return pool_.leaving(static_cast<size_t>(node));
+    const auto n = lent(node);
+    return n ? pool_.leaving(*n) : leaving_by_notice(*agents_, node);
   }
   bool borrows_nodes() const override { return true; }
   int64_t checkpoint_every() const override { return checkpoint_every_; }
-  void follow(const Demand& demand) override { pool_.follow(demand); }
-  bool may_have(const Demand::Whole& job) const override { return pool_.may_have(job); }
+  void follow(const Demand& demand) override { pool_.follow(beyond_own_nodes(demand, own_)); }
+  // What an own node has it says when it is there.
+  bool may_have(const Demand::Whole& job) const override {
+    return !own_.empty() || pool_.may_have(job);
+  }
   void call_on_change(std::function<void()> on_change) override {
     on_change_ = std::move(on_change);
   }
-  int64_t nodes() const override { return static_cast<int64_t>(pool_.nodes()); }
+  int64_t nodes() const override { return static_cast<int64_t>(own_.size() + pool_.nodes()); }
   std::string listen() const override {
     if (!listen_.empty()) return listen_;
     for (size_t n = 0; n < pool_.nodes(); ++n)
@@ -264,6 +296,12 @@ class SlurmEngine final : public Engine {
   }
 
  private:
+  // Its number among the nodes of the pools.
+  std::optional<size_t> lent(int32_t node) const {
+    const auto n = static_cast<size_t>(node);
+    return n < own_.size() ? std::nullopt : std::optional(n - own_.size());
+  }
+
   void changed() {
     if (on_change_) on_change_();
   }
@@ -291,8 +329,8 @@ class SlurmEngine final : public Engine {
     for (size_t n = 0; n < pool_.nodes(); ++n) {
       const uint64_t generation = pool_.claim(n) ? pool_.generation(n) : 0;
       if (generation == called_[n]) continue;
-      agents_->hold(n, pool_.trouble(n));
-      if (generation != 0) agents_->call(n);
+      agents_->hold(own_.size() + n, pool_.trouble(n));
+      if (generation != 0) agents_->call(own_.size() + n);
       called_[n] = generation;
     }
   }
@@ -317,10 +355,11 @@ class SlurmEngine final : public Engine {
   const Descriptor lock_;
   const std::string listen_;
   const int64_t checkpoint_every_;
+  const std::vector<int64_t> own_;  // devices with which the first nodes serve what pools do
   SlurmPool pool_;
   const SlurmErrands errands_;
   const std::shared_ptr<server::Agents> agents_;
-  std::vector<uint64_t> called_;  // the generation of each node's pilot that is called
+  std::vector<uint64_t> called_;  // of each node of a pool: the generation of the called pilot
   std::function<void()> on_change_;
   bool busy_ = false;
   std::mutex mutex_;
@@ -336,17 +375,15 @@ class SlurmEngine final : public Engine {
 
 std::unique_ptr<Engine> make_slurm_engine(net::Loop& loop, const spec::Cluster& cluster,
                                           SlurmEngineOptions options) {
-  if (cluster.groups.size() != options.pools.size())
-    fail(ErrorCode::invalid_argument,
-         "the cluster file has [[nodes]] beside a [[pool]]; a service has either, so write two "
-         "files and start a service for each");
   for (const spec::Pool& pool : options.pools)
     if (pool.devices > server::kMostOnOneHost)
       fail(ErrorCode::invalid_argument,
            "pilots of pool {} have {} devices each, and a node takes {} workers at most; write a "
            "smaller number of devices, each of which is then a larger share of the cores",
            pool.name, pool.devices, server::kMostOnOneHost);
-  return std::make_unique<SlurmEngine>(loop, cluster, std::move(options));
+  std::vector<int64_t> own = own_nodes_of(cluster, options.pools.size());
+  server::AgentsOptions agents = slurm_agents_of(cluster, options, own.size());
+  return std::make_unique<SlurmEngine>(loop, std::move(own), std::move(agents), options);
 }
 
 }  // namespace ductile::cluster

@@ -20,6 +20,40 @@ std::string job_text(const std::string& job) {
 
 }  // namespace
 
+// A job that needs one node for all of it goes where there is room for it now; where there is none,
+// the pools have to have as much, whatever else the own nodes could serve.
+Demand beyond_own_nodes(Demand demand, const std::vector<int64_t>& own) {
+  std::vector<Demand::Whole> rooms;
+  for (size_t n = 0; n < own.size() && n < demand.nodes.size(); ++n) {
+    const Demand::Node& node = demand.nodes[n];
+    if (!node.usable || own[n] == 0) continue;
+    rooms.push_back({own[n] - node.devices, node.gpus.value_or(0) - node.of_gpu_jobs.gpus});
+    demand.devices -= own[n] - node.of_gpu_jobs.devices;
+  }
+  const auto finds_room = [&](const Demand::Whole& job) {
+    for (Demand::Whole& room : rooms) {
+      if (room.devices < job.devices || room.gpus < job.gpus) continue;
+      room = {room.devices - job.devices, room.gpus - job.gpus};
+      return true;
+    }
+    return false;
+  };
+  std::ranges::stable_sort(demand.on_gpus, std::ranges::greater(), &Demand::Whole::gpus);
+  std::erase_if(demand.on_gpus, [&](const Demand::Whole& job) {
+    const bool here = finds_room(job);
+    if (here) demand.devices += job.devices;  // others have less of the node
+    return here;
+  });
+  int64_t nowhere = 0;
+  for (const int64_t devices : demand.on_one_node)
+    if (!finds_room({devices, 0})) nowhere += devices;
+  demand.devices = std::max({int64_t{0}, demand.devices, nowhere});
+  demand.nodes.erase(demand.nodes.begin(),
+                     demand.nodes.begin() +
+                         static_cast<std::ptrdiff_t>(std::min(own.size(), demand.nodes.size())));
+  return demand;
+}
+
 SlurmPool::SlurmPool(std::vector<spec::Pool> pools) : pools_(std::move(pools)) {
   for (size_t p = 0; p < pools_.size(); ++p)
     for (const std::string& host : spec::group_of(pools_[p]).hosts) {

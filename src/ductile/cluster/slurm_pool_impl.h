@@ -39,6 +39,11 @@ struct SlurmNews {
   std::vector<PilotKey> written_down;
 };
 
+// What is left of a demand for the pools, where the first nodes are the service's own, with so many
+// devices each (0: it does not serve what pools do): these are there anyway, and serve what they
+// have room for. Nodes of the pools are then numbered from 0.
+Demand beyond_own_nodes(Demand demand, const std::vector<int64_t>& own);
+
 // Decides which pilots there are. It has no clock, no threads and no files: plan() says what to do,
 // and learn() hears what became of it. `now` is in seconds of a clock that is never set, by which
 // it waits; `wall` in seconds since 1970, which Slurm's time limits are told in. One thread at a

@@ -151,6 +151,51 @@ TEST(SlurmPool, JobsThatAskForGpusGetPilotsThatHaveThem) {
   EXPECT_FALSE(pool.may_have({5, 1})) << "it is the other pool that has so many devices";
 }
 
+// Nodes of the service's own beside a pool: what is asked of Slurm is what they cannot serve.
+TEST(OwnNodes, ServeWhatTheyHaveRoomForAndThePoolsTheRest) {
+  const std::vector<int64_t> own = {4, 4};
+  const auto left = [&](int64_t devices, std::vector<Demand::Node> nodes) {
+    nodes.resize(own.size() + 1);
+    const Demand out = beyond_own_nodes({devices, {}, std::move(nodes)}, own);
+    EXPECT_EQ(out.nodes.size(), 1u) << "those of the pools";
+    return out.devices;
+  };
+  EXPECT_EQ(left(0, {}), 0);
+  EXPECT_EQ(left(8, {}), 0);
+  EXPECT_EQ(left(11, {}), 3);
+  EXPECT_EQ(left(11, {{4, {}, {}}, {2, {}, {}}}), 3) << "who holds them is in the demand, too";
+  EXPECT_EQ(left(8, {{0, {}, {}, false}}), 4) << "one is drained";
+  EXPECT_EQ(beyond_own_nodes({8, {}, {{2, {2, 1}, 2}, {}}}, {0, 4}).devices, 4)
+      << "one is in another region";
+  EXPECT_EQ(left(6, {{3, {3, 1}, 2}}), 1) << "a job with a GPU has three of them";
+}
+
+TEST(OwnNodes, AJobThatNeedsOneNodeIsServedThereOnlyWhereItFits) {
+  const std::vector<int64_t> own = {4, 4};
+  const auto left = [&](std::vector<int64_t> jobs, int64_t devices, int64_t held) {
+    Demand demand{devices, {}, {{held, {}, {}}, {held, {}, {}}}};
+    demand.on_one_node = std::move(jobs);
+    return beyond_own_nodes(std::move(demand), own).devices;
+  };
+  EXPECT_EQ(left({4, 4}, 8, 0), 0);
+  EXPECT_EQ(left({8}, 8, 0), 8) << "no node has as many";
+  EXPECT_EQ(left({2}, 8, 3), 2) << "one is free of each";
+  EXPECT_EQ(left({4, 4, 4}, 12, 0), 4);
+}
+
+TEST(OwnNodes, JobsWithGpusGoWhereTheseAre) {
+  const std::vector<int64_t> own = {4};
+  const auto left = [&](std::vector<Demand::Whole> jobs, int64_t devices) {
+    return beyond_own_nodes({devices, std::move(jobs), {{1, {1, 1}, 4}}}, own);
+  };
+  EXPECT_TRUE(left({{1, 3}}, 0).on_gpus.empty());
+  EXPECT_EQ(left({{1, 4}}, 0).on_gpus.size(), 1u) << "one of four is another job's";
+  EXPECT_EQ(left({{1, 2}, {1, 2}}, 0).on_gpus.size(), 1u);
+  EXPECT_EQ(left({{2, 3}}, 3).devices, 2) << "one of four devices is left for the others";
+  EXPECT_EQ(beyond_own_nodes({0, {{1, 1}}, {{0, {}, {}}}}, own).on_gpus.size(), 1u)
+      << "a node that has not said what it has";
+}
+
 TEST(SlurmPool, WhoHoldsAPilotIsNotInTheWayOfTheNextJobWithGpus) {
   Pool slurm("gpus = 2\nmax = 3\n");
   slurm.pool.follow({0, {{1, 1}}, {}});

@@ -73,6 +73,7 @@ class Reader {
   // The newest `count`, in order.
   std::vector<Event> newest_events(int64_t count, std::optional<JobId> job = {});
   JobId last_job();       // 0: none yet; also one that was removed
+  bool knows_runs();      // whether any job was given a run directory
   Revision last_event();  // 0: none yet; also one that was removed
   int64_t count_events();
   Revision removed_events();  // not all up to this one are there any more; 0: all are
@@ -175,12 +176,15 @@ class Change {
   void forget_answers(double time);
 
   // Removes what need not be kept at `now`: about `most` rows at a time, each job with all of its
-  // events as a whole. Whether there may be more. What was noted of the speed, the load and the
-  // reasons of jobs that live, and events of no job, are removed by age alone.
+  // events as a whole, and as many answers to requests. Whether there may be more. What was noted
+  // of the speed, the load and the reasons of jobs that live, and events of no job, are removed by
+  // age alone.
   bool prune(const Retention& retention, double now, int64_t most);
 
   // As it is inside this transaction.
   JobRecord job(JobId id);
+  // Rises with each row that is written, by whichever Change of the store.
+  int64_t rows_written() const { return database_.all_changes(); }
 
  private:
   JobRecord live_job(JobId id);

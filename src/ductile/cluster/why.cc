@@ -277,9 +277,9 @@ std::string claim_text(const WhyFacts& facts) {
 std::string above_text(const WhyFacts& facts) {
   if (facts.above == 0) return "";
   return fmt::format(
-      " Jobs of higher tiers come first: {} of these {} not ended, {} submitted after it; it runs "
-      "on what they leave. A quota for their teams (`--quota`) would leave it more.",
-      facts.above, facts.above == 1 ? "has" : "have",
+      " Jobs of higher tiers come first: {} of these {} or {} for devices, {} submitted after it; "
+      "it runs on what they leave. A quota for their teams (`--quota`) would leave it more.",
+      facts.above, facts.above == 1 ? "runs" : "run", facts.above == 1 ? "waits" : "wait",
       facts.above_since == 0 ? "none" : std::to_string(facts.above_since));
 }
 

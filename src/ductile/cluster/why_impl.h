@@ -95,7 +95,8 @@ class LiveView {
   void forget(JobId job);
   // Jobs that have not ended: of all, and of one owner.
   std::pair<int64_t, int64_t> live(const std::string& owner) const;
-  // Of higher tiers than this: of all, and of those that were submitted after the job.
+  // Of higher tiers than this, what runs or waits for devices: of all, and of those that were
+  // submitted after the job.
   std::pair<int64_t, int64_t> above(JobId job, const std::string& tier) const;
 
   // What each node has, as far as it has said so, and how many GPUs a job asks for.
@@ -132,6 +133,7 @@ class LiveView {
   std::map<JobId, LiveState> states_;
   struct Known {
     std::string owner, tier;
+    bool competes = true;  // for devices
   };
   std::map<JobId, Known> known_;                      // that have not ended
   std::map<std::string, int64_t> live_of_, of_tier_;  // by owner; by tier
@@ -165,7 +167,7 @@ struct WhyFacts {
   std::optional<NodeClaim> claim;
   std::optional<StagedFigures> staged;
   std::vector<EarlierJob> after;  // that are to finish before it begins
-  // Jobs of higher tiers that have not ended: all, and those that came after it.
+  // Jobs of higher tiers that run or wait for devices: all, and those that came after it.
   int64_t above = 0, above_since = 0;
 };
 

@@ -48,9 +48,40 @@ TEST(Why, SaysThatAHigherTierComesFirst) {
       cluster, low,
       {"none of 1 are free: job 1 (high) holds 1 and comes first, since its "
        "tier is standard",
-       "Jobs of higher tiers come first: 1 of these has not ended, none submitted after it"});
+       "Jobs of higher tiers come first: 1 of these runs or waits for devices, none submitted "
+       "after it"});
   cluster.submit_command("later", "sleep 1000");
-  expect_why(cluster, low, {"2 of these have not ended, 1 submitted after it", "`--quota`"});
+  expect_why(cluster, low,
+             {"2 of these run or wait for devices, 1 submitted after it", "`--quota`"});
+}
+
+// Neither what begins after others nor what its user holds is before anybody.
+TEST(Why, CountsOnlyWhatRunsOrWaitsForDevicesAsBeforeAJob) {
+  LiveService cluster(1);
+  const auto submit = [&](const char* name, const char* tier, Json more) {
+    Json body = {{"name", name},
+                 {"tier", tier},
+                 {"kind", "command"},
+                 {"spec", {{"command", {"sleep", "1000"}}, {"directory", "/"}, {"grace", 0.1}}}};
+    body.update(more);
+    return cluster.send("POST", "/v1/jobs", dump_json(body)).at("body").value("id", JobId{0});
+  };
+  const JobId high = submit("high", "standard", Json::object());
+  cluster.wait_for(high, "running");
+  const JobId low = submit("low", "basic", Json::object());
+  expect_why(cluster, low, {"1 of these runs or waits for devices, none submitted after it"});
+  const JobId second = submit("second", "standard", {{"after", {high}}});
+  const JobId held = submit("held", "premium", {{"held", true}});
+  for (const JobId id : {second, held})
+    cluster.wait(id, [](const Json& job) { return !job.value("why", "").empty(); });
+  const JobId waits = submit("waits", "standard", Json::object());
+  expect_why(cluster, low, {"2 of these run or wait for devices, 1 submitted after it"});
+  cluster.act(waits, "pause");
+  expect_why(cluster, low, {"1 of these runs or waits for devices, none submitted after it"});
+  cluster.act(held, "resume");
+  expect_why(cluster, low, {"2 of these run or wait for devices, 1 submitted after it"});
+  cluster.act(held, "cancel");
+  expect_why(cluster, low, {"1 of these runs or waits for devices, none submitted after it"});
 }
 
 // Under each policy: it is saved for one of a higher tier, and goes on when that has ended.

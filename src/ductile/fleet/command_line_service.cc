@@ -125,9 +125,11 @@ namespace {
 
 // When it begins, and when the command returns.
 void add_order(CLI::App& sub, ServiceCommand& c) {
-  sub.add_option("--after", c.after,
-                 "begin once these jobs have finished; cancelled if one of them fails or is "
-                 "cancelled (repeatable)")
+  sub.add_option(
+         "--after", c.after,
+         "begin once these jobs have finished: numbers, names, 17-26 for a range of numbers, "
+         "the name of an array for all of it; cancelled if one of them fails or is "
+         "cancelled (repeatable)")
       ->option_text("JOB[,JOB]")
       ->delimiter(',')
       ->allow_extra_args(false);

@@ -5,12 +5,15 @@
 #include <csignal>
 #include <cstddef>
 #include <set>
+#include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -59,10 +62,23 @@ ExitCode code_of_job(const Json& job) {
   return code == 0 ? kJobFailed : static_cast<ExitCode>(code);
 }
 
+// Where the service gave no answer, and what was left then.
+cluster::Unreachable stopped_at(const cluster::Unreachable& nobody,
+                                std::span<const std::string> jobs, std::string_view left_over) {
+  constexpr size_t kMostNamed = 20;
+  std::string text = fmt::format("{}; stopped at {}", nobody.what(), jobs.front());
+  const auto left = jobs.subspan(1);
+  const auto named = left.first(std::min(left.size(), kMostNamed));
+  if (!left.empty()) text += fmt::format(", {}: {}", left_over, fmt::join(named, ", "));
+  if (left.size() > named.size()) text += fmt::format(" and {} more", left.size() - named.size());
+  return {nobody.code(), text};
+}
+
 }  // namespace
 
 ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& console,
-                      const std::function<Json(const std::string& job)>& act) {
+                      const std::function<Json(const std::string& job)>& act,
+                      std::string_view left_over) {
   if (jobs.size() == 1) {
     const Json answer = act(jobs.front());
     if (json) console.print("{}\n", dump_json(answer, 2));
@@ -73,8 +89,13 @@ ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& 
   for (const std::string& job : jobs) {
     try {
       answers.push_back(act(job));
-    } catch (const cluster::Unreachable&) {  // nobody answers for the others either
-      throw;
+    } catch (const cluster::Unreachable& nobody) {  // nor does anybody answer for the others
+      const auto rest = std::span(jobs).subspan(answers.size());
+      const cluster::Unreachable stopped = stopped_at(nobody, rest, left_over);
+      for (const std::string& left : rest)
+        answers.push_back(Json{{"job", left}, {"error", stopped.what()}});
+      if (json) console.print("{}\n", dump_json(answers, 2));
+      throw stopped;
     } catch (const Error& error) {
       const std::string text = error.what();
       console.error(text.starts_with(job + ":") ? text : fmt::format("{}: {}", job, text));

@@ -1,9 +1,17 @@
+#include <functional>
+#include <sstream>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/testing.h"
+#include "ductile/cli/console.h"
+#include "ductile/cli/exit_code.h"
+#include "ductile/cluster/client.h"
 #include "ductile/fleet/service_request_impl.h"
 
 namespace ductile::cli {
@@ -25,6 +33,104 @@ TEST(ArrayIndices, WhatIsNoListOfNumbersIsRefused) {
        {"", "a", "-1", "1-", "3-1", "1,", ",1", "1,,2", "1-5:0", "1-5:-1", "1-5%2", " 1", "1 ",
         "1,1", "0-5,3", "0-1000", "0-9007199254740992", "99999999999999999999"})
     EXPECT_EQ(code_of([&] { indices_of(text); }), ErrorCode::invalid_argument) << text;
+}
+
+// As a service lists them, the newest first.
+nlohmann::ordered_json listed(const std::vector<std::tuple<int64_t, std::string, double>>& jobs) {
+  auto out = nlohmann::ordered_json::array();
+  for (const auto& [id, name, submitted] : jobs)
+    out.push_back({{"id", id}, {"name", name}, {"submitted", submitted}});
+  return out;
+}
+
+TEST(MembersOfAnArray, AreThoseOfItsOneRequest) {
+  using Ids = std::vector<int64_t>;
+  EXPECT_EQ(members_of_array("sweep", listed({})), Ids{});
+  EXPECT_EQ(members_of_array("sweep", listed({{7, "sweep", 1}, {6, "sweep-a", 1}})), Ids{});
+  const auto jobs = listed({{31, "sweep-x", 90},
+                            {30, "sweep-9", 80},
+                            {29, "sweep-3", 80},
+                            {28, "sweep-0", 80},
+                            {27, "sweep-9", 50},
+                            {26, "sweep-0", 50}});
+  EXPECT_EQ(members_of_array("sweep", jobs), (Ids{28, 29, 30})) << "the newest of two";
+  EXPECT_EQ(members_of_array("swee", jobs), Ids{});
+  EXPECT_EQ(members_of_array("sweep", listed({{5, "sweep-7", 80}, {4, "sweep-3", 20}})), Ids{5})
+      << "a minute apart they are not of one request";
+  EXPECT_EQ(members_of_array("sweep", listed({{5, "sweep-7", 80}, {3, "sweep-3", 80}})), Ids{5});
+  EXPECT_EQ(members_of_array("a-1", listed({{9, "a-1-1", 3}, {8, "a-1-0", 3}, {7, "a-1", 3}})),
+            (Ids{8, 9}));
+}
+
+// What each of several jobs was asked, by a service that answers for some of them.
+struct Asking {
+  std::vector<std::string> asked;
+  std::string error;
+  nlohmann::ordered_json answers;
+  std::string said;
+
+  ExitCode run(const std::vector<std::string>& jobs,
+               const std::function<nlohmann::ordered_json(const std::string&)>& act) {
+    std::ostringstream out, err;
+    Console console(out, err);
+    ExitCode code = kDone;
+    try {
+      code = for_each_job(jobs, true, console, [&](const std::string& job) {
+        asked.push_back(job);
+        return act(job);
+      });
+    } catch (const cluster::Unreachable& nobody) {
+      error = nobody.what();
+      code = kServerUnreachable;
+    }
+    if (!out.str().empty()) answers = parse_json<nlohmann::ordered_json>(out.str());
+    said = err.str();
+    return code;
+  }
+};
+
+TEST(SeveralJobs, TheTroubleOfOneIsNotThatOfTheNext) {
+  Asking all;
+  const auto act = [](const std::string& job) -> nlohmann::ordered_json {
+    if (job == "b") fail(ErrorCode::not_found, "there is no job \"b\"");
+    if (job == "c") fail(ErrorCode::deadline, "it still saves");
+    return {{"id", job}};
+  };
+  EXPECT_EQ(all.run({"a", "b", "c", "d"}, act), exit_code(ErrorCode::not_found));
+  EXPECT_EQ(all.asked, (std::vector<std::string>{"a", "b", "c", "d"}));
+  ASSERT_EQ(all.answers.size(), 4u);
+  EXPECT_EQ(all.answers[0].at("id"), "a");
+  EXPECT_EQ(all.answers[2].at("error"), "it still saves");
+  EXPECT_NE(all.said.find("b: there is no job"), std::string::npos) << all.said;
+}
+
+// Each of the others would wait as long in vain.
+TEST(SeveralJobs, AfterAServiceThatGivesNoAnswerNobodyIsAsked) {
+  for (const ErrorCode code : {ErrorCode::deadline, ErrorCode::unavailable}) {
+    Asking all;
+    const auto act = [&](const std::string& job) -> nlohmann::ordered_json {
+      if (job == "b") throw cluster::Unreachable(code, "no answer in time");
+      return {{"id", job}};
+    };
+    EXPECT_EQ(all.run({"a", "b", "c", "d"}, act), kServerUnreachable);
+    EXPECT_EQ(all.asked, (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(all.error, "no answer in time; stopped at b, not asked: c, d");
+    ASSERT_EQ(all.answers.size(), 4u);
+    EXPECT_EQ(all.answers[0].at("id"), "a");
+    EXPECT_EQ(all.answers[1].at("job"), "b");
+    EXPECT_EQ(all.answers[3].at("error"), all.error);
+  }
+}
+
+TEST(SeveralJobs, OfThoseThatWereNotAskedTheFirstAreNamed) {
+  Asking all;
+  std::vector<std::string> jobs;
+  for (int i = 1; i <= 30; ++i) jobs.push_back(std::to_string(i));
+  all.run(jobs, [](const std::string&) -> nlohmann::ordered_json {
+    throw cluster::Unreachable(ErrorCode::unavailable, "nobody");
+  });
+  EXPECT_TRUE(all.error.starts_with("nobody; stopped at 1, not asked: 2, 3, ")) << all.error;
+  EXPECT_TRUE(all.error.ends_with(", 20, 21 and 9 more")) << all.error;
 }
 
 }  // namespace

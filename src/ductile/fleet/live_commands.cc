@@ -199,6 +199,7 @@ struct Asked {
   std::optional<JobReference> job;
   json answer;
   std::exception_ptr error;
+  bool lost = false;  // the error is that its service gave no answer
 };
 
 Asked ask_to_preempt(const std::string& text, const LiveCommand& command, const Context& context) {
@@ -209,6 +210,9 @@ Asked ask_to_preempt(const std::string& text, const LiveCommand& command, const 
         out.job->service
             ? json(out.job->service->client.post(out.job->service->acts("/pause"), json::object()))
             : server::ask(out.job->run, {{"request", "preempt"}});
+  } catch (const cluster::Unreachable&) {
+    out.error = std::current_exception();
+    out.lost = true;
   } catch (const Error&) {
     out.error = std::current_exception();
   }
@@ -217,15 +221,26 @@ Asked ask_to_preempt(const std::string& text, const LiveCommand& command, const 
 
 }  // namespace
 
-// All are asked before one is waited for, so that they save at the same time.
+// All are asked before one is waited for, so that they save at the same time. A service that gives
+// no answer is asked nothing more.
 ExitCode preempt(const LiveCommand& command, Context& context) {
   const std::vector<std::string> jobs = named_jobs(command, context);
   std::vector<Asked> asked;
-  for (const std::string& text : jobs) asked.push_back(ask_to_preempt(text, command, context));
+  bool lost = false;
+  for (const std::string& text : jobs) {
+    asked.push_back(ask_to_preempt(text, command, context));
+    if ((lost = asked.back().lost)) break;
+  }
   auto next = asked.begin();
-  return for_each_job(jobs, command.json, context.console, [&](const std::string&) -> OrderedJson {
+  const auto await = [&](const std::string&) -> OrderedJson {
     const Asked& one = *next++;
     if (one.error) std::rethrow_exception(one.error);
+    if (one.job->service && lost) {
+      if (!command.json)
+        context.console.say("job {} was asked to pause, and is not waited for",
+                            one.job->service->id);
+      return one.answer;
+    }
     if (one.job->service)
       await_pause(*one.job->service);
     else
@@ -235,7 +250,9 @@ ExitCode preempt(const LiveCommand& command, Context& context) {
           "{}; to go on: ductile resume {}", one.job->service ? "paused" : "preempted",
           one.job->service ? std::to_string(one.job->service->id) : one.job->run.string());
     return one.answer;
-  });
+  };
+  return for_each_job(jobs, command.json, context.console, await,
+                      lost ? "not asked" : "asked and not waited for");
 }
 
 namespace {

@@ -453,27 +453,6 @@ ExitCode server(const ServiceCommand& command, Context& context) {
 
 namespace {
 
-// Numbers of the jobs that --after names.
-nlohmann::json earlier_jobs(const ServiceCommand& command, const cluster::Client& client) {
-  nlohmann::json out = nlohmann::json::array();
-  for (const std::string& text : command.after) {
-    const Json job = client.get(path_of(text));
-    out.push_back(job.at("id").get<int64_t>());
-    if (job.at("name") != text) continue;
-    const Json live =
-        client.get("/v1/jobs?live=1&limit=1000&name=" + cluster::percent_encoded(text));
-    std::vector<int64_t> same;
-    for (const Json& other : live.at("jobs"))
-      if (other.at("name") == text) same.push_back(other.at("id").get<int64_t>());
-    if (same.size() > 1)
-      fail(ErrorCode::conflict,
-           "--after {}: several jobs that have not ended are called so, as {} and {}: say which by "
-           "its number",
-           text, same[0], same[1]);
-  }
-  return out;
-}
-
 bool is_training(const ServiceCommand& command) {
   return !command.command || (command.request.file && python_object(*command.request.file));
 }
@@ -546,7 +525,7 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
   }
   return ask_service(command, context, [&](const cluster::Client& client) {
     if (command.hold) body["held"] = true;  // an older service knows no such keys
-    if (!command.after.empty()) body["after"] = earlier_jobs(command, client);
+    if (!command.after.empty()) body["after"] = earlier_jobs(command.after, client);
     const Json answer = client.post("/v1/jobs", body);
     const std::vector<int64_t> ids = answer.contains("ids")
                                          ? answer["ids"].get<std::vector<int64_t>>()

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ductile/base/error.h"
@@ -48,15 +49,27 @@ class Absence {
 
 // Does it for each job, also where it fails for another one; of several jobs each trouble is said
 // on a line of its own, and the exit code is that of the first one. One job alone, and a service
-// that does not answer, fail as any command does, by throwing. Under --json what `act` gives is
-// printed: of several jobs a list, in which one that failed is {"job", "error"}.
+// that does not answer, fail as any command does, by throwing: nobody is asked about the jobs that
+// are left, and the error names them, after `left_over`. Under --json what `act` gives is printed:
+// of several jobs a list, in which one that failed, or was left, is {"job", "error"}.
 ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& console,
-                      const std::function<nlohmann::ordered_json(const std::string& job)>& act);
+                      const std::function<nlohmann::ordered_json(const std::string& job)>& act,
+                      std::string_view left_over = "not asked");
 
 // The same names, where a pattern (* and ?) stands for those jobs of the user who asks that have
 // not ended and whose names fit; one that fits none stays as it is.
 std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
                                           const cluster::Client& client);
+
+// The numbers of the jobs that --after names, in order: by number or name; "17-26" by numbers; the
+// newest array of that name of the user who asks; a pattern, as above. Throws invalid_argument,
+// not_found, and conflict where a name may mean several.
+std::vector<int64_t> earlier_jobs(const std::vector<std::string>& after,
+                                  const cluster::Client& client);
+// The numbers of the newest array of that name, in order, of a list of jobs that has the newest
+// first: its members are called NAME-INDEX, and came with one request, so that their numbers follow
+// each other and their indices rise. Empty: there is none.
+std::vector<int64_t> members_of_array(const std::string& name, const nlohmann::ordered_json& jobs);
 
 // Until these jobs of the service have ended, also while it is away. The exit code is 0 if they
 // have finished, that of a command that ended by itself, else kJobFailed; of several the largest.

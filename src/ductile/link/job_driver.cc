@@ -377,9 +377,12 @@ void JobDriver::on(const PublishCheckpoint& command) {
 }
 
 // The diary tells of a checkpoint when it is there, and not when its writer has done its part. What
-// a control before this one had published it may have written down, too.
+// a control before this one had published it may have written down, too. The line has no
+// generation: with the one that was formed last, which may never begin where its state cannot be
+// saved, it would void lines of workers that go on; with its writer's it would be void where
+// another one has begun.
 void JobDriver::note_published(int64_t step) {
-  json fields = {{"step", step}, {"generation", membership_->generation().number}};
+  json fields = {{"step", step}};
   const SaveFigures& figures = publishing_.figures;
   if (publishing_.step == step && figures.bytes > 0) {
     fields.update({{"bytes", figures.bytes},

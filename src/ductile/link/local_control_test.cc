@@ -198,6 +198,27 @@ TEST_F(LocalControlTest, TheDiaryTellsOfACheckpointOnceItIsThere) {
   EXPECT_EQ(events_of("checkpoint").back().at("bytes_written"), 4);
 }
 
+// It is no worker's: it makes no line of a worker void, and no generation makes it void.
+TEST_F(LocalControlTest, ThatACheckpointIsThereCountsWhateverTheGenerationsAre) {
+  options_.keep_checkpoints = 100;
+  expect_result(train());
+  std::string text = "{\"kind\":\"note\",\"generation\":1}\n";
+  for (const json& event : events_of("checkpoint")) {
+    EXPECT_FALSE(event.contains("generation")) << event;
+    text += event.dump() + "\n{\"kind\":\"note\",\"generation\":1}\n";
+  }
+  const auto counted = [&](const std::string& lines, const std::string& kind) {
+    write_file_atomic(run_ / "events.jsonl", lines);
+    int64_t count = 0;
+    run::for_each_diary_line(run_ / "events.jsonl",
+                             [&](const json& line) { count += line.at("kind") == kind ? 1 : 0; });
+    return count;
+  };
+  EXPECT_EQ(counted(text, "checkpoint"), 6);
+  EXPECT_EQ(counted(text, "note"), 7);
+  EXPECT_EQ(counted("{\"kind\":\"other\",\"generation\":9}\n" + text, "checkpoint"), 6);
+}
+
 // Killed after it had published a checkpoint: before it wrote that down, or after.
 TEST_F(LocalControlTest, TheDiaryTellsOnceOfACheckpointThatAControlBeforeThisOnePublished) {
   for (const bool noted : {false, true}) {
@@ -291,6 +312,24 @@ TEST_F(LocalControlTest, AFaultOfTheJobEndsItAsFailedWithItsTextAndKind) {
   EXPECT_EQ(events_of("end").back().at("status"), "failed");
   EXPECT_EQ(events_of("end").back().at("message"), "sample 17 cannot be read");
   expect_result(train());  // from step 10 on
+}
+
+// By the diary it is known that there were some.
+TEST_F(LocalControlTest, WhereStateAndCheckpointsAreGoneNothingIsBegunAnew) {
+  Loop first{.before_step = preempting_at(33)};
+  train(first);
+  for (const char* name : {"checkpoints", "membership.json"}) fs::remove_all(run_ / name);
+  fs::create_directories(run_ / "checkpoints");
+  try {
+    train();
+    ADD_FAILURE() << "it began anew";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::data_loss);
+    EXPECT_NE(std::string(error.what()).find("had a checkpoint of step 34"), std::string::npos)
+        << error.what();
+  }
+  fs::remove(run_ / "events.jsonl");
+  expect_result(train());
 }
 
 TEST_F(LocalControlTest, AnErrorBeforeTheJobWasLoadedEndsItAtOnce) {

@@ -236,8 +236,7 @@ History read_history(const RunFolder& folder) {
 std::optional<int64_t> last_saved_step(const RunFolder& folder) {
   std::optional<int64_t> last;
   for_each_diary_line(folder.events_file(), [&](json& line) {
-    if (text_at(line, "kind") == "checkpoint" && !line.contains("generation"))
-      last = count_at(line, "step");
+    if (text_at(line, "kind") == "checkpoint") last = count_at(line, "step");
   });
   return last;
 }

@@ -98,8 +98,8 @@ struct History {
 // by the number of metrics, the events and the larger file.
 History read_history(const RunFolder& folder);
 
-// The step of the newest checkpoint that a run of one process noted as saved, if it noted any. (If
-// there is a controller, the controller remembers the step.)
+// The step of the checkpoint that the run noted last, if it noted any. (A controller whose own
+// state is there need not ask.)
 std::optional<int64_t> last_saved_step(const RunFolder& folder);
 
 // The numbers of the history without its curves' points and events, for `--json` output.

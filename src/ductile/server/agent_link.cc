@@ -46,10 +46,11 @@ fs::path on_path(const std::string& program) {
 }  // namespace
 
 AgentLink::AgentLink(net::Loop& loop, const AgentsOptions& options, const Host& host,
-                     std::function<void()> on_words)
+                     std::string launcher, std::function<void()> on_words)
     : loop_(loop),
       options_(options),
       host_(host),
+      launcher_(std::move(launcher)),
       on_words_(std::move(on_words)),
       retry_in_(kFirstRetry / 2) {
   std::signal(SIGPIPE, SIG_IGN);
@@ -62,7 +63,7 @@ void AgentLink::dial(const net::Secret& secret) {
     Pipe to, from, talk;
     process::SpawnOptions launch;
     std::vector<std::string> words;
-    if (!is_this_machine(host_)) words = launch_words(options_.setup.launcher, host_.name);
+    if (!is_this_machine(host_)) words = launch_words(launcher_, host_.name);
     words.push_back(options_.program.string());
     words.emplace_back(kHostAgent);
     launch.program = on_path(words.front());
@@ -222,7 +223,7 @@ void AgentLink::hang_up() {
 
 std::string AgentLink::command() const {
   if (is_this_machine(host_)) return options_.program.string() + " host-agent";
-  return fmt::format("{}", fmt::join(launch_words(options_.setup.launcher, host_.name), " "));
+  return fmt::format("{}", fmt::join(launch_words(launcher_, host_.name), " "));
 }
 
 void AgentLink::fall(const std::string& why) {

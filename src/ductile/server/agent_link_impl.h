@@ -23,8 +23,9 @@ class AgentLink {
  public:
   enum class State { down, greeting, ready };
 
-  // `on_words` is called when take() may have something.
-  AgentLink(net::Loop& loop, const AgentsOptions& options, const Host& host,
+  // `launcher`: of this host, as HostSetup has it. `on_words` is called when take() may have
+  // something.
+  AgentLink(net::Loop& loop, const AgentsOptions& options, const Host& host, std::string launcher,
             std::function<void()> on_words);
   AgentLink(const AgentLink&) = delete;
   AgentLink& operator=(const AgentLink&) = delete;
@@ -62,6 +63,7 @@ class AgentLink {
   net::Loop& loop_;
   const AgentsOptions& options_;
   const Host host_;
+  const std::string launcher_;
   const std::function<void()> on_words_;
   State state_ = State::down;
   std::string error_;

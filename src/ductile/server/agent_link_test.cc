@@ -31,7 +31,7 @@ std::string end_of_link(const std::string& script) {
   options.patience = std::chrono::minutes(2);
   net::Loop loop;
   AgentLink* known = nullptr;
-  AgentLink link(loop, options, {"localhost", "", 1}, [&] {
+  AgentLink link(loop, options, {"localhost", "", 1}, "", [&] {
     loop.post([&] {
       known->take();
       if (known->state() == AgentLink::State::down) loop.stop();
@@ -95,7 +95,7 @@ TEST(AgentLink, SaysAllOfSomethingLongToOneThatIsSilent) {
   options.folder = folder.path();
   options.program = agent;
   net::Loop loop;
-  AgentLink link(loop, options, {"localhost", "", 1}, [] {});
+  AgentLink link(loop, options, {"localhost", "", 1}, "", [] {});
   link.dial(net::Secret::random());
   ASSERT_EQ(link.state(), AgentLink::State::greeting) << link.error();
   link.say(nlohmann::json(std::string(kBytes, 'x')));

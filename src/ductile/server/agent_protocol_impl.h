@@ -39,7 +39,8 @@ net::Secret secret_of(const fs::path& run);
 // cannot be seen now.
 std::string mark_of(const fs::path& run);
 // Throws data_loss if the run with this mark is not there any more, so that nobody would find a
-// result of it. What cannot be seen now is believed to be there.
+// result of it; unavailable if the folder that it lies in is missing, too, as where its disk is not
+// mounted. What cannot be seen now is believed to be there.
 void require_run(const fs::path& run, const std::string& mark);
 
 }  // namespace ductile::server

@@ -26,9 +26,11 @@ constexpr milliseconds kCensusSoon{300}, kCensus{10000};
 Agents::Agents(net::Loop& loop, AgentsOptions options)
     : loop_(loop), options_(std::move(options)), secret_(secret_of(options_.folder)) {
   for (const Host& host : options_.setup.hosts) {
+    const bool lent = states_.size() >= options_.lent_from;
+    const std::string& launcher = lent ? options_.lent_launcher : options_.setup.launcher;
     states_.emplace_back().link =
-        std::make_unique<AgentLink>(loop_, options_, host, [this] { wake(); });
-    if (options_.held) {
+        std::make_unique<AgentLink>(loop_, options_, host, launcher, [this] { wake(); });
+    if (lent) {
       states_.back().held = "it has not come yet";
     } else {
       states_.back().link->dial(secret_);

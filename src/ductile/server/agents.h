@@ -1,6 +1,8 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -27,7 +29,10 @@ struct AgentsOptions {
   fs::path program;      // ductile: the same path on every host
   fs::path worker;       // ductile-worker: the same path on every host, or beside `program` there
   fs::path keeper = {};  // ductile-keeper, likewise
-  bool held = false;     // no host is called before call() says so
+  // The hosts from this one on are lent: none of them is called before call() says so, and then by
+  // `lent_launcher` in place of the setup's.
+  size_t lent_from = SIZE_MAX;
+  std::string lent_launcher = {};
   bool devices = false;  // each place of a host is a device: a share of its cores for one worker
   std::chrono::milliseconds patience = std::chrono::seconds(30);  // for a host to answer
 };

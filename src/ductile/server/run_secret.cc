@@ -49,12 +49,21 @@ std::string mark_of(const fs::path& run) {
 }
 
 void require_run(const fs::path& run, const std::string& mark) {
+  const fs::path runs = run.has_parent_path() ? run.parent_path() : fs::path(".");
+  bool deleted = true;
   try {
     const std::string now = mark_of(run);
     if (kind_of(run / "job.toml") != FileKind::none && (now.empty() || now == mark)) return;
+    deleted = kind_of(runs) != FileKind::none;
   } catch (const Error&) {
     return;
   }
+  if (!deleted)
+    fail(ErrorCode::unavailable,
+         "{0}: neither the run's folder nor the one that it lies in, {1}, is there now, as where "
+         "their disk is not mounted, and the workers were ended: mount the disk or put the folders "
+         "back, and go on (ductile train --resume {0})",
+         run.string(), runs.string());
   fail(ErrorCode::data_loss,
        "{0}: the run's folder was deleted or moved away while it was in training, and its workers "
        "were ended: put it back and go on (ductile train --resume {0}), or start the job again",

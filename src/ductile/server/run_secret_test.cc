@@ -1,4 +1,5 @@
 #include <fstream>
+#include <optional>
 #include <string>
 
 #include <fcntl.h>
@@ -109,6 +110,33 @@ TEST(RunSecret, ARunIsKnownByItAndMissedWhereItIsGone) {
   fs::remove_all(run);
   make(run);
   EXPECT_FALSE(is_there(mark)) << "another run has its place";
+}
+
+// Nothing was deleted where a whole disk is not mounted.
+TEST(RunSecret, ARunWhoseFolderOfRunsIsMissingIsNotDeleted) {
+  const TempFolder folder;
+  const fs::path runs = folder.path() / "runs", run = runs / "run";
+  fs::create_directories(run);
+  write_file_atomic(run / "job.toml", "");
+  secret_of(run);
+  const std::string mark = mark_of(run);
+  const auto code = [&]() -> std::optional<ErrorCode> {
+    try {
+      require_run(run, mark);
+      return std::nullopt;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find(runs.string()), std::string::npos) << error.what();
+      return error.code();
+    }
+  };
+  EXPECT_EQ(code(), std::nullopt);
+  fs::rename(runs, folder.path() / "away");
+  EXPECT_EQ(code(), ErrorCode::unavailable);
+  fs::create_directory(runs);
+  EXPECT_EQ(code(), ErrorCode::data_loss) << "its disk is there, and the run is not";
+  fs::remove(runs);
+  fs::rename(folder.path() / "away", runs);
+  EXPECT_EQ(code(), std::nullopt);
 }
 
 }  // namespace

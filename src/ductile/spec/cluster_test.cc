@@ -238,6 +238,11 @@ TEST(ClusterFile, APoolIsAGroupOfNodesThatMayBeThere) {
   EXPECT_EQ(cluster.groups[0].hosts, (std::vector<std::string>{"lab-1", "lab-2", "lab-3"}));
   EXPECT_EQ(cluster.devices(), 12);
   EXPECT_TRUE(parse_pools(kFile, "c.toml").empty());
+  const Cluster both = parse_cluster(
+      text + "[[nodes]]\ntype = \"own\"\ndevices = 2\nhosts = [\"a\", \"b\"]\n", "c.toml");
+  ASSERT_EQ(both.groups.size(), 2u);
+  EXPECT_EQ(both.groups[0].type, "own") << "pools come last";
+  EXPECT_EQ(both.devices(), 4 + 12);
   for (const char* wrong :
        {"[[pool]]\nengine = \"pbs\"\n", "[[pool]]\nname = \"a b\"\n", "[[pool]]\nmin = 2\n",
         "[[pool]]\nmax = 0\n", "[[pool]]\noptions = [\"x\"]\n", "[[pool]]\npartition = \"-p\"\n",

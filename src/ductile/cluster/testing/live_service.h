@@ -142,8 +142,9 @@ class LiveService {
   }
 
   // {"status", "body"}, or null where nobody answers.
-  Json send(const std::string& method, const std::string& path, const std::string& body = "") {
-    const std::string answer = bytes(method, path, body);
+  Json send(const std::string& method, const std::string& path, const std::string& body = "",
+            const std::string& key = "") {
+    const std::string answer = bytes(method, path, body, key);
     const size_t head = answer.find("\r\n\r\n");
     if (head == std::string::npos) return {};
     return {{"status", std::stoi(answer.substr(9, 3))},
@@ -151,7 +152,8 @@ class LiveService {
   }
   std::string text(const std::string& path) { return bytes("GET", path, ""); }
   // The whole answer; empty where nobody answers.
-  std::string bytes(const std::string& method, const std::string& path, const std::string& body) {
+  std::string bytes(const std::string& method, const std::string& path, const std::string& body,
+                    const std::string& key = "") {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     const std::string socket = (folder() / "api.sock").string();
@@ -159,10 +161,9 @@ class LiveService {
     const Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
       return {};
-    const std::string text =
-        method + " " + path +
-        " HTTP/1.1\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
-        "\r\n\r\n" + body;
+    const std::string text = method + " " + path + " HTTP/1.1\r\nConnection: close\r\n" +
+                             (key.empty() ? "" : "Idempotency-Key: " + key + "\r\n") +
+                             "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
     if (::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0) return {};
     std::string answer;
     char block[4096];
