@@ -173,13 +173,17 @@ class ServeRunner final : public JobRunner {
     tell_ready();
   }
 
+  // Those that answer now: one on a node that is lost does not, long before it counts as lost.
   void tell_ready() {
+    int64_t answer = 0;
     std::map<std::string, int64_t> by_node;
-    if (!engine_.only_here())
-      for (const auto& [id, replica] : replicas_)
-        if (replica.state == State::ready)
-          if (const std::string node = launcher_->place_of(id).host; !node.empty()) ++by_node[node];
-    front_.set_ready(ready(), std::move(by_node));
+    for (const auto& [id, replica] : replicas_) {
+      if (replica.state != State::ready || !front_.router().takes_requests(id)) continue;
+      ++answer;
+      if (engine_.only_here()) continue;
+      if (const std::string node = launcher_->place_of(id).host; !node.empty()) ++by_node[node];
+    }
+    front_.set_ready(answer, std::move(by_node));
   }
 
   // Of the job, from its folder, which all nodes see.

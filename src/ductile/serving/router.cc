@@ -450,6 +450,7 @@ void Router::retire(ReplicaId id, std::function<void()> on_idle) {
   impl_->retire(id, std::move(on_idle));
 }
 void Router::remove(ReplicaId id) { impl_->remove(id); }
+bool Router::takes_requests(ReplicaId id) const { return impl_->takes_requests(id); }
 void Router::call_when_lost(std::function<void(ReplicaId)> on_lost) {
   impl_->call_when_lost(std::move(on_lost));
 }

@@ -59,6 +59,8 @@ class Router {
   void retire(ReplicaId id, std::function<void()> on_idle);
   // It is gone; what it has not answered goes to others.
   void remove(ReplicaId id);
+  // It is there, answers questions about its health, has the right weights, and is not to go.
+  bool takes_requests(ReplicaId id) const;
 
   // What all are to have; none: what the next one has that is added.
   void want(std::optional<int64_t> version);

@@ -31,6 +31,10 @@ class Router::Impl {
   void add(ReplicaId id, Connect connect, std::optional<int64_t> version);
   void retire(ReplicaId id, std::function<void()> on_idle);
   void remove(ReplicaId id);
+  bool takes_requests(ReplicaId id) const {
+    const auto found = replicas_.find(id);
+    return found != replicas_.end() && found->second.takes_requests();
+  }
   void want(std::optional<int64_t> version) {
     set_wanted(version);
     look_at_versions();
