@@ -79,6 +79,7 @@ class Engine {
   virtual int64_t checkpoint_every() const { return 0; }
 
   virtual int64_t nodes() const = 0;
+  virtual bool only_here() const { return false; }  // all workers run on this machine
   virtual std::string listen() const = 0;  // the address under which workers reach this machine
 };
 

@@ -87,6 +87,7 @@ json FrontMemory::to_json() const {
   for (const auto& [id, replica] : replicas) {
     list.push_back({{"id", id}, {"address", replica.address}});
     if (replica.version) list.back()["version"] = *replica.version;
+    if (replica.has_door) list.back()["door"] = true;
   }
   json out = {{"port", port}, {"last", last}, {"replicas", std::move(list)}};
   if (version) out["version"] = *version;
@@ -107,6 +108,7 @@ FrontMemory FrontMemory::from_json(const json& value) try {
     replica.address = one.text("address");
     if (!replica.address.empty()) net::Address::parse(replica.address);
     if (one.has("version")) replica.version = one.integer("version", 0, kMostVersion);
+    if (one.has("door")) replica.has_door = one.boolean("door");
   }
   if (fields.has("version")) out.version = fields.integer("version", 0, kMostVersion);
   out.reloaded = fields.integer_or("reloaded", 0, 0, INT64_MAX);
@@ -192,6 +194,22 @@ void Front::try_reload(std::optional<int64_t> version) {
 
 void Front::save(std::function<void()> then) { callbacks_.save(memory_, std::move(then)); }
 
+void Front::use_doors(const net::Secret& secret, const std::string& job) {
+  if (links_) return;
+  links_.emplace(loop_, secret, job, [this](uint64_t id, const std::string& text) {
+    if (!memory_.replicas.contains(id) || !troubled_.insert(id).second) return;
+    tell(fmt::format("replica {} cannot be reached: {}; its requests go to others", id, text));
+  });
+}
+
+void Front::add(uint64_t id, const FrontMemory::Replica& replica) {
+  const net::Address at = net::Address::parse(replica.address);
+  if (!replica.has_door) return router_.add(id, at, replica.version);
+  DUCTILE_CHECK(links_.has_value(), "replica {} has a door", id);
+  router_.add(
+      id, [this, id, at] { return links_->open(id, at); }, replica.version);
+}
+
 std::string Front::address() const {
   return fmt::format("http://{}/v2/models/{}", router_.address().to_string(), spec_.model);
 }
@@ -202,6 +220,7 @@ ServingFigures Front::figures() const {
   ServingFigures out;
   out.address = address();
   out.ready = ready_;
+  out.by_node = by_node_;
   out.load = load.load;
   out.rate = load.rate;
   out.arrived = total.arrived;

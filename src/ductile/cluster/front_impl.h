@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,8 @@
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/why_impl.h"
 #include "ductile/net/loop.h"
+#include "ductile/net/secret.h"
+#include "ductile/serving/replica_link.h"
 #include "ductile/serving/router.h"
 
 namespace ductile::cluster {
@@ -79,6 +82,7 @@ struct FrontMemory {
   struct Replica {
     std::string address;             // where it listens; empty: unknown
     std::optional<int64_t> version;  // of its weights, where that is known
+    bool has_door = false;           // the address is that of a serving::ReplicaDoor
   };
   std::map<uint64_t, Replica> replicas;  // that may live
   // Of the weights of all of them: those that the first one found, or that somebody had them load.
@@ -92,8 +96,8 @@ struct FrontMemory {
 
 std::string front_memory_name(JobId job);
 
-// The address of a service job: it stays while replicas come and go, and holds requests while there
-// is none. It belongs to the loop's thread.
+// The address of a service job: it stays while replicas come and go, on whichever nodes, and holds
+// requests while there is none. It belongs to the loop's thread.
 class Front {
  public:
   struct Callbacks {
@@ -113,6 +117,13 @@ class Front {
   serving::Router& router() { return router_; }
   FrontMemory& memory() { return memory_; }
   void save(std::function<void()> then = {});
+
+  // From now on replicas with a door can be added, until close_doors(), which ends all connections
+  // to them. `job`: serving::FrontPlace::job.
+  void use_doors(const net::Secret& secret, const std::string& job);
+  void close_doors() { links_.reset(); }
+  // It gets requests, by the address under which it is kept.
+  void add(uint64_t id, const FrontMemory::Replica& replica);
   void tell(const std::string& line) const { callbacks_.tell(line); }
 
   // Somebody wants all replicas to have these weights (none: the newest), by the event `asked`. It
@@ -120,7 +131,11 @@ class Front {
   void reload(Revision asked, std::optional<int64_t> version);
 
   std::string address() const;  // http://HOST:PORT/v2/models/NAME
-  void set_ready(int64_t replicas) { ready_ = replicas; }
+  // Those that take requests; also by the names of their nodes, where there are several.
+  void set_ready(int64_t replicas, std::map<std::string, int64_t> by_node = {}) {
+    ready_ = replicas;
+    by_node_ = std::move(by_node);
+  }
   ServiceLoad load() const { return meter_.load(); }
   ServingFigures figures() const;
 
@@ -138,9 +153,12 @@ class Front {
   const ServeSpec spec_;
   FrontMemory memory_;
   const Callbacks callbacks_;
+  std::optional<serving::ReplicaLinks> links_;
+  std::set<uint64_t> troubled_;  // whose first trouble was told
   serving::Router router_;
   LoadMeter meter_;
   int64_t ready_ = 0;
+  std::map<std::string, int64_t> by_node_;
   bool closing_ = false, quiet_ = false;
   std::function<void()> on_quiet_;
   Revision reloading_ = 0;  // the event that is carried out, or was last

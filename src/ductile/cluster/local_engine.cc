@@ -44,6 +44,7 @@ class LocalEngine final : public Engine {
     on_change_ = std::move(on_change);
   }
   int64_t nodes() const override { return 1; }
+  bool only_here() const override { return true; }
   std::string listen() const override { return "127.0.0.1"; }
 
  private:

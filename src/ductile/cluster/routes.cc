@@ -579,7 +579,7 @@ Json to_json(const ServingFigures& serving) {
           {"requests_per_second", serving.load}, {"replica_requests_per_second", serving.rate},
           {"arrived", serving.arrived},          {"answered", serving.answered},
           {"retried", serving.retried},          {"waiting", serving.waiting},
-          {"in_flight", serving.in_flight}};
+          {"in_flight", serving.in_flight},      {"nodes", serving.by_node}};
 }
 
 Json to_json(const Event& event) {

@@ -127,6 +127,12 @@ void write_serving(Request& request, MetricsText& out) {
   using F = const ServingFigures&;
   write("ductile_service_replicas", "gauge", "Replicas of a service that answer.",
         [](F f) { return f.ready; });
+  out.begin("ductile_service_node_replicas", "gauge",
+            "The same on each node, where a service has several.");
+  for (const auto& [id, figures] : services)
+    for (const auto& [node, replicas] : figures.by_node)
+      out.sample({{"job", std::to_string(id)}, {"name", figures.name}, {"node", node}},
+                 static_cast<double>(replicas));
   write("ductile_service_requests_total", "counter", "Requests that came to a service.",
         [](F f) { return f.arrived; });
   write("ductile_service_answers_total", "counter", "Requests that a replica answered.",

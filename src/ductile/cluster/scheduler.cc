@@ -158,6 +158,7 @@ void Scheduler::bound_service(sched::JobView& view, int32_t least, int32_t most)
   view.min_devices = serves ? 1 : least;
   view.max_devices = serves ? most : least;
   view.service->floor = least;
+  view.service->spread = true;
   for (sched::TypeModel& type : view.types) type.max_useful = view.max_devices;
 }
 

@@ -18,7 +18,9 @@
 #include "ductile/run/folder.h"
 #include "ductile/run/lock.h"
 #include "ductile/server/launcher.h"
+#include "ductile/server/run_secret.h"
 #include "ductile/serving/replica_line.h"
+#include "ductile/serving/replica_link.h"
 #include "ductile/serving/replica_pace.h"
 
 namespace ductile::cluster {
@@ -32,13 +34,15 @@ constexpr milliseconds kLook{500};          // for what a launcher does after so
 constexpr milliseconds kStart{120'000};     // until it can be asked
 constexpr milliseconds kHandOver{150'000};  // those that go wait for those that come
 static_assert(kHandOver > kStart, "whoever comes has its whole time before others have gone");
-constexpr int kMostFailures = 4;  // of starts, one after the other, before any succeeds
+constexpr milliseconds kLeave{5'000};  // at the end, for nodes that do not answer
+constexpr int kMostFailures = 4;       // of starts, one after the other, before any succeeds
 
 class ServeRunner final : public JobRunner {
  public:
   ServeRunner(net::Loop& loop, Engine& engine, const run::RunFolder& folder, Front& front,
               std::chrono::seconds alone)
       : loop_(loop),
+        engine_(engine),
         lock_(folder.path(), run::RunLock::kController),
         run_(folder.path()),
         log_(folder.log_file()),
@@ -55,6 +59,7 @@ class ServeRunner final : public JobRunner {
   ~ServeRunner() override {
     front_.router().call_when_lost({});
     for (const auto& [id, replica] : replicas_) front_.router().remove(id);
+    front_.close_doors();  // the next run of the job may have another secret
     front_.set_ready(0);
   }
 
@@ -73,7 +78,8 @@ class ServeRunner final : public JobRunner {
         launcher_->kill(id);
       } else {
         replica.state = State::ready;
-        front_.router().add(id, net::Address::parse(known.address), known.version);
+        if (known.has_door) use_doors();
+        front_.add(id, known);
         was_ready_ = true;
       }
     }
@@ -97,6 +103,7 @@ class ServeRunner final : public JobRunner {
       if (alive.expired()) return;
       wanted_ = 0;
       leaving_.clear();
+      leave_at_ = loop_.now() + kLeave;
       settle();
       look_ended();
     };
@@ -163,8 +170,24 @@ class ServeRunner final : public JobRunner {
       return r.state == State::ready && !leaving_.contains(id);
     });
     if (stay_ready >= wanted_) let_leaving_go();
-    front_.set_ready(ready());
+    tell_ready();
   }
+
+  // Those that answer now: one on a node that is lost does not, long before it counts as lost.
+  void tell_ready() {
+    int64_t answer = 0;
+    std::map<std::string, int64_t> by_node;
+    for (const auto& [id, replica] : replicas_) {
+      if (replica.state != State::ready || !front_.router().takes_requests(id)) continue;
+      ++answer;
+      if (engine_.only_here()) continue;
+      if (const std::string node = launcher_->place_of(id).host; !node.empty()) ++by_node[node];
+    }
+    front_.set_ready(answer, std::move(by_node));
+  }
+
+  // Of the job, from its folder, which all nodes see.
+  void use_doors() { front_.use_doors(server::secret_of(run_), link::job_name(run_)); }
 
   void let_leaving_go() {
     for (const WorkerId id : std::exchange(leaving_, {})) {
@@ -203,11 +226,18 @@ class ServeRunner final : public JobRunner {
     server::WorkerStart start;
     start.worker = id;
     start.workers = wanted_;
-    start.arguments = {"--run",    run_.string(),
-                       "--worker", std::to_string(id),
-                       "--serve",  dump_json_exactly(request, "--serve")};
     try {
       found->second.state = State::starting;
+      if (!engine_.only_here()) {
+        use_doors();
+        const serving::FrontPlace front{link::PeerAddress::here("").place, engine_.listen(),
+                                        link::job_name(run_)};
+        request["front"] = front.to_json();
+        start.environment = {{"DUCTILE_SECRET_FILE", (run_ / "secret").string()}};
+      }
+      start.arguments = {"--run",    run_.string(),
+                         "--worker", std::to_string(id),
+                         "--serve",  dump_json_exactly(request, "--serve")};
       found->second.patience = loop_.after(kStart, [this, id] {
         replicas_.at(id).failed.emplace(
             ErrorCode::unavailable,
@@ -246,7 +276,7 @@ class ServeRunner final : public JobRunner {
   void take() {
     for (const server::LauncherEvent& event : launcher_->take()) {
       if (const auto* line = std::get_if<server::WorkerLine>(&event)) {
-        if (replicas_.contains(line->worker)) hear(line->worker, line->text);
+        if (replicas_.contains(line->worker)) hear(*line);
       } else if (const auto* exited = std::get_if<control::WorkerExited>(&event)) {
         gone(exited->worker);
       } else if (const auto* failed = std::get_if<control::LaunchFailed>(&event)) {
@@ -255,22 +285,27 @@ class ServeRunner final : public JobRunner {
         gone(failed->worker);
       }
     }
+    leave_unreachable();
+    tell_ready();  // where those of an earlier service are is found out little by little
     look_ended();
   }
 
-  void hear(WorkerId id, const std::string& line) {
-    const auto known = serving::read_replica_line(line);
+  void hear(const server::WorkerLine& line) {
+    const WorkerId id = line.worker;
+    const auto known = serving::read_replica_line(line.text);
     if (!known) return;
     Replica& replica = replicas_.at(id);
-    if (known->failed) replica.failed = known->failed;
+    if (known->failed) replica.failed = failure_of(line, *known->failed);
     if (known->told && replica.state == State::ready)
       front_.tell(fmt::format("replica {}: {}", id, *known->told));
     if (!known->address || replica.state != State::starting) return;
-    if (known->place != link::PeerAddress::here("").place) {
+    const bool here = known->place == link::PeerAddress::here("").place;
+    if (!here && !known->door) {
       replica.failed.emplace(
           ErrorCode::invalid_argument,
-          "a replica was started on another machine, where the service cannot reach it; services "
-          "run on the service's own machine so far: drain the other nodes, or run `ductile up`");
+          fmt::format("node {}: its replica says no address under which other machines reach it; "
+                      "install the same version of Ductile there",
+                      line.host));
       return launcher_->kill(id);
     }
     replica.state = State::ready;
@@ -278,11 +313,17 @@ class ServeRunner final : public JobRunner {
     pace_.ready();
     failures_ = 0;
     was_ready_ = true;
-    front_.router().add(id, net::Address::parse(*known->address), known->version);
-    front_.memory().replicas[id] = {*known->address, known->version};
+    front_.memory().replicas[id] = {here ? *known->address : *known->door, known->version, !here};
+    front_.add(id, front_.memory().replicas[id]);
     if (!front_.spec().follow) front_.memory().version = front_.router().wanted();
     front_.save();
     settle();
+  }
+
+  // Of a node, which may see other files than this machine.
+  static Error failure_of(const server::WorkerLine& line, const Error& error) {
+    if (line.host.empty()) return error;
+    return {error.code(), fmt::format("node {}: {}", line.host, error.message())};
   }
 
   // Its process has ended.
@@ -296,7 +337,7 @@ class ServeRunner final : public JobRunner {
     front_.router().remove(id);
     front_.memory().replicas.erase(id);
     front_.save();
-    front_.set_ready(ready());
+    tell_ready();
     if (state == State::ending) return settle();
     if (failed && failed->code() == ErrorCode::not_found && front_.memory().version) {
       // The checkpoint that all of them had is there no more.
@@ -324,6 +365,17 @@ class ServeRunner final : public JobRunner {
     preempt();
   }
 
+  // At the end nobody waits for nodes that do not answer: where one does again, what no job knows
+  // is ended before its devices count.
+  void leave_unreachable() {
+    if (!ending_ || !leave_at_ || loop_.now() < *leave_at_ || launcher_->running() > 0) return;
+    for (const auto& [id, replica] : std::exchange(replicas_, {})) {
+      front_.router().remove(id);
+      front_.memory().replicas.erase(id);
+    }
+    front_.save();
+  }
+
   // on_end may destroy this object, so nobody is in its functions then.
   void look_ended() {
     if (!ending_ || !replicas_.empty() || !on_end_) return;
@@ -336,6 +388,7 @@ class ServeRunner final : public JobRunner {
   }
 
   net::Loop& loop_;
+  Engine& engine_;
   const run::RunLock lock_;
   const fs::path run_, log_;
   Front& front_;
@@ -346,6 +399,7 @@ class ServeRunner final : public JobRunner {
   std::set<WorkerId> leaving_;  // are to go, when others have taken their places
   std::optional<Error> failed_;
   serving::ReplicaPace pace_{loop_, [this] { settle(); }};
+  std::optional<net::Deadline> leave_at_;
   int failures_ = 0;
   bool was_ready_ = false, ending_ = false, noted_ = false;
   net::Loop::Timer look_, hand_over_, end_timer_;

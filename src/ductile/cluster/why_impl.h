@@ -49,9 +49,10 @@ struct LiveKind {
 
 // What a service job is doing.
 struct ServingFigures {
-  std::string name, address;  // of the job; where it answers
-  int64_t ready = 0;          // replicas that answer
-  double load = 0, rate = 0;  // requests per second: that come, that a replica answers
+  std::string name, address;               // of the job; where it answers
+  int64_t ready = 0;                       // replicas that answer
+  std::map<std::string, int64_t> by_node;  // of these, where there are several nodes
+  double load = 0, rate = 0;               // requests per second: that come, that a replica answers
   int64_t arrived = 0, answered = 0, retried = 0;  // since the service began
   int64_t waiting = 0, in_flight = 0;
 };

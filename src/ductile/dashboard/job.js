@@ -83,7 +83,13 @@ export function jobPage(root, name, query) {
     if (!serving) return [tile("Requests", "none now")];
     return [tile("Requests per second", serving.requests_per_second.toPrecision(3),
       serving.replica_requests_per_second ? `a replica takes ${serving.replica_requests_per_second.toPrecision(3)}` : ""),
-    tile("Answered", withThousands(serving.answered), `${serving.replicas} replicas, ${serving.waiting} requests wait`)];
+    tile("Answered", withThousands(serving.answered), `${serving.replicas} replicas${replicaPlaces(serving)}, ${serving.waiting} requests wait`)];
+  }
+
+  // Where they answer, where there are several nodes.
+  function replicaPlaces(serving) {
+    const places = Object.entries(serving.nodes || {}).map(([node, n]) => `${n} on ${node}`);
+    return places.length ? ` (${places.join(", ")})` : "";
   }
 
   // How far it is: what its metrics say, or what was counted with its speed.

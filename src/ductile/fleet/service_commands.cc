@@ -260,6 +260,11 @@ std::string job_table(const Json& job) {
   if (job.contains("serving")) {
     const Json& serving = job["serving"];
     rows.push_back({"address", serving.at("address")});
+    const Json nodes = serving.value("nodes", Json::object());
+    std::string places;
+    for (const auto& [node, count] : nodes.items())
+      places += fmt::format("{}{} on {}", places.empty() ? "" : ", ", count.get<int64_t>(), node);
+    if (!places.empty()) rows.push_back({"replicas", places});
     rows.push_back({"load", fmt::format("{:.3g} requests a second, {} answered",
                                         serving.at("requests_per_second").get<double>(),
                                         serving.at("answered").get<int64_t>())});

@@ -58,6 +58,7 @@ struct ServiceView {
   double goal = 0.99;        // ... this share of them
   int32_t floor = 1;         // replicas that are never taken from it
   std::vector<double> rate;  // by type: requests per second per replica; 0: none there
+  bool spread = false;  // not all on one node, which may be lost, where others have free devices
 };
 
 // One unfinished job as a policy sees it. Times are seconds of the clock of Round::now.

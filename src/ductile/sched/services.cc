@@ -88,14 +88,17 @@ class Granter {
         grant.allocation.push_back(s);
         room_[s.node] -= s.devices;
       }
-    // Where load has fallen, the nodes that it holds least of come free first.
+    // Where load has fallen, the nodes that it holds least of come free first; of one that is to be
+    // spread, those that it holds most of.
+    const bool spread = service(grant).spread;
     for (int32_t more = replicas(grant) - wanted(grant); more > 0; --more) {
-      auto least = std::min_element(
-          grant.allocation.begin(), grant.allocation.end(),
-          [](const NodeShare& a, const NodeShare& b) { return a.devices <= b.devices; });
-      least->devices -= unit(grant);
-      room_[least->node] += unit(grant);
-      if (least->devices <= 0) grant.allocation.erase(least);
+      auto next = std::min_element(grant.allocation.begin(), grant.allocation.end(),
+                                   [&](const NodeShare& a, const NodeShare& b) {
+                                     return spread ? a.devices > b.devices : a.devices <= b.devices;
+                                   });
+      next->devices -= unit(grant);
+      room_[next->node] += unit(grant);
+      if (next->devices <= 0) grant.allocation.erase(next);
     }
   }
 
@@ -177,17 +180,19 @@ class Granter {
     }
   }
 
-  // Nobody's devices before a training job's, its own node before another, the fullest first.
+  // Nobody's devices before a training job's, its own node before another, the fullest first. Where
+  // it is to be spread and lies on one node alone, another one before its own.
   int32_t best_node(const ServiceGrant& grant, int32_t devices) const {
     int32_t best = -1;
     int64_t most = -1;
+    const bool leave = service(grant).spread && grant.allocation.size() == 1;
     for (const int32_t n : pools_[grant.pool].nodes) {
       if (room_[n] < devices) continue;
       const bool free = room_[n] - trained_[n] >= devices;
       const bool own = std::any_of(grant.allocation.begin(), grant.allocation.end(),
                                    [&](const NodeShare& s) { return s.node == n; });
-      const int64_t worth =
-          (free ? 2'000'000 : 0) + (own ? 1'000'000 : 0) + (free ? 100'000 - room_[n] : room_[n]);
+      const int64_t worth = (free ? 2'000'000 : 0) + (own != leave ? 1'000'000 : 0) +
+                            (free ? 100'000 - room_[n] : room_[n]);
       if (worth > most) most = worth, best = n;
     }
     return best;

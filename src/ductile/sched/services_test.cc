@@ -101,6 +101,25 @@ TEST(Services, TakeOnlyWhatTheyMay) {
   EXPECT_EQ(granted(ServicesTake::free_devices), (Allocation{{1, 4}}));
 }
 
+TEST(Services, LieOnTwoNodesWhereTheyAreToBeSpreadAndThatTakesNothingFromAnybody) {
+  const Cluster cluster = homogeneous_cluster(3, 4);
+  std::vector<JobView> jobs = {service(0, 0, 2, 10), training(1)};
+  const auto granted = [&] {
+    return grant_services({0, 60, cluster, jobs}, find_pools(cluster, 120), 120)[0].allocation;
+  };
+  EXPECT_EQ(granted().size(), 1u);
+  jobs[0].service->spread = true;
+  EXPECT_EQ(granted().size(), 2u);
+  EXPECT_EQ(device_count(granted()), 2);
+  jobs[1].allocation = {{1, 4}, {2, 4}};
+  EXPECT_EQ(granted(), (Allocation{{0, 2}})) << "the others belong to somebody";
+  jobs[1].allocation = {};
+  jobs[0].allocation = {{0, 3}, {1, 1}};  // load has fallen
+  EXPECT_EQ(granted(), (Allocation{{0, 1}, {1, 1}}));
+  jobs[0].service->spread = false;
+  EXPECT_EQ(granted(), (Allocation{{0, 2}}));
+}
+
 TEST(Services, RandomRoundsKeepEveryRule) {
   for (uint64_t seed = 0; seed < 400; ++seed) {
     Rng rng(seed, 5);

@@ -8,6 +8,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/net/secret.h"
+#include "ductile/server/run_secret.h"
 
 namespace ductile::server {
 
@@ -30,9 +31,6 @@ std::string agent_proof(const net::Secret& secret, const std::string& what);
 // digits each).
 net::Mac agent_key(const net::Secret& secret, const std::string& controller_nonce,
                    const std::string& agent_nonce, const std::string& host);
-
-// The job's secret, made where there is none.
-net::Secret secret_of(const fs::path& run);
 
 // What tells a run from another one that has taken its place: the text of its secret. Numbers of
 // files and file systems would not do, as some change when these are mounted again. Empty: it

@@ -1,3 +1,5 @@
+#include "ductile/server/run_secret.h"
+
 #include <cstdint>
 #include <string>
 #include <system_error>

@@ -22,6 +22,8 @@ std::optional<ReplicaLine> read_replica_line(std::string_view line) {
     if (version != values.end() && version->is_number_integer())
       out.version = version->get<int64_t>();
     out.place = values.value("place", "");
+    if (const auto door = values.find("door"); door != values.end() && door->is_string())
+      out.door = door->get<std::string>();
   }
   return out;
 }

@@ -16,6 +16,7 @@ struct ReplicaLine {
   std::optional<std::string> address;  // where it can be asked from now on
   std::optional<int64_t> version;      // of its weights, beside the address
   std::string place;                   // of that address: link::PeerAddress::place; may be empty
+  std::optional<std::string> door;     // for a front in another place (replica_link.h)
 };
 
 // nullopt for a line that is none of a worker's.

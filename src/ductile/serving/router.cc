@@ -8,11 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
+#include "ductile/serving/loopback_impl.h"
 #include "ductile/serving/router_impl.h"
 
 namespace ductile::serving {
@@ -23,22 +22,6 @@ constexpr std::string_view kEnding = "the server is ending; ask another one";
 
 using Reply = HttpServer::Reply;
 using ReplicaId = Router::ReplicaId;
-
-// A connection that is being made; the first write tells whether that worked.
-net::Socket begin_connect(const net::Address& to) {
-  net::Socket out(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0), to.to_string());
-  if (!out) fail_errno("socket", errno);
-  const int on = 1;
-  ::setsockopt(out.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(to.port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (::connect(out.fd(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
-      errno != EINPROGRESS)
-    fail_errno(to.to_string(), errno);
-  return out;
-}
 
 }  // namespace
 
@@ -175,7 +158,7 @@ bool Router::Impl::hand_to(ReplicaId id, const PassagePtr& passage) {
     bool is_listed = false;
     try {
       Link made;
-      made.socket = begin_connect(replica.address);
+      made.socket = replica.connect();
       link = replica.links.insert(replica.links.end(), std::move(made));
       is_listed = true;
       link->watch = loop_.watch(link->socket.fd(), net::Interest::both,
@@ -327,15 +310,19 @@ void Router::Impl::probe_all() {
     }
     if (!replica.probe.socket) ask_health(id, replica);
   }
-  for (const ReplicaId id : lost)
+  for (const ReplicaId id : lost) {
     if (on_lost_) on_lost_(id);
+    // Nobody can end it where its machine is cut off, so what it has is not waited for.
+    for (auto one = replicas_.find(id); one != replicas_.end() && !one->second.links.empty();)
+      this->lost(id, one->second.links.begin());
+  }
   look_at_versions();
 }
 
 void Router::Impl::ask_health(ReplicaId id, Replica& replica) {
   Probe& probe = replica.probe;
   try {
-    probe.socket = begin_connect(replica.address);
+    probe.socket = replica.connect();
     probe.sent = false;
     probe.watch = loop_.watch(probe.socket.fd(), net::Interest::both,
                               [this, id](net::Ready) { on_probe(id); });
@@ -386,10 +373,10 @@ void Router::Impl::look_idle(ReplicaId id) {
   if (on_idle) loop_.post(on_idle);
 }
 
-void Router::Impl::add(ReplicaId id, const net::Address& address, std::optional<int64_t> version) {
+void Router::Impl::add(ReplicaId id, Connect connect, std::optional<int64_t> version) {
   DUCTILE_CHECK(id != 0 && !replicas_.contains(id), "replica {}", id);
   Replica& replica = replicas_[id];
-  replica.address = address;
+  replica.connect = std::move(connect);
   replica.probe.heard = loop_.now();
   replica.version = version;
   if (!options_.model.empty()) {
@@ -448,7 +435,11 @@ Router::Router(net::Loop& loop, RouterOptions options)
 Router::~Router() = default;
 net::Address Router::address() const { return impl_->address(); }
 void Router::add(ReplicaId id, const net::Address& address, std::optional<int64_t> version) {
-  impl_->add(id, address, version);
+  impl_->add(
+      id, [port = address.port] { return begin_connect_here(port); }, version);
+}
+void Router::add(ReplicaId id, Connect connect, std::optional<int64_t> version) {
+  impl_->add(id, std::move(connect), version);
 }
 void Router::want(std::optional<int64_t> version) { impl_->want(version); }
 std::optional<int64_t> Router::wanted() const { return impl_->wanted(); }
@@ -459,6 +450,7 @@ void Router::retire(ReplicaId id, std::function<void()> on_idle) {
   impl_->retire(id, std::move(on_idle));
 }
 void Router::remove(ReplicaId id) { impl_->remove(id); }
+bool Router::takes_requests(ReplicaId id) const { return impl_->takes_requests(id); }
 void Router::call_when_lost(std::function<void(ReplicaId)> on_lost) {
   impl_->call_when_lost(std::move(on_lost));
 }

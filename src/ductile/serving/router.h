@@ -32,11 +32,15 @@ struct RouterOptions {
 // arrived, the request goes to another one, which is safe since a prediction changes nothing; the
 // same holds for one that is silent, as a stopped process is. While there is no replica, requests
 // wait. A request to load weights goes to one replica after the other, and one such request waits
-// for the one before it. All methods and callbacks belong to the loop's thread; replicas are on
-// this machine.
+// for the one before it. All methods and callbacks belong to the loop's thread. Replicas are on
+// this machine, or are reached through streams that somebody else makes (replica_link.h).
 class Router {
  public:
   using ReplicaId = uint64_t;
+  // A new stream to the replica's server, in a socket that does not block; it may still be being
+  // made, and ends where that fails. Throws Error where this process has no descriptors for it,
+  // which says nothing of the replica.
+  using Connect = std::function<net::Socket()>;
 
   // Throws as HttpServer does.
   Router(net::Loop& loop, RouterOptions options);
@@ -50,10 +54,13 @@ class Router {
   // request to load has succeeded in one replica. One that comes with other weights gets no
   // requests until it has loaded those; if they are there no more, the others load its own.
   void add(ReplicaId id, const net::Address& address, std::optional<int64_t> version = {});
+  void add(ReplicaId id, Connect connect, std::optional<int64_t> version = {});
   // It gets no more requests; `on_idle` is called when it has answered those that it has.
   void retire(ReplicaId id, std::function<void()> on_idle);
   // It is gone; what it has not answered goes to others.
   void remove(ReplicaId id);
+  // It is there, answers questions about its health, has the right weights, and is not to go.
+  bool takes_requests(ReplicaId id) const;
 
   // What all are to have; none: what the next one has that is added.
   void want(std::optional<int64_t> version);
@@ -65,7 +72,7 @@ class Router {
                     HttpServer::Reply reply);
 
   // Of a replica that counts as lost although nobody removed it, or cannot load what all are to
-  // have: to be ended and replaced.
+  // have: to be ended and replaced. It gets no requests any more, also where that takes long.
   void call_when_lost(std::function<void(ReplicaId)> on_lost);
 
   // With each replica that has loaded weights, and their version; wanted() may be another one now.

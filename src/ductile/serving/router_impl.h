@@ -28,9 +28,13 @@ class Router::Impl {
   Impl(net::Loop& loop, RouterOptions options);
 
   net::Address address() const { return http_.address(); }
-  void add(ReplicaId id, const net::Address& address, std::optional<int64_t> version);
+  void add(ReplicaId id, Connect connect, std::optional<int64_t> version);
   void retire(ReplicaId id, std::function<void()> on_idle);
   void remove(ReplicaId id);
+  bool takes_requests(ReplicaId id) const {
+    const auto found = replicas_.find(id);
+    return found != replicas_.end() && found->second.takes_requests();
+  }
   void want(std::optional<int64_t> version) {
     set_wanted(version);
     look_at_versions();
@@ -88,7 +92,7 @@ class Router::Impl {
     net::Deadline heard{};  // when the replica last answered one, or came
   };
   struct Replica {
-    net::Address address;
+    Connect connect;
     std::list<Link> links;
     Probe probe;
     size_t in_flight = 0;
@@ -97,7 +101,7 @@ class Router::Impl {
     std::optional<int64_t> version;  // of its weights, where that is known
     bool catching_up = false;        // came with other weights than it is to have
     std::function<void()> on_idle;
-    bool takes_requests() const { return !retiring && !silent && !catching_up; }
+    bool takes_requests() const { return !retiring && !silent && !told_lost && !catching_up; }
   };
 
   static HttpResponse come_again(std::string_view text);

@@ -1,6 +1,8 @@
 #include "ductile/train/serve.h"
 
 #include <chrono>
+#include <memory>
+#include <string>
 #include <utility>
 
 #include "ductile/base/error.h"
@@ -28,6 +30,7 @@ ServeRequest ServeRequest::from_json(const nlohmann::json& value) {
   options.follow = milliseconds(fields.integer("follow_ms", 0, 3'600'000));
   if (fields.has("run")) out.run = fields.text("run");
   out.alone = std::chrono::seconds(fields.integer_or("alone", 0, 0, int64_t{1} << 40));
+  if (fields.has("front")) out.front = serving::FrontPlace::from_json(fields.at("front"));
   if (fields.has("version")) options.version = fields.integer("version", 0, int64_t{1} << 60);
   return out;
 }
@@ -40,10 +43,17 @@ void serve(ServeRequest request, const run::RunFolder& folder, const spec::JobOp
   options.prepare_thread = prepare_thread;
   options.tell = [&](const std::string& line) { tell({{"told", line}}); };
   serving::InferenceServer server(loop, std::move(options), serve_run(folder, job, request.name));
-  tell({{"address", server.address().to_string()},
-        {"name", request.name},
-        {"version", server.version()},
-        {"place", link::PeerAddress::here("").place}});
+  const std::string place = link::PeerAddress::here("").place;
+  nlohmann::json where = {{"address", server.address().to_string()},
+                          {"name", request.name},
+                          {"version", server.version()},
+                          {"place", place}};
+  std::unique_ptr<serving::ReplicaDoor> door;
+  if (request.front)
+    door = serving::open_door(loop, *request.front, place, request.address, request.worker,
+                              server.address());
+  if (door) where["door"] = door->address().to_string();
+  tell(where);
   bool ending = false;
   const auto watch = loop.every(milliseconds(50), [&] {
     const bool left =

@@ -19,6 +19,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
+#include "ductile/base/paths.h"
 #include "ductile/nn/memory.h"
 #include "ductile/nn/threads.h"
 #include "ductile/run/folder.h"
@@ -91,7 +92,7 @@ Arguments parse(int argc, char** argv) {
            "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
            "[--host NAME] [--address ADDRESS] [--alone SECONDS]] | "
            "--run DIR --ask JSON [--progress-fd N] | --run DIR --profile JSON [--progress-fd N] | "
-           "--run DIR [--worker ID] --serve JSON "
+           "--run DIR [--worker ID [--host NAME] [--address ADDRESS]] --serve JSON "
            "[--progress-fd N] | --model LIBRARY [--progress-fd N] | "
            "--describe",
            arg);
@@ -118,6 +119,11 @@ int run_job(const Arguments& arguments, const RecipeOf& own) {
     request = ServeRequest::from_json(
         parse_json(arguments.serve, "--serve", ErrorCode::invalid_argument));
   const bool of_another = request && !request->run.empty();
+  if (of_another && kind_of(request->run / "job.toml") == FileKind::none)
+    fail(ErrorCode::invalid_argument,
+         "{}: there is no run here (no job.toml); what is served on several machines must lie on a "
+         "file system that all of them share, under the same path",
+         request->run.string());
   const run::RunFolder folder =
       run::RunFolder::open(of_another ? request->run : fs::path(arguments.run));
   spec::JobOptions job;
@@ -138,6 +144,8 @@ int run_job(const Arguments& arguments, const RecipeOf& own) {
   };
   const auto interrupted = [] { return pending_interrupt() != 0; };
   if (request) {
+    request->worker = arguments.worker;
+    request->address = arguments.address;
     serve(std::move(*request), folder, job, row, interrupted);
     return kDone;
   }

@@ -3,7 +3,9 @@
 // `newest` which version is the newest. Without --serve it becomes the worker of module server's
 // tests.
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <string>
 
 #include <unistd.h>
@@ -15,6 +17,7 @@
 #include "ductile/net/loop.h"
 #include "ductile/run/progress.h"
 #include "ductile/serving/inference_server.h"
+#include "ductile/serving/replica_link.h"
 #include "ductile/serving/testing/serve_until_ended.h"
 #include "ductile/serving/testing/small_model.h"
 
@@ -22,7 +25,8 @@ namespace {
 
 using namespace ductile;
 
-int serve(int progress, const nlohmann::json& request) {
+int serve(int progress, const nlohmann::json& request, uint64_t worker,
+          const std::string& address) {
   const fs::path run = request.at("run").get<std::string>();
   const auto number = [&](const char* file, int otherwise) {
     return fs::exists(run / file) ? std::atoi(read_file(run / file).c_str()) : otherwise;
@@ -42,9 +46,15 @@ int serve(int progress, const nlohmann::json& request) {
   options.version = request.value("version", state->newest.load());
   serving::InferenceServer server(loop, std::move(options),
                                   std::make_unique<serving::testing::SmallSource>(model, state));
-  run::write_line(progress, run::Row{{{"address", server.address().to_string()},
-                                      {"version", server.version()},
-                                      {"place", link::PeerAddress::here("").place}}});
+  const std::string place = link::PeerAddress::here("").place;
+  nlohmann::json where = {
+      {"address", server.address().to_string()}, {"version", server.version()}, {"place", place}};
+  std::unique_ptr<serving::ReplicaDoor> door;
+  if (request.contains("front"))
+    door = serving::open_door(loop, serving::FrontPlace::from_json(request["front"]), place,
+                              address, worker, server.address());
+  if (door) where["door"] = door->address().to_string();
+  run::write_line(progress, run::Row{where});
   serving::testing::serve_until_ended(loop, server);
   return 0;
 }
@@ -54,9 +64,12 @@ int serve(int progress, const nlohmann::json& request) {
 int main(int argc, char** argv) {
   ::signal(SIGPIPE, SIG_IGN);
   int progress = -1;
-  std::string request;
+  uint64_t worker = 0;
+  std::string request, address;
   for (int i = 1; i + 1 < argc; ++i) {
     if (argv[i] == std::string("--progress-fd")) progress = std::atoi(argv[i + 1]);
+    if (argv[i] == std::string("--worker")) worker = std::strtoull(argv[i + 1], nullptr, 10);
+    if (argv[i] == std::string("--address")) address = argv[i + 1];
     if (argv[i] == std::string("--serve")) request = argv[i + 1];
   }
   if (request.empty()) {
@@ -66,7 +79,8 @@ int main(int argc, char** argv) {
   }
   serving::testing::note_end();
   try {
-    return serve(progress, parse_json(request, "--serve", ErrorCode::invalid_argument));
+    return serve(progress, parse_json(request, "--serve", ErrorCode::invalid_argument), worker,
+                 address);
   } catch (const Error& error) {
     run::write_line(progress, run::Failed{error.code(), error.message()});
     return 3;
