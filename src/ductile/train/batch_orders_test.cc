@@ -15,7 +15,7 @@
 namespace ductile::train {
 namespace {
 
-class BatchOrdersTest : public testing::Test {
+class BatchOrdersTest : public ::testing::Test {
  protected:
   void write(std::string_view text) { write_file_atomic(file_, text); }
 
