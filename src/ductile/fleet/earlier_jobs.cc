@@ -106,17 +106,18 @@ std::vector<int64_t> members_of_array(const std::string& name, const Json& jobs)
   double submitted = 0;
   for (const Json& job : jobs) {
     const auto called = job.at("name").get<std::string>();
-    const auto index = called.starts_with(prefix) && called.size() > prefix.size()
+    const auto found = called.starts_with(prefix) && called.size() > prefix.size()
                            ? whole_number(std::string_view(called).substr(prefix.size()))
                            : std::nullopt;
+    const int64_t index = found.value_or(-1);  // -1: no member
     const auto id = job.at("id").get<int64_t>();
     const auto time = job.at("submitted").get<double>();
-    const bool goes_on = index && !out.empty() && id == out.back() - 1 && *index < above &&
+    const bool goes_on = index >= 0 && !out.empty() && id == out.back() - 1 && index < above &&
                          submitted - time < kOneRequest;
     if (!out.empty() && !goes_on) break;
-    if (!index) continue;
+    if (index < 0) continue;
     out.push_back(id);
-    above = *index;
+    above = index;
     submitted = time;
   }
   std::ranges::reverse(out);

@@ -43,6 +43,7 @@ constexpr std::array<const char*, 3> kReadLate = {"DUCTILE_SECRET_FILE", "DUCTIL
                                                   "DUCTILE_THREADS"};
 // With any of these OpenMP decides when it is loaded, by where the process may run then, how its
 // threads are placed or how long they spin. Where it runs is decided later, so nothing is forked.
+// (The spins that worker_environment() sets are few enough to do no harm beside other processes.)
 constexpr std::array<const char*, 5> kPlaces = {"OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY",
                                                 "KMP_AFFINITY", "GOMP_SPINCOUNT"};
 

@@ -350,17 +350,20 @@ void backward_by_parts(const ConvShape& s, const Tables& tables, const void* x, 
 
 // Transformed tiles of several groups of images, which all threads make and then multiply: where a
 // filter's gradient fits into no cache, it is read and written once for all of them, and there is
-// one of it alone. `pairs` rows (of one tile, or two with bf16) a group.
+// one of it alone. `pairs` rows (of one tile, or two with bf16) a group; as many groups as hold
+// about kWideGroups * kTiles tiles, at least one.
 struct WideTiles {
-  int64_t in, out, width, pairs, rows;
+  int64_t in, out, width, groups, pairs, rows;
   float *v, *d;
 
   WideTiles(const ConvShape& s, const Tables& tables)
       : in(s.in), out(s.out), width(tables.width()), v(nullptr), d(nullptr) {
     const int64_t each = tiles_along(s.out_height()) * tiles_along(s.out_width());
-    const int64_t images = group_images(s), groups = (s.batch + images - 1) / images;
+    const int64_t images = group_images(s), all = (s.batch + images - 1) / images;
+    groups = std::clamp<int64_t>(kWideGroups * kTiles / (images * each), 1, kWideGroups);
+    groups = std::min(groups, all);
     pairs = (images * each + width - 1) / width;
-    rows = std::min(groups, kWideGroups) * pairs;
+    rows = groups * pairs;
   }
   int64_t v_stride() const { return rows * in + 16; }  // as frequency_stride()
   int64_t d_stride() const { return rows * out + 16; }
@@ -425,8 +428,8 @@ void backward_wide(const ConvShape& s, const Tables& tables, const void* x, cons
 #pragma omp for schedule(static)
       for (int64_t o = 0; o < s.out / tables.width(); ++o) own.filter(weight, o, u);
     }
-    for (int64_t begin = 0; begin < groups; begin += kWideGroups) {
-      const int64_t end = std::min(groups, begin + kWideGroups);
+    for (int64_t begin = 0; begin < groups; begin += block.groups) {
+      const int64_t end = std::min(groups, begin + block.groups);
 #pragma omp for schedule(dynamic, 1)
       for (int64_t g = begin; g < end; ++g) {
         const int64_t first = g * images, n = std::min(images, s.batch - first);
