@@ -76,21 +76,23 @@ Dialing::Dialing(Loop& loop, const Address& to, const Secret& secret, const Iden
 }
 
 void Dialing::advance() {
+  std::optional<Outcome> outcome;
   try {
-    while (take_step()) continue;
+    while (take_step(outcome)) continue;
   } catch (const Error& error) {
-    end(error);
+    outcome.emplace(error);
   }
+  if (outcome) end(std::move(*outcome));
 }
 
-// False: that is all for now, or it has ended.
-bool Dialing::take_step() {
+// False: that is all for now, or there is an outcome.
+bool Dialing::take_step(std::optional<Outcome>& outcome) {
   if (!flush()) return false;
   if (handshake_.state() == Handshake::State::refused)
     fail(handshake_.code(), "{}: {}", socket_.peer(), handshake_.reason());
   if (seal_ && seal_->done()) {
     watch_.end();
-    end(Admission{std::move(socket_), handshake_.peer(), std::move(seal_)});
+    outcome.emplace(Admission{std::move(socket_), handshake_.peer(), std::move(seal_)});
     return false;
   }
   if (!seal_ && handshake_.state() == Handshake::State::done) {

@@ -36,7 +36,7 @@ class Dialing {
 
  private:
   void advance();
-  bool take_step();
+  bool take_step(std::optional<Outcome>& outcome);
   bool flush();
   void end(Outcome outcome);
 

@@ -14,7 +14,7 @@ namespace ductile::net {
 // Carries a stream of bytes both ways between a socket of this machine and an encrypted connection
 // to another one, in a loop and without waiting. What one side does not take is not read from the
 // other one, so that memory is bounded, by some 200 KB. When one side ends, the other one is given
-// what came before that, and ended, too.
+// what came before that, and ended, too: who says that he sends no more gets nothing more.
 class Relay {
  public:
   // `near` is a stream socket that does not block, whose connection may still be being made; the

@@ -99,8 +99,12 @@ std::unique_ptr<ReplicaDoor> open_door(net::Loop& loop, const FrontPlace& front,
                                        const std::string& place, const std::string& host,
                                        uint64_t replica, const net::Address& server) {
   if (front.place == place) return nullptr;
-  const std::string at = host.empty() ? net::local_address_towards({front.towards, 0}) : host;
-  return std::make_unique<ReplicaDoor>(loop, at, net::Secret::load(), front.job, replica, server);
+  try {
+    const std::string at = host.empty() ? net::local_address_towards({front.towards, 0}) : host;
+    return std::make_unique<ReplicaDoor>(loop, at, net::Secret::load(), front.job, replica, server);
+  } catch (const Error& error) {  // of this machine, and not of what is served
+    fail(ErrorCode::unavailable, "no way for the front's requests: {}", error.what());
+  }
 }
 
 // ---- The front's end.

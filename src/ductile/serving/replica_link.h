@@ -61,7 +61,7 @@ class ReplicaDoor {
 
 // The door of a replica that runs in `place`: none where its front is in the same place, and
 // reaches its server without one. `host`: the address of this machine for others; empty: the one
-// that faces the front. The secret is that of Secret::load(). Throws as that and ReplicaDoor do.
+// that faces the front. The secret is that of Secret::load(). Throws unavailable.
 std::unique_ptr<ReplicaDoor> open_door(net::Loop& loop, const FrontPlace& front,
                                        const std::string& place, const std::string& host,
                                        uint64_t replica, const net::Address& server);

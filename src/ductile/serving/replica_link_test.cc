@@ -67,6 +67,7 @@ struct FarReplica {
       testing::SmallModelOptions model;
       model.takes = takes;
       const auto state = std::make_shared<testing::SmallSource::State>();
+      state->newest = 9;
       ServingOptions options;
       options.version = 1;
       options.batches.max_waiting = 10'000;

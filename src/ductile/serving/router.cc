@@ -241,6 +241,7 @@ void Router::Impl::again(const PassagePtr& passage, ReplicaId refused) {
 
 void Router::Impl::answered(ReplicaId id, std::list<Link>::iterator link) {
   const PassagePtr passage = std::move(link->passage);
+  replicas_.at(id).probe.heard = loop_.now();
   HttpResponse response = link->reader.response();
   const bool goes_on = response.keep_alive;
   response.keep_alive = true;

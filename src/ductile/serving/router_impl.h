@@ -89,7 +89,7 @@ class Router::Impl {
     net::Socket socket;
     net::Loop::Watch watch;
     bool sent = false;
-    net::Deadline heard{};  // when the replica last answered one, or came
+    net::Deadline heard{};  // when the replica last answered anything, or came
   };
   struct Replica {
     Connect connect;
