@@ -102,7 +102,8 @@ class Clients:
             with self.lock:
                 self.seen[seen] += 1
             if not seen[0]:
-                return
+                break
+        to.close()
 
     def answers(self):
         with self.lock:

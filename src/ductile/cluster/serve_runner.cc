@@ -186,8 +186,12 @@ class ServeRunner final : public JobRunner {
     front_.set_ready(answer, std::move(by_node));
   }
 
-  // Of the job, from its folder, which all nodes see.
-  void use_doors() { front_.use_doors(server::secret_of(run_), link::job_name(run_)); }
+  // By the secret of the job, from its folder, which all nodes see.
+  void use_doors() try {
+    front_.use_doors(server::secret_of(run_), link::job_name(run_));
+  } catch (const Error& error) {  // it is nothing of what is served, and may pass
+    fail(ErrorCode::unavailable, "{}", error.what());
+  }
 
   void let_leaving_go() {
     for (const WorkerId id : std::exchange(leaving_, {})) {
@@ -302,7 +306,7 @@ class ServeRunner final : public JobRunner {
     const bool here = known->place == link::PeerAddress::here("").place;
     if (!here && !known->door) {
       replica.failed.emplace(
-          ErrorCode::invalid_argument,
+          ErrorCode::unavailable,
           fmt::format("node {}: its replica says no address under which other machines reach it; "
                       "install the same version of Ductile there",
                       line.host));

@@ -1,6 +1,7 @@
 #include "ductile/sched/services.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include <fmt/format.h>
 
@@ -88,14 +89,15 @@ class Granter {
         grant.allocation.push_back(s);
         room_[s.node] -= s.devices;
       }
-    // Where load has fallen, the nodes that it holds least of come free first; of one that is to be
-    // spread, those that it holds most of.
-    const bool spread = service(grant).spread;
+    // Where load has fallen, the nodes that it holds least of come free first; the last but one of
+    // a service that is to be spread only where there is nothing else.
     for (int32_t more = replicas(grant) - wanted(grant); more > 0; --more) {
-      auto next = std::min_element(grant.allocation.begin(), grant.allocation.end(),
-                                   [&](const NodeShare& a, const NodeShare& b) {
-                                     return spread ? a.devices > b.devices : a.devices <= b.devices;
-                                   });
+      const auto holds_less = [](const NodeShare& a, const NodeShare& b) {
+        return a.devices <= b.devices;
+      };
+      auto next = std::min_element(grant.allocation.begin(), grant.allocation.end(), holds_less);
+      if (service(grant).spread && grant.allocation.size() == 2 && next->devices == unit(grant))
+        next = next == grant.allocation.begin() ? std::next(next) : grant.allocation.begin();
       next->devices -= unit(grant);
       room_[next->node] += unit(grant);
       if (next->devices <= 0) grant.allocation.erase(next);

@@ -27,7 +27,8 @@ enum class ServicesTake : uint8_t { free_devices, preemptible };
 // floor is not to be had there; replicas lie within one node, on free devices first, then on those
 // of jobs that may be preempted unless `take` says otherwise, never on a node that leaves before
 // `horizon`, and of one that may not move only in the region of its data. One that is to be spread
-// (ServiceView) lies on two nodes at least where that takes nothing from anybody. A pure function.
+// (ServiceView) starts and grows on two nodes at least where that takes nothing from anybody, and
+// keeps two while it shrinks; what lies on one node is not moved for it. A pure function.
 std::vector<ServiceGrant> grant_services(const Round& round, std::span<const Pool> pools,
                                          double horizon,
                                          ServicesTake take = ServicesTake::preemptible);

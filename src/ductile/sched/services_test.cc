@@ -116,6 +116,9 @@ TEST(Services, LieOnTwoNodesWhereTheyAreToBeSpreadAndThatTakesNothingFromAnybody
   jobs[1].allocation = {};
   jobs[0].allocation = {{0, 3}, {1, 1}};  // load has fallen
   EXPECT_EQ(granted(), (Allocation{{0, 1}, {1, 1}}));
+  jobs[0].allocation = {{0, 3}, {1, 1}, {2, 1}};
+  EXPECT_EQ(granted(), (Allocation{{0, 1}, {1, 1}})) << "two nodes are enough";
+  jobs[0].allocation = {{0, 3}, {1, 1}};
   jobs[0].service->spread = false;
   EXPECT_EQ(granted(), (Allocation{{0, 2}}));
 }

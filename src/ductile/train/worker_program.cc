@@ -119,8 +119,9 @@ int run_job(const Arguments& arguments, const RecipeOf& own) {
     request = ServeRequest::from_json(
         parse_json(arguments.serve, "--serve", ErrorCode::invalid_argument));
   const bool of_another = request && !request->run.empty();
-  if (of_another && kind_of(request->run / "job.toml") == FileKind::none)
-    fail(ErrorCode::invalid_argument,
+  // Of a node this says less than it would here: others may see it, and this one later.
+  if (of_another && request->front && kind_of(request->run / "job.toml") == FileKind::none)
+    fail(ErrorCode::unavailable,
          "{}: there is no run here (no job.toml); what is served on several machines must lie on a "
          "file system that all of them share, under the same path",
          request->run.string());
