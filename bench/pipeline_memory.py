@@ -45,13 +45,19 @@ class Bench:
         given, judged, run = (self.folder / name for name in ("given.json", "judged.json", "run"))
         given.write_text(json.dumps(plan))
         judged.write_bytes(self.ductile("plan", graph, "--devices", self.folder / "machine.toml", "--batch", batch, "--plan", given, "--json"))
-        self.ductile("train", "--out", run, "--workers", stages, "--plan", judged, sets=[
-            *sets, f"train.batch_size={batch}", f"data.train_limit={6 * batch}", "data.test_limit=8", "train.epochs=1",
-            "train.pipelined.trace_steps=2"])
+        for _ in range(5):
+            self.ductile("train", "--out", run, "--workers", stages, "--plan", judged, sets=[
+                *sets, f"train.batch_size={batch}", f"data.train_limit={6 * batch}", "data.test_limit=8", "train.epochs=1",
+                "train.pipelined.trace_steps=2"])
+            step = json.loads((run / "trace.jsonl").read_text().splitlines()[-1])
+            subprocess.run(["rm", "-r", run], check=True)
+            # A worker may have come late: stages that took turns copied nothing.
+            if len({i["worker"] for i in step["intervals"]}) == stages:
+                break
+        else:
+            raise SystemExit(f"{model}: {stages} workers did not come together before the recorded steps, five times")
         evaluation = json.loads(judged.read_text())["evaluation"]["stages"]
-        steps = [json.loads(line) for line in (run / "trace.jsonl").read_text().splitlines()]
-        memory = {m["stage"]: m["bytes"] for m in steps[-1]["memory"]}
-        subprocess.run(["rm", "-r", run], check=True)
+        memory = {m["stage"]: m["bytes"] for m in step["memory"]}
         return [(e["peak_memory"] - e["state_memory"], memory[s]) for s, e in enumerate(evaluation)]
 
 

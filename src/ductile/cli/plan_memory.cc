@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -56,15 +57,18 @@ std::vector<std::pair<double, double>> PlanMemory::needs(int64_t workers) const 
   std::vector<std::pair<double, double>> out;
   for (const control::RankRange& ranks : control::spread_ranks(virtual_ranks_, workers)) {
     double bytes = sharded_ ? 0 : whole_state_, limit = std::numeric_limits<double>::infinity();
-    std::set<size_t> seen;  // of one stage's replicas the state is there once
+    std::set<size_t> seen;          // of one stage's replicas the state is there once
+    std::map<size_t, double> held;  // by pipeline: they run one after the other
     for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
       const size_t s = stage_of_[static_cast<size_t>(rank) % stage_of_.size()];
       const Stage& stage = stages_[s];
-      bytes += std::max(0.0, stage.peak - stage.state);
+      held[static_cast<size_t>(rank) / stage_of_.size()] += std::max(0.0, stage.peak - stage.state);
       if (sharded_ && seen.insert(s).second) bytes += stage.state;
       limit = std::min(limit, stage.limit);
     }
-    out.emplace_back(bytes, limit);
+    double most_held = 0;
+    for (const auto& [pipeline, of_pipeline] : held) most_held = std::max(most_held, of_pipeline);
+    out.emplace_back(bytes + most_held, limit);
   }
   return out;
 }

@@ -87,10 +87,11 @@ std::string plan_anew(const spec::JobOptions& job, const std::string& plan, int6
   const fs::path graph = folder.path() / "graph.json", devices = folder.path() / "devices.toml";
   write_file_atomic(graph, dump_json(report.at("profile")));
   write_file_atomic(devices, devices_left(report, workers));
-  return fleet_output({"plan", graph.string(), "--devices", devices.string(), "--batch",
-                       std::to_string(job.train.batch_size), "--runnable", "--json"},
-                      fmt::format("a plan for {} of the run",
-                                  page::plural(static_cast<double>(workers), "worker")));
+  return fleet_output(
+      {"plan", graph.string(), "--devices", devices.string(), "--batch",
+       std::to_string(job.train.batch_size), "--runnable", "--time-limit", "3", "--json"},
+      fmt::format("a plan for {} of the run",
+                  page::plural(static_cast<double>(workers), "worker")));
 }
 
 Replanner::Replanner(JobConfig& config, const run::RunFolder& folder,

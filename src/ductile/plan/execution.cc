@@ -86,6 +86,7 @@ bool Execution::try_follow(const Orders& orders) {
     }
   }
   orders_ = &orders;
+  if (!costs_.sent.backward.empty()) note_order();
   return run();
 }
 
@@ -307,15 +308,49 @@ double Execution::memory_of(int stage) const {
   return costs_.sent.backward.empty() ? held : held + sent_memory(stage);
 }
 
+// For each stage, what of the one kind its order has before each task of the other.
+void Execution::note_order() {
+  before_.assign(stages_.size(), {});
+  for (size_t s = 0; s < stages_.size(); ++s) {
+    int64_t forward = 0, backward = 0;
+    for (const Task task : (*orders_)[s]) {
+      if (task == Task::forward) {
+        before_[s].backwards.push_back(backward);
+        ++forward;
+      } else if (task == Task::backward) {
+        before_[s].forwards.push_back(forward);
+        ++backward;
+      }
+    }
+  }
+}
+
+// How many tasks of this kind a neighbour has begun for certain, however slow it is: those that its
+// order has before what this stage has been given.
+int64_t Execution::surely_started(int stage, int neighbour, Task task) const {
+  const Stage& own = stages_[stage];
+  const Stage& other = stages_[neighbour];
+  if (orders_ == nullptr) return other.started[static_cast<int>(task)];
+  const bool gradient = task == Task::backward;
+  const int64_t given = own.started[static_cast<int>(gradient ? Task::forward : Task::backward)];
+  const int64_t tasks = (given * own.size + other.size - 1) / other.size;
+  if (tasks == 0) return 0;
+  const Before& before = before_[neighbour];
+  return (gradient ? before.backwards : before.forwards).at(static_cast<size_t>(tasks - 1));
+}
+
 // A message lies with its sender until it has arrived; and it cannot arrive before the reader has
-// room, which is when the task of the micro-batch before it begins. Within a unit it is taken by
-// its own task.
+// room, which is when the task of the micro-batch before it begins. When that is depends on how
+// busy the reader's machine is, so what waits is counted as by the orders alone it may. Within a
+// unit a message is taken by its own task.
 double Execution::sent_memory(int stage) const {
   double bytes = 0;
   const auto waits = [&](int edge, int reader, Task task, int64_t sent, int64_t arrived) {
     const bool near = costs_.unit[reader] == costs_.unit[stage];
     const Stage& to = stages_[reader];
-    const int64_t room = (to.started[static_cast<int>(task)] + (near ? 0 : 1)) * to.size;
+    const int64_t started =
+        near ? to.started[static_cast<int>(task)] : surely_started(stage, reader, task);
+    const int64_t room = (started + (near ? 0 : 1)) * to.size;
     const int64_t gone = std::min(sent, std::min(arrived, room) / stages_[stage].size);
     const SentBytes& each = costs_.sent;
     bytes += static_cast<double>(sent - gone) *

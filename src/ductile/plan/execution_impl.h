@@ -89,6 +89,8 @@ class Execution {
   void note_memory(int unit);
   double memory_of(int stage) const;
   double sent_memory(int stage) const;
+  void note_order();
+  int64_t surely_started(int stage, int neighbour, Task task) const;
   std::vector<double> sum_ends(Timeline& t) const;
   void finish_sums(Timeline& t) const;
   int64_t tasks_left(int stage) const;
@@ -97,6 +99,10 @@ class Execution {
   const PlanCosts& costs_;
   const bool split_, record_;
   const Orders* orders_ = nullptr;
+  struct Before {  // by task of the one kind: tasks of the other kind that its order has before it
+    std::vector<int64_t> forwards, backwards;
+  };
+  std::vector<Before> before_;  // by stage, where messages are counted
   Rank rank_ = nullptr;
   Orders* written_ = nullptr;
 

@@ -313,6 +313,41 @@ TEST(TaskMemory, IsThatOfTheKernelThatTakesMostAtTheStagesSamples) {
   }
 }
 
+// A stage that is far ahead of a reader, which nothing in their orders makes wait: its gradients
+// lie with it, whatever the reader is predicted to take.
+TEST(TaskMemory, GradientsWaitAsLongAsTheOrdersLetThem) {
+  graph::Graph g;
+  for (const char* name : {"a", "b"}) {
+    graph::Op& op = g.ops.emplace_back();
+    op.name = name;
+    op.cost.forward.per_sample = op.cost.backward_weight.per_sample = 1;
+    op.cost.backward_input.per_sample = name[0] == 'a' ? 1e-3 : 1;  // so a is predicted to wait
+    op.cost.activation_bytes = 10;
+    op.cost.waits = true;
+    op.cost.passes.backward_weight = {0, 100};
+  }
+  g.edges = {{0, 1, 0, 4}};
+  g.counted = true;
+  Plan plan;
+  plan.batch = 4;
+  plan.schedule = ScheduleKind::zero_bubble;
+  plan.stages.resize(2);
+  for (int s = 0; s < 2; ++s) {
+    plan.stages[s].ops = {s};
+    plan.stages[s].in_flight = 4;
+  }
+  const auto peak = [&](const char* first, const char* second) {
+    plan.orders = {first, second};
+    return evaluate(g, uniform_devices(2, 2, {}), plan).peak_memory[1];
+  };
+  // While W runs: the inputs of four micro-batches, what it takes, and three gradients, of which
+  // one more has a receive.
+  EXPECT_EQ(peak("F4B4W4", "F4B4W4"), 4 * 4 + 100 + 3 * 4);
+  // Where F of the second depends on B of the first, that has taken all but the last ones. The last
+  // B leaves two: the one that is on its way, and the one before it.
+  EXPECT_LT(peak("F2BFBFB2W4", "FBFBFBFBW4"), 4 * 4 + 100 + 3 * 4);
+}
+
 TEST(TaskMemory, OfAFileIsThatOfTheGraphThatWasWritten) {
   for (uint64_t seed = 0; seed < 50; ++seed) {
     Rng rng(seed, 32);

@@ -10,8 +10,9 @@ namespace ductile::plan {
 inline void count_bytes(graph::Graph& graph, Rng& rng) {
   const auto some = [&] { return graph::Affine{double(rng.below(3)), double(rng.below(40))}; };
   const auto most = [&] {  // some are no lines
-    graph::MostBytes out = some();
-    if (rng.below(4) == 0) out.points = {{1, double(rng.below(40))}, {4, 40}, {9, 200}};
+    if (rng.below(4) != 0) return graph::MostBytes(some());
+    graph::MostBytes out;
+    out.points = {{1, double(rng.below(40))}, {4, 40}, {9, 200}};
     return out;
   };
   graph.counted = true;

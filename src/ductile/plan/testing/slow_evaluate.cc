@@ -110,6 +110,18 @@ struct Slow {
     if (!begun(s, Task::backward, last)) bytes += m.posted_backward;
     return bytes;
   }
+  // Tasks that `reader` has to have begun before stage `s` was given what it has begun to use.
+  int64_t surely_begun(size_t s, size_t reader, Task kind) const {
+    const Task opposite = kind == Task::backward ? Task::forward : Task::backward;
+    int64_t samples = 0, given = 0, count = 0;
+    for (int64_t i = 0; begun(s, opposite, i); ++i) samples += plan.stages[s].micro_batch;
+    for (const Task t : orders[reader]) {
+      if (given >= samples) break;
+      if (t == opposite) given += plan.stages[reader].micro_batch;
+      count += t == kind;
+    }
+    return count;
+  }
   // Messages of a stage, one after the other: which are still here?
   double sent_memory(size_t s) const {
     double bytes = 0;
@@ -125,10 +137,12 @@ struct Slow {
           bool gone = true;
           for (int64_t sample = m.index * size; sample < (m.index + 1) * size; ++sample) {
             if (!has_arrived(edge, gradient, sample)) gone = false;
-            const int64_t task = sample / other - (costs.unit[reader] == costs.unit[s] ? 0 : 1);
+            const bool near = costs.unit[reader] == costs.unit[s];
+            const int64_t task = sample / other - (near ? 0 : 1);
             if (task < 0) continue;
             const Task kind = gradient ? Task::backward : Task::forward;
-            if (!is_done.contains({reader, kind, task})) gone = false;
+            if (near && !is_done.contains({reader, kind, task})) gone = false;
+            if (!near && task >= surely_begun(s, reader, kind)) gone = false;
           }
           here += !gone;
         }
