@@ -166,6 +166,8 @@ void Rows::add_dropout() {
   add("dropout_selective", looks);
   spec::JobOptions probes = job;
   probes.train.rate_control = "lrtuner";
+  probes.train.lrtuner.explore =
+      0;  // the largest rate that does not raise the loss is too large here
   add("dropout_lrtuner", probes);
 }
 

@@ -159,10 +159,12 @@ TEST(Setup, RefusesWhatAnOptimiserOfTheJobsOwnSays) {
     EXPECT_NE(std::string(e.what()).find("--space"), std::string::npos) << e.what();
   }
   const std::string range = "\nlow = 0.01\nhigh = 1.0\n";
+  spec::JobOptions reader;
+  reader.optimizer.name = "adamw";
   for (const char* option : {"optimizer.lr", "optimizer.adam.eps", "schedule.warmup_epochs"}) {
     const std::string space = fmt::format("[space.\"{}\"]{}", option, range);
     EXPECT_NE(refusal(space, job).find("optimizer() of its own"), std::string::npos) << option;
-    EXPECT_EQ(read_tuning(space, "tune.toml", {}).space.size(), 1U) << option;
+    EXPECT_EQ(read_tuning(space, "tune.toml", reader).space.size(), 1U) << option;
   }
   for (const char* option : {"optimizer.clip_norm", "train.ema_decay"})
     EXPECT_EQ(read_tuning(fmt::format("[space.\"{}\"]\nlow = 0.01\nhigh = 0.9\n", option),
