@@ -97,7 +97,8 @@ void Nodes::look() {
     news = true;
     node.record.why = trouble;
     if (!leaving) node.stays_until.reset();
-    if (leaving && !node.leaving && node.use > 0)
+    // When the notice began is known of a node alone that was there before it.
+    if (leaving && !node.leaving && node.use > 0 && node.record.state == NodeState::up)
       node.stays_until = loop_.now() + duration_of(node.use);
     node.leaving = leaving;
     node.lost = absent;

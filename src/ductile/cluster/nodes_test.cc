@@ -243,13 +243,14 @@ TEST(Nodes, WhatHasNoOtherPlaceUsesTheNotice) {
   service.wait_for_workers(id);
   service.kill_agent("one", SIGTERM);
   wait_for_node(service, "one", "away");
+  EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
   service.expect_result(id);
   EXPECT_EQ(count_of(service, id, "queued"), 0);
 }
 
 TEST(Nodes, WhatHasAPartOfItsDevicesThereUsesThemToo) {
   LiveService service(on_spot_nodes({"one", "two"}, 1000, 1));
-  const JobId id = service.submit("job", 3000, 2);
+  const JobId id = service.submit("job", 2000, 2);
   service.wait(id, [&](const Json& now) { return nodes_of(now).size() == 2; });
   service.wait_for_workers(id);
   const int64_t before = count_of(service, id, "allocation");

@@ -346,7 +346,8 @@ std::string lack_of_devices(const JobRecord& record, int64_t devices, int64_t of
 
 namespace {
 
-// Workers start in folders that their submitter does not know. The command line writes them so.
+// Workers start in folders that their submitter does not know. The command line makes these paths
+// absolute (JobConfig::make_paths_absolute()).
 void require_absolute_paths(const spec::JobOptions& job) {
   for (const auto& [name, path] :
        {std::pair("data.path", &job.data.path), std::pair("data.test_path", &job.data.test_path),

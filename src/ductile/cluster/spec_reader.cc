@@ -23,36 +23,40 @@ SpecReader::Read SpecReader::find(const std::string& key) {
 }
 
 // Two threads may have read the same text: both readings are equal, and the first one stays.
-SpecReader::Read SpecReader::add(const std::string& key, Work work, std::vector<TrainPlan> plans) {
+SpecReader::Read SpecReader::add(const std::string& key, size_t bytes, Work work,
+                                 std::vector<TrainPlan> plans) {
   std::string application = application_of(work);
   auto read = std::make_shared<const ReadJob>(
       ReadJob{std::move(work), std::move(plans), std::move(application)});
   const std::lock_guard lock(mutex_);
   const auto [at, added] = known_.emplace(key, read);
   if (!added) return at->second;
-  order_.push_back(key);
-  if (order_.size() > most_) {
-    known_.erase(order_.front());
+  order_.emplace_back(key, bytes);
+  bytes_ += bytes;
+  while (order_.size() > most_ || bytes_ > most_bytes_) {
+    known_.erase(order_.front().first);
+    bytes_ -= order_.front().second;
     order_.pop_front();
   }
   return read;
 }
 
 SpecReader::Read SpecReader::read(const std::string& kind, const nlohmann::json& spec) {
-  const std::string key = key_of(kind, dump_json(spec));
+  const std::string text = dump_json(spec), key = key_of(kind, text);
   if (Read known = find(key)) return known;
-  return add(key, work_of(kind, spec), plans_of(kind, spec));
+  return add(key, text.size(), work_of(kind, spec), plans_of(kind, spec));
 }
 
 SpecReader::Read SpecReader::read_text(const std::string& kind, const std::string& text) {
   const std::string key = key_of(kind, text);
   if (Read known = find(key)) return known;
   const nlohmann::json spec = parse_json(text, "spec", ErrorCode::data_loss);
-  return add(key, work_of(kind, spec), plans_of(kind, spec));
+  return add(key, text.size(), work_of(kind, spec), plans_of(kind, spec));
 }
 
 SpecReader::Read SpecReader::keep(const std::string& kind, const nlohmann::json& spec, Work work) {
-  return add(key_of(kind, dump_json(spec)), std::move(work), plans_of(kind, spec));
+  const std::string text = dump_json(spec);
+  return add(key_of(kind, text), text.size(), std::move(work), plans_of(kind, spec));
 }
 
 }  // namespace ductile::cluster

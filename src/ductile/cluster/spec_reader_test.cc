@@ -60,6 +60,25 @@ TEST(SpecReader, ForgetsTheOldestOfMany) {
   EXPECT_NE(reader.read("train", small_training(1)), reads[1]);
 }
 
+// A text of a megabyte is four of numbers.
+TEST(SpecReader, OfLargeTextsItKeepsFew) {
+  SpecReader reader(1000, 100'000);
+  const auto large = [](int seed) {
+    json out = small_training(seed);
+    out["job"] = out["job"].get<std::string>() + "# " + std::string(30'000, 'x') + "\n";
+    return out;
+  };
+  std::vector<SpecReader::Read> reads;
+  for (int seed = 0; seed < 8; ++seed) reads.push_back(reader.read("train", large(seed)));
+  EXPECT_EQ(reader.read("train", large(7)), reads[7]);
+  EXPECT_EQ(reader.read("train", large(5)), reads[5]);
+  EXPECT_EQ(reads[4].use_count(), 1) << "nobody else has it";
+  // One that is larger than all that is kept is read all the same, and not kept.
+  SpecReader small(1000, 1000);
+  EXPECT_EQ(small.read("train", large(0)).use_count(), 1);
+  EXPECT_EQ(small.read("train", small_training(0)).use_count(), 2);
+}
+
 TEST(SpecReader, WhatIsWrongIsWrongEachTime) {
   SpecReader reader;
   for (int i = 0; i < 2; ++i) {

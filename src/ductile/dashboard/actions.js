@@ -12,7 +12,8 @@ import { post, state } from "./service.js";
  *           body?: () => any, send?: () => Promise<any>, done: string, next?: (answer: any) => void }} what
  */
 export function confirm(what) {
-  const key = crypto.randomUUID();  // of all tries: one whose answer was lost may have been carried out
+  // Of all tries until there is an answer: one whose answer was lost may have been carried out.
+  let key = crypto.randomUUID(), lost = false;
   dialog(what.heading, close => {
     const fault = element("p", { class: "banner", role: "alert", hidden: "" });
     const yes = element("button", { type: "submit", class: what.danger ? "danger" : "main" }, what.verb);
@@ -26,7 +27,10 @@ export function confirm(what) {
         say(what.done);
         what.next?.(answer);
       } catch (error) {
-        fault.textContent = error.message;
+        if (error.status === 0) lost = true;
+        else if (!lost) key = crypto.randomUUID();
+        fault.textContent = error.message + (lost && error.status === 409
+          ? "; the first try, whose answer was lost, may have been carried out: close this, and look" : "");
         fault.hidden = false;
         yes.disabled = false;
       }

@@ -106,7 +106,7 @@ export function jobPage(root, name, query) {
   // What was submitted: options that differ from their defaults.
   async function readOptions() {
     const answer = await get(`/v1/jobs/${job.id}/options`).catch(() => null);
-    options.replaceChildren(!answer ? element("pre", { tabindex: "0" }, JSON.stringify(job.spec, null, 2))
+    options.replaceChildren(!answer ? element("pre", { tabindex: "0", "aria-label": "what was submitted" }, JSON.stringify(job.spec, null, 2))
       : answer.changed.length === 0 ? element("p", { class: "empty" }, "Every option has its default.")
         : table("options", [["Option"], ["Value"]], answer.changed.map(name =>
           [element("code", {}, name), element("code", {}, answer.options[name])])));

@@ -122,7 +122,10 @@ function specOf(form, index) {
     ...given("port", form.port, text => whole(text, "port", 1)) };
 }
 
-/** The body of POST /v1/jobs. Throws with a sentence that says what is wrong, and what would be right. */
+/**
+ * The body of POST /v1/jobs. Throws with a sentence that says what is wrong, and what would be right.
+ * @returns {any}
+ */
 export function submissionOf(form) {
   const least = whole(form.least || "1", "devices", 1);
   const most = form.kind === "command" ? least : form.most.trim() ? whole(form.most, "most devices", 1) : least;

@@ -110,7 +110,7 @@ ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& 
 std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
                                           const cluster::Client& client) {
   std::vector<std::string> out;
-  std::set<std::string> matched;  // a job that two patterns match is meant once
+  std::set<std::string> matched;  // a job is meant once, however often it is named
   for (const std::string& text : jobs) {
     const size_t before = out.size();
     bool any = false;
@@ -132,7 +132,9 @@ std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
       }
       std::reverse(out.begin() + static_cast<std::ptrdiff_t>(before), out.end());
     }
-    if (!any) out.push_back(text);
+    if (any) continue;
+    const bool number = text.find_first_not_of("0123456789") == std::string::npos;
+    if (!number || matched.insert(text).second) out.push_back(text);
   }
   return out;
 }
