@@ -167,14 +167,17 @@ class Training(unittest.TestCase):
                                          *(word for s in settings for word in ("--set", s))]))
         ours.out.mkdir()
         self.assertIsNone(ours.result(1))
-        with subprocess.Popen(ours.words_of(1)) as process:
-            while not list((ours.folder(1) / "checkpoints").glob("*")) and process.poll() is None:
+        events = ours.folder(1) / "events.jsonl"
+        with subprocess.Popen(ours.words_of(1), stdout=subprocess.DEVNULL) as process:
+            while process.poll() is None and not (events.exists() and '"kind":"checkpoint"' in events.read_text()):
                 time.sleep(0.002)
             process.kill()
-        self.assertIsNone(ours.result(1), "it was killed before its end")
+        self.assertIsNone(ours.result(1), "its controller was killed before its end")
+        began = events.read_text().splitlines()[0]
+        self.assertIn("--resume", ours.words_of(1))
         ours.run(1)
         self.assertEqual(len(ours.result(1).curve), 1)
-        self.assertIn('"kind":"resume"', (ours.folder(1) / "events.jsonl").read_text())
+        self.assertEqual(events.read_text().splitlines()[0], began, "it is the same run")
 
     def test_the_other_examples_train(self):
         for example in ("cifar10_92.toml", "cifar10_resnet20_muon.toml"):
