@@ -1,7 +1,6 @@
 #include "ductile/cli/pipeline_plan.h"
 
 #include <algorithm>
-#include <bit>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -150,17 +149,6 @@ double copied_bytes(const spec::JobOptions& job, size_t stage, double state) {
   const std::vector<int64_t>& of_stages = job.train.pipelined.stage_replicas;
   const int64_t twins = stage < of_stages.size() ? of_stages[stage] : job.train.pipelined.replicas;
   return state * static_cast<double>(std::max<int64_t>(0, job.train.shard_copies - twins));
-}
-
-// The most that so many neighbours take together, in a circle.
-double most_of_neighbours(const std::vector<double>& parts, size_t count) {
-  double sum = 0, most = 0;
-  for (size_t i = 0; i < parts.size() + count; ++i) {
-    sum += parts[i % parts.size()];
-    if (i >= count) sum -= parts[(i - count) % parts.size()];
-    if (i + 1 >= count) most = std::max(most, sum);
-  }
-  return most;
 }
 
 // "2", or "3, 1, 1" where stages have their own.
@@ -342,47 +330,6 @@ std::string read_planned(const JobRequest& request, const fs::path& file,
     config.job.train.shard_optimizer = may_lie_by_stage(config.job);
   }
   return plan;
-}
-
-// Neighbouring parts share a worker, also those of two pipelines; twins in one worker hold their
-// state once, and take turns.
-int64_t least_devices(const spec::JobOptions& job, const std::string& text) {
-  const nlohmann::json report = parse_json(text, "plan", ErrorCode::invalid_argument);
-  if (!report.is_object() || !report.contains("evaluation")) return 1;
-  const nlohmann::json& evaluation = report.at("evaluation");
-  if (!evaluation.is_object() || !evaluation.contains("stages")) return 1;
-  const JsonFields all(evaluation, "plan");
-  const double factor = scale_of(job, all).factor;
-  const auto state_of = [&](const JsonFields& f) {
-    return f.has("state_memory") ? factor * f.number("state_memory", 0, kMostBytes) : 0.0;
-  };
-  const spec::PipelinedOptions& options = job.train.pipelined;
-  const bool divided = job.train.shard_optimizer;
-  std::vector<double> parts;  // of one pipeline: what each takes beside `base`
-  double limit = kMostBytes, base = divided ? 0 : state_of(all);
-  size_t number = 0;
-  for (const nlohmann::json& item : all.array("stages")) {
-    const JsonFields stage(item, fmt::format("plan: stage {}", number));
-    const double state = state_of(stage);
-    const double own = stage.number("peak_memory", 0, kMostBytes) + (factor - 1) / factor * state;
-    limit = std::min(limit, stage.number("memory_limit", 0, kMostBytes));
-    if (divided) base = std::max(base, copied_bytes(job, number, state));
-    const auto count_of = [&](const std::vector<int64_t>& list) {
-      return number < list.size() ? list[number] : int64_t{1};
-    };
-    parts.insert(parts.end(),
-                 static_cast<size_t>(count_of(options.tensor) * count_of(options.stage_replicas)),
-                 divided ? own : std::max(0.0, own - state));
-    ++number;
-  }
-  // The most parts that fit, whichever they are.
-  size_t fit = 0;
-  for (size_t step = std::bit_ceil(parts.size()); step > 0; step /= 2)
-    if (fit + step <= parts.size() && most_of_neighbours(parts, fit + step) + base <= limit)
-      fit += step;
-  const int64_t ranks = job.train.virtual_ranks;
-  if (fit == parts.size()) return 1;
-  return fit == 0 ? ranks : (ranks + static_cast<int64_t>(fit) - 1) / static_cast<int64_t>(fit);
 }
 
 double predicted_seconds(const std::string& text) {

@@ -23,11 +23,6 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file);
 std::string read_planned(const JobRequest& request, const fs::path& file,
                          const char* const* environment, JobConfig& config);
 
-// The least number of devices on which a worker has memory for all of its stages, as far as the
-// plan's file counts it: fewer workers than the plan has parts host several of them. 1 where the
-// file does not say.
-int64_t least_devices(const spec::JobOptions& job, const std::string& text);
-
 // Seconds of a step with a device for each part of each stage, of the text of a plan's file; 0: it
 // does not say.
 double predicted_seconds(const std::string& text);

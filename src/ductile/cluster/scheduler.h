@@ -97,8 +97,13 @@ class Scheduler {
   // has; under the others such a job has its least number. Empty: of other jobs, and of those that
   // may not have as many devices as one pipeline, so that its stages take turns on any number.
   std::vector<int32_t> whole_sizes(JobId job) const;
-  // As many of these devices as whole_sizes() allows, all of them where it is empty.
-  spec::Allocation whole(JobId job, spec::Allocation devices) const;
+  // What a job that has `now` takes next of what it was granted, of which `there` is free for it:
+  // as much as whole_sizes() allows, all of it where that is empty; `now` where that is as much,
+  // and it was granted all of that.
+  spec::Allocation next_whole(JobId job, const spec::Allocation& now,
+                              const spec::Allocation& granted, spec::Allocation there) const;
+  // The least number of devices of a job by stages; 0: of other jobs, as they were submitted.
+  int32_t least_of_stages(JobId job) const;
   // Of several plans, the one for these devices, by its place in JobDemand::plans: the fastest, or
   // the first that has so many virtual ranks.
   size_t best_plan(JobId job, const spec::Allocation& devices) const;
@@ -237,7 +242,7 @@ class Scheduler {
   int32_t region_named(std::string_view name) const;  // -1: there is none
   int32_t region_of(int32_t node) const;
   void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
-  void set_agent(Job& job, const JobDemand& demand);
+  void set_agent(Job& job, const JobDemand& asked);
   void set_agent_anew(Job& job);
   static void see_rate(Job& job, const SeenRate& seen);
   static std::vector<sched::JobPlan> plans_now(const Job& job);

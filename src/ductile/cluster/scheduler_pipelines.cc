@@ -111,6 +111,18 @@ sched::Allocation cut_to(sched::Allocation allocation, int32_t devices) {
   return allocation;
 }
 
+// Each device hosts at least one virtual rank, and the job's user may have asked for more when it
+// had other plans.
+JobDemand within_ranks(JobDemand demand) {
+  int64_t ranks = 0;
+  for (const StagePlan& plan : demand.plans)
+    ranks = std::max(ranks, int64_t{plan.devices} * plan.pipelines);
+  if (demand.plans.empty()) return demand;
+  demand.min_devices = static_cast<int32_t>(std::min<int64_t>(demand.min_devices, ranks));
+  demand.max_devices = static_cast<int32_t>(std::min<int64_t>(demand.max_devices, ranks));
+  return demand;
+}
+
 // Of a job by stages: writes what a policy of these traits is offered into what it is told of any
 // job, and returns Scheduler::whole_sizes(). A policy that knows neither plans nor pipelines has a
 // job that asks for its least number and never changes, as in the simulator.
@@ -154,19 +166,15 @@ std::vector<int32_t> offer_pipelines(const JobDemand& demand, const sched::Polic
 
 }  // namespace
 
-void Scheduler::set_agent(Job& job, const JobDemand& demand) {
+void Scheduler::set_agent(Job& job, const JobDemand& asked) {
   const sched::PolicyTraits traits = policy_->traits();
+  const JobDemand demand = within_ranks(asked);
   sched::AgentFacts facts = facts_of(demand, cluster_);
   job.sizes = offer_pipelines(demand, traits, facts);
   job.agent = std::make_unique<sched::JobAgent>(std::move(facts), traits, fits_, &shared_);
   job.agent->describe(job.view);
   job.view.min_devices = job.sizes.empty() ? demand.min_devices : job.sizes.front();
   job.view.max_devices = job.sizes.empty() ? demand.max_devices : job.sizes.back();
-  if (demand.plans.empty() || !job.sizes.empty()) return;
-  int64_t ranks = demand.min_devices;  // each device hosts at least one
-  for (const StagePlan& plan : demand.plans)
-    ranks = std::max(ranks, int64_t{plan.devices} * plan.pipelines);
-  job.view.max_devices = static_cast<int32_t>(std::min<int64_t>(demand.max_devices, ranks));
 }
 
 // Under other bounds, or with fewer plans. What was measured of replicas of another size is of no
@@ -183,7 +191,12 @@ void Scheduler::set_agent_anew(Job& job) {
   job.view.noise.reset();
   job.view.model_version = 0;
   set_agent(job, *job.staged);
-  if (kind() == before) job.agent->restore(learnt, "what the job had learnt");
+  if (kind() != before) return;
+  try {
+    job.agent->restore(learnt, "what the job had learnt");
+  } catch (const Error& error) {  // of figures that no file may have: it is learnt anew
+    if (error.code() != ErrorCode::data_loss) throw;
+  }
 }
 
 std::vector<int32_t> Scheduler::whole_sizes(JobId id) const {
@@ -191,11 +204,24 @@ std::vector<int32_t> Scheduler::whole_sizes(JobId id) const {
   return found == jobs_.end() ? std::vector<int32_t>() : found->second.sizes;
 }
 
-spec::Allocation Scheduler::whole(JobId id, spec::Allocation devices) const {
+spec::Allocation Scheduler::next_whole(JobId id, const spec::Allocation& now,
+                                       const spec::Allocation& granted,
+                                       spec::Allocation there) const {
   const auto found = jobs_.find(id);
-  if (found == jobs_.end() || found->second.sizes.empty()) return devices;
-  const int32_t count = largest_within(found->second.sizes, sched::device_count(devices));
-  return cut_to(std::move(devices), count);
+  if (found == jobs_.end() || found->second.sizes.empty()) return there;
+  const int32_t count = largest_within(found->second.sizes, sched::device_count(there));
+  const bool stays = std::ranges::all_of(now, [&](const sched::NodeShare& share) {
+    return std::ranges::any_of(granted, [&](const sched::NodeShare& g) {
+      return g.node == share.node && g.devices >= share.devices;
+    });
+  });
+  if (stays && sched::device_count(now) == count) return now;
+  return cut_to(std::move(there), count);
+}
+
+int32_t Scheduler::least_of_stages(JobId id) const {
+  const auto found = jobs_.find(id);
+  return found == jobs_.end() || !found->second.staged ? 0 : found->second.view.min_devices;
 }
 
 size_t Scheduler::best_plan(JobId id, const spec::Allocation& devices) const {
@@ -206,7 +232,9 @@ size_t Scheduler::best_plan(JobId id, const spec::Allocation& devices) const {
   const int32_t count = sched::device_count(devices);
   size_t best = plans.size();
   double most = 0;
-  for (size_t i = 0; i < plans.size(); ++i)
+  // A policy that sees no plans has the job by the first one.
+  const size_t offered = policy_->traits().sees_plans ? plans.size() : 1;
+  for (size_t i = 0; i < offered; ++i)
     if (const double rate = predicted_rate(plans[i], count, job.staged->batch); rate > most)
       most = rate, best = i;
   for (size_t i = 0; i < plans.size() && best == plans.size(); ++i)
@@ -279,7 +307,10 @@ void Scheduler::keep_pipelines_whole(const sched::Round& round, sched::Decisions
     const int32_t devices = largest_within(job.sizes, given);
     if (devices == given) continue;
     change.allocation = cut_to(std::move(change.allocation), devices);
-    if (change.reason.empty()) change.reason = "it gives up the rest of a pipeline";
+    if (devices == 0)
+      change.reason = fmt::format("waits for {} devices at once", job.sizes.front());
+    else if (change.reason.empty())
+      change.reason = "it gives up the rest of a pipeline";
     if (found == decided.end())
       decisions.changes.push_back(std::move(change));
     else

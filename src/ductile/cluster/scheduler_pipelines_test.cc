@@ -194,6 +194,39 @@ TEST(Pipelines, BoundsAreThoseOfWholePipelinesWhereOneFits) {
     }
 }
 
+// Its user may ask for more than the plan by which it was begun has room for.
+TEST(Pipelines, NobodyHasMoreDevicesThanVirtualRanks) {
+  for (const char* const policy : {"ductile", "fifo"}) {
+    JobDemand job = staged(1, 2, 1, 1, 1, 4);
+    job.plans.push_back({2, 2, 0.4});
+    Rounds rounds(one_machine(8), policy);
+    rounds.scheduler.add(job);
+    rounds.scheduler.keep_plan(1, 0);
+    rounds.run(2);
+    EXPECT_EQ(rounds.devices(1), 2) << policy;
+    for (const int32_t wanted : {3, 8}) {
+      rounds.scheduler.set_bounds(1, wanted, wanted);
+      EXPECT_EQ(rounds.scheduler.least_of_stages(1), 2) << policy;
+      rounds.run(2);
+      EXPECT_EQ(rounds.devices(1), 2) << policy;
+    }
+  }
+}
+
+// A job that waits for more devices stays where it is.
+TEST(Pipelines, WhatIsThereOfAGrantIsTakenByWholePipelines) {
+  Scheduler scheduler(some_nodes(2, 4), "ductile", kInterval);
+  scheduler.add(staged(1, 4, 2, 1, 1, 8));
+  const spec::Allocation now{{0, 2}, {1, 2}}, granted{{0, 4}, {1, 4}};
+  EXPECT_EQ(scheduler.next_whole(1, now, granted, {{0, 4}, {1, 2}}), now);
+  EXPECT_EQ(scheduler.next_whole(1, now, granted, granted), granted);
+  EXPECT_EQ(scheduler.next_whole(1, {}, granted, {{0, 4}, {1, 2}}), (spec::Allocation{{0, 4}}));
+  EXPECT_EQ(scheduler.next_whole(1, now, {{0, 4}}, {{0, 4}}), (spec::Allocation{{0, 4}}));
+  EXPECT_EQ(scheduler.next_whole(1, now, {{0, 3}}, {{0, 3}}), spec::Allocation());
+  EXPECT_EQ(scheduler.next_whole(2, now, granted, {{0, 3}}), (spec::Allocation{{0, 3}}))
+      << "nobody's stages";
+}
+
 // What was measured counts, and scales what was not; a service that takes over knows it.
 TEST(Pipelines, TimesAreCorrectedByWhatIsMeasured) {
   const JobDemand job = staged(1, 2, 4, 1, 1, 8);
@@ -250,6 +283,10 @@ TEST(Pipelines, OfSeveralPlansTheOneForItsDevicesIsKept) {
   EXPECT_EQ(rounds.scheduler.best_plan(1, {{0, 1}}), 2u);
   EXPECT_EQ(rounds.scheduler.best_plan(1, {{0, 2}}), 0u) << "two of four take two turns of 0.5 s";
   EXPECT_EQ(rounds.scheduler.best_plan(1, {{0, 4}}), 1u);
+  Scheduler blind(one_machine(4), "fifo", kInterval);
+  blind.add(job);
+  EXPECT_EQ(blind.whole_sizes(1), std::vector<int32_t>{2});
+  EXPECT_EQ(blind.best_plan(1, {{0, 2}}), 0u) << "the first one";
   EXPECT_EQ(rounds.scheduler.best_plan(1, {{0, 3}}), 2u);
   EXPECT_EQ(rounds.scheduler.best_plan(1, {{0, 5}}), 0u) << "no plan has so many virtual ranks";
   rounds.run(1);

@@ -67,7 +67,11 @@ void Service::Impl::keep_plan(Live& live, size_t chosen) {
 void Service::Impl::settle_plan(Live& live, const spec::Allocation& devices) {
   if (live.plans.size() < 2) return;
   const JobId id = live.record.id;
+  // What is not to be seen now may have begun, by a plan that must stay.
+  require_folder_of_runs(live.run.parent_path());
   const std::optional<size_t> known = plan_of_run(live);
+  if (!known && devices.empty())
+    fail(ErrorCode::unavailable, "it has not begun, and there are no devices for it now");
   const size_t count = live.plans.size();
   keep_plan(live, known ? *known : scheduler_.best_plan(id, devices));
   show_pipelines(live);

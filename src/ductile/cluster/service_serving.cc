@@ -150,8 +150,7 @@ void Service::Impl::note_load(Live& live) {
 // Fewer than these hold nothing. A service is better served by some replicas than by none.
 int64_t Service::Impl::least_devices(const Live& live) const {
   if (std::holds_alternative<ServeSpec>(live.work)) return 1;
-  if (const auto whole = scheduler_.whole_sizes(live.record.id); !whole.empty())
-    return whole.front();
+  if (const int32_t least = scheduler_.least_of_stages(live.record.id); least > 0) return least;
   return std::max<int64_t>(1, live.record.submission.min_devices);
 }
 

@@ -323,8 +323,8 @@ std::string staged_text(const WhyFacts& facts) {
 }
 
 std::string why_it_waits_among(const WhyFacts& facts) {
-  const int64_t asked =
-      std::max(facts.job.submission.min_devices, facts.staged ? facts.staged->least : int64_t{0});
+  const bool whole = facts.staged && facts.staged->least > 0;
+  const int64_t asked = whole ? facts.staged->least : facts.job.submission.min_devices;
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
   if (std::string text = gpu_quota_reason(facts); !text.empty()) return text;

@@ -2,19 +2,37 @@
 #include <utility>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
 #include "ductile/base/options.h"
 #include "ductile/cli/job_config.h"
 #include "ductile/cli/pipeline_plan.h"
+#include "ductile/cli/plan_memory.h"
 #include "ductile/fleet/training_spec_impl.h"
 
 namespace ductile::cli {
 namespace {
 
+// Of a plan's text a report reads the plan, and what was predicted of it. A service keeps it with
+// the job, of which it may have very many.
+constexpr size_t kMostText = 64 << 10;
+
+// The text, or that part of it; empty: it is too long all the same.
+std::string shortened(std::string text, size_t most) {
+  if (text.size() <= most) return text;
+  const nlohmann::json report = parse_json(text, "plan", ErrorCode::invalid_argument);
+  nlohmann::json part = nlohmann::json::object();
+  for (const char* const key : {"plan", "evaluation", "timeline"})
+    if (report.is_object() && report.contains(key)) part[key] = report.at(key);
+  text = dump_json(part);
+  if (text.size() > most) text.clear();
+  return text;
+}
+
 // With plans the job is that of the first, and the service has what it needs to compare all of them
-// and to train by any. Their texts are for the run's report; one that is too long is left out.
+// and to train by any. Their texts are for the run's report.
 TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& request,
                           const Context& context) {
-  const size_t most_text = 600'000 / command.plans.size();  // a request has 1 MiB at most
+  const size_t most_text = kMostText / command.plans.size();
   TrainingSpec out;
   for (const fs::path& file : command.plans) {
     JobConfig config;
@@ -23,7 +41,8 @@ TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& reque
     spec::check(config.job);
     check_memory(config.job, text, file);
     spec::TrainOptions& train = config.job.train;
-    const int64_t least = least_devices(config.job, text);
+    const auto memory = PlanMemory::of(config.job, text);
+    const int64_t least = memory ? memory->fewest(0) : 1;
     out.least = out.spec.is_null() ? least : std::min(out.least, least);
     if (out.spec.is_null()) {
       out.name = config.job.name;
@@ -40,7 +59,8 @@ TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& reque
            "{}: the plan says no time for a step, and of several plans each has to, so that the "
            "service can compare them; `ductile plan GRAPH --json` writes it",
            file.string());
-    if (text.size() <= most_text) plan["plan"] = std::move(text);
+    text = shortened(std::move(text), most_text);
+    if (!text.empty()) plan["plan"] = std::move(text);
     out.spec["plans"].push_back(std::move(plan));
   }
   return out;
