@@ -148,11 +148,13 @@ void print_report(const plan::Report& r, Console& console) {
     const auto figure = [&](double v) {
       return time ? page::as_short_duration(v) : fmt::format("{:.3g} s for the steady state", v);
     };
-    console.print(
-        "Formula    {} (best found: {}); no plan of the space has less than {} by it: gap {}\n",
-        figure(p.formula_seconds), figure(p.best_formula_seconds), figure(p.lower_bound),
-        page::as_percent(p.gap));
-    if (p.schedule_bound > 0) {  // else none is known
+    const std::string known =  // of the least that any plan has
+        p.lower_bound > 0 ? fmt::format("; no plan of the space has less than {} by it: gap {}",
+                                        figure(p.lower_bound), page::as_percent(p.gap))
+                          : "";
+    console.print("Formula    {} (best found: {}){}\n", figure(p.formula_seconds),
+                  figure(p.best_formula_seconds), known);
+    if (p.schedule_bound > 0) {
       console.print("Bound      {} under any schedule: the plan takes at most {} more\n",
                     page::as_short_duration(p.schedule_bound), page::as_percent(p.schedule_gap));
     }

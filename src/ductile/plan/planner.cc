@@ -274,7 +274,7 @@ class Planning {
       ways.back().replicas = 1;
     }
     for (size_t i = 0; i < ways.size(); ++i) {
-      if (i > 0 && is_past(after(kSearchShare))) break;
+      if (i > 0 && judge_.any() && is_past(after(kSearchShare))) break;
       auto search =
           std::make_unique<MachineSearch>(spaces_, m.devices, ways[i], sizes_, after(kSearchShare));
       search_one_way(*search, ways[i], island, m.devices, is_whole);

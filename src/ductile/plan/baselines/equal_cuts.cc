@@ -201,7 +201,7 @@ void add_equal_cuts(const graph::Graph& graph, std::span<const std::vector<OpId>
   std::vector<Candidate> kept;
   for (const std::vector<OpId>& order : orders) {
     for (int p : counts_up_to(most, most_counts)) {
-      if (p > 1 && is_past(deadline)) break;
+      if (!kept.empty() && is_past(deadline)) break;
       Cut cut(graph, inputs, order, equal_parts(graph, order, p, sizes[sizes.size() / 2]), options);
       std::vector<Candidate> alike;
       for (int t = 1; t <= most_split && cut.size() * t <= island.devices; t *= 2) {
