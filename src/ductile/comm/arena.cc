@@ -377,7 +377,7 @@ void Arena::detach() {
   const auto apart = [](int fd) { return fd >= 0; };
   if (std::none_of(impl_->pidfds.begin(), impl_->pidfds.end(), apart)) return;  // one process
   std::byte* const own = impl_->region(impl_->rank);
-  const size_t used = impl_->cursor;
+  const size_t used = impl_->cursor;  // all that was allocated, touched or not
   void* const copy = mmap(nullptr, impl_->region_bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (copy == MAP_FAILED) fail_errno("copy the arena's region", errno);

@@ -342,7 +342,9 @@ class ShmTransport final : public Transport {
         if (record.payload == 0) {
           peer.streams.push_back({record.id, 0});
         } else {
-          begin_push(p, record.id, {offset_in(peer), peer.sends.at(record.id).bytes.size()},
+          const auto at = peer.sends.find(record.id);
+          DUCTILE_CHECK(at != peer.sends.end(), "no such message was offered");
+          begin_push(p, record.id, {offset_in(peer), at->second.bytes.size()},
                      /*announced=*/false);
         }
         return;
@@ -509,7 +511,9 @@ class ShmTransport final : public Transport {
       return false;
     }
     Peer& peer = peers_[push.peer];
-    const Outbound send = peer.sends.at(push.id);
+    const auto at = peer.sends.find(push.id);
+    DUCTILE_CHECK(at != peer.sends.end(), "no such message is under way");
+    const Outbound send = at->second;
     const size_t bytes = std::min(send.bytes.size() - push.sent, kPull);
     std::memcpy(impl_.region(push.peer) + push.offset + push.sent, send.bytes.data() + push.sent,
                 bytes);
@@ -518,7 +522,7 @@ class ShmTransport final : public Transport {
       pushes_.push_back(push);
       return true;
     }
-    peer.sends.erase(push.id);
+    peer.sends.erase(at);
     const Record record{
         .kind = Record::placed, .tag = send.tag, .id = push.announced ? 0 : push.id};
     peer.queue.push_back({record, {}, send.transfer, {}});

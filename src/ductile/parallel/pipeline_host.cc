@@ -318,7 +318,9 @@ at::Tensor PipelineHost::take(const std::vector<size_t>& pieces, Direction direc
     out = joined(taken, form);
   } else {
     const at::NoGradGuard no_grad;
-    out = mail_->in_rows.extract({pieces.front(), direction}).mapped();
+    auto node = mail_->in_rows.extract({pieces.front(), direction});
+    DUCTILE_CHECK(!node.empty(), "no receive of micro-batch {} was posted", micro_batch);
+    out = std::move(node.mapped());
     int64_t row = 0;
     for (size_t i = 0; i < pieces.size(); ++i) {
       const int64_t rows = pieces_[pieces[i]].rows;

@@ -41,6 +41,8 @@ std::vector<int> StageRunner::hosts_of_parts(int64_t pipeline,
 
 size_t StageRunner::message_bytes(std::span<const int64_t> cut) {
   if (cut.size() < 3) return 0;  // a worker that is alone
+  // Refuses by name what it would stumble over.
+  if (pipeline_.exact || pipeline_.is_replicated()) prepare();
   if (forms_.empty()) find_forms(blank_inputs());
   const std::vector<int> hosts = hosts_of_ranks(cut);
   parallel::PipelineHost::Placement placement;

@@ -165,15 +165,22 @@ TEST(StageReplicas, AreRefusedWhileAllWeightsAreThereWhereSamplesChangePlaces) {
   given.model = std::make_unique<Turning>(args);
   Ingredients parts = complete(std::move(given), job);
   FlatModel flat(*parts.model, job.optimizer);
-  StageRunner runner(job, parts, flat);
-  std::string refusal;
-  try {
-    runner.host(parallel::ExchangeLayout{{0, 1, 2, 3, 4}, 0}, /*rank=*/1, nullptr);
-  } catch (const Error& e) {
-    refusal = e.what();
+  const parallel::ExchangeLayout layout{{0, 1, 2, 3, 4}, 0};
+  for (const bool hosts : {true, false}) {  // or counts memory, before it meets others
+    StageRunner runner(job, parts, flat);
+    std::string refusal;
+    try {
+      if (hosts) {
+        runner.host(layout, /*rank=*/1, nullptr);
+      } else {
+        runner.message_bytes(layout.cut);
+      }
+    } catch (const Error& e) {
+      refusal = e.what();
+    }
+    EXPECT_NE(refusal.find("operator turn does not have the samples first"), std::string::npos)
+        << refusal;
   }
-  EXPECT_NE(refusal.find("operator turn does not have the samples first"), std::string::npos)
-      << refusal;
 }
 
 // Checkpoints belong to no schedule; who has which operators, and in how many replicas, is in the
