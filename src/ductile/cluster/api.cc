@@ -283,9 +283,10 @@ Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>&
     }
     const int64_t rows = change.rows_written();
     out.body = dump_json(write(change));
-    // What is kept of a full disk is for what ends jobs. Of those requests, who asks for what is
-    // so already gets the same answer without any room, and again should he send it again.
-    const bool is_news = room == CommitQueue::Room::usual || change.rows_written() > rows;
+    // What is kept of a full disk is for what ends jobs: who asks there for what is so already gets
+    // his answer without any room, and again should he send it again. Nobody can take back what he
+    // asked for before there is room.
+    const bool is_news = !change.short_of_room() || change.rows_written() > rows;
     if (!call.key.empty() && is_news)
       change.remember_answer(call.principal.name, call.key, digest, out.body, now());
   };

@@ -215,7 +215,9 @@ class CommandRunner : public JobRunner {
   } catch (const Error&) {
     std::error_code unknown;  // one that cannot be seen now may be there
     const std::string absence = absence_of_runs(run_.parent_path());
-    if (!absence.empty())  // a later runner reads what became of it
+    if (!absence.empty() && state_ != State::none)
+      return;  // its keeper may run: it is looked again
+    if (!absence.empty())
       end_soon({Phase::queued, absence + ".", true});
     else if (!fs::exists(run_, unknown) && !unknown)
       end_soon({Phase::failed,
@@ -231,7 +233,11 @@ class CommandRunner : public JobRunner {
   // Its keeper has ended, or is not there.
   void over() {
     if (end_) return;
-    require_folder_of_runs(run_.parent_path());
+    // What became of it a later runner reads.
+    if (const std::string absence = absence_of_runs(run_.parent_path()); !absence.empty()) {
+      state_ = State::none;
+      return end_soon({Phase::queued, absence + ".", true});
+    }
     const Attempt last = read_attempt(run_);
     const bool sought = std::exchange(state_, State::none) == State::sought;
     if (attempt_ == 0) {

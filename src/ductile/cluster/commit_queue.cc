@@ -116,7 +116,7 @@ void CommitQueue::carry_out_without_room(std::deque<Waiting>& batch, const Store
     if (missing || change.room == Room::usual) {
       change.error = missing ? missing : full;
     } else {
-      try_alone(change);
+      try_alone(change, /*short_of_room=*/true);
     }
   }
 }
@@ -147,10 +147,10 @@ bool CommitQueue::try_together(std::deque<Waiting>& batch) {
   return !failed;
 }
 
-void CommitQueue::try_alone(Waiting& change) {
+void CommitQueue::try_alone(Waiting& change, bool short_of_room) {
   change.error = error_of([&] {
     Transaction transaction(store_.database());
-    Change writes(store_.database());
+    Change writes(store_.database(), short_of_room);
     change.write(writes);
     transaction.commit();
   });

@@ -72,7 +72,7 @@ class CommitQueue {
   void carry_out(std::deque<Waiting>& batch);
   void carry_out_without_room(std::deque<Waiting>& batch, const StoreError& full);
   bool try_together(std::deque<Waiting>& batch);
-  void try_alone(Waiting& change);
+  void try_alone(Waiting& change, bool short_of_room = false);
 
   Store& store_;
   const size_t most_;

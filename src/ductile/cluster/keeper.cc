@@ -380,14 +380,23 @@ void give_room_back(const fs::path& run) {
 
 // The end of an attempt is lost to nobody because a disk is full now, or not mounted, nor because
 // orders were given to another keeper meanwhile, which has done nothing yet. A keeper that could
-// not write for so long that another one has begun in its place has nothing to say any more.
+// not write for so long that another one has begun in its place has nothing to say any more. Who
+// asks it to end while the disk is away is not kept waiting: what became of the command is then not
+// known.
 void write_end(const fs::path& run, uint64_t keeper, const Attempt& attempt) {
-  constexpr std::chrono::hours kMount{24};  // then the folder of the runs counts as deleted
+  constexpr std::chrono::hours kMount{1};  // then the folder of the runs counts as deleted
+  constexpr timespec kSecond{1, 0};
+  sigset_t asked_to_end;
+  sigemptyset(&asked_to_end);
+  for (const int signal : {SIGTERM, SIGQUIT}) sigaddset(&asked_to_end, signal);
   give_room_back(run);
   const auto begin = steady_clock::now();
-  for (bool said = false;; std::this_thread::sleep_for(std::chrono::seconds(1))) {
+  bool asked = false;
+  for (bool said = false;; asked = sigtimedwait(&asked_to_end, nullptr, &kSecond) > 0) {
     try {
-      if (steady_clock::now() < begin + kMount) require_folder_of_runs(run.parent_path());
+      const bool away = !absence_of_runs(run.parent_path()).empty();
+      if (away && asked) return;
+      if (away && steady_clock::now() < begin + kMount) require_folder_of_runs(run.parent_path());
       const Attempt written = read_attempt(run);
       if (is_present(attempt, written) ||
           (!is_replaced(run, keeper) && written.number <= attempt.number))

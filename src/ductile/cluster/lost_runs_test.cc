@@ -186,6 +186,31 @@ TEST(Service, ACommandWhoseKeeperIsLostWithTheDiskOfItsRunsWaitsForThat) {
   EXPECT_EQ(read_file(cluster.folder() / "count"), "once\nonce\n");
 }
 
+// Also one that has ended meanwhile, whose keeper waits for the disk.
+TEST(Service, ACommandIsCancelledWhileTheDiskOfItsRunsIsAway) {
+  for (const bool ended : {false, true}) {
+    SCOPED_TRACE(ended);
+    LiveService cluster;
+    const JobId id = cluster.submit_command("command",
+                                            "echo >> begun; while [ ! -e go ]; do sleep 0.02; "
+                                            "done; echo >> gone",
+                                            {{"grace", 0.1}});
+    cluster.wait(id, [&](const Json& job) {
+      return fs::exists(cluster.folder() / "begun") && job.at("phase") == "running";
+    });
+    const Runs runs(cluster);
+    runs.unmount();
+    if (ended) {
+      write_file_atomic(cluster.folder() / "go", "");
+      cluster.wait(id, [&](const Json&) { return fs::exists(cluster.folder() / "gone"); });
+    }
+    cluster.act(id, "cancel");
+    cluster.wait_for(id, "cancelled");
+    cluster.wait_for_no_workers();
+    EXPECT_FALSE(fs::exists(runs.path()));
+  }
+}
+
 TEST(Service, AWaitingJobWhoseRunDirectoryIsDeletedBeginsAnewAndSaysSo) {
   LiveService cluster;
   const JobId id = cluster.submit("job", 400);

@@ -110,7 +110,10 @@ class Reader {
 // changes a job adds an event, whose number becomes the job's revision. `now`: seconds since 1970.
 class Change {
  public:
-  explicit Change(Database& database) : database_(database) {}
+  // `short_of_room`: the disk has none left but what is kept for what ends jobs.
+  explicit Change(Database& database, bool short_of_room = false)
+      : database_(database), short_of_room_(short_of_room) {}
+  bool short_of_room() const { return short_of_room_; }
 
   // `spec`: what to run, a text that the store keeps unchanged and does not read.
   // Throws not_found where it is to begin after an unknown job, and conflict where one of these has
@@ -193,6 +196,7 @@ class Change {
   Revision touch(JobId job, std::string_view kind, const std::string& body, double now);
 
   Database& database_;
+  const bool short_of_room_;
 };
 
 // The right to write a store: made, migrated and locked. While it lives, another one for the same
