@@ -117,7 +117,7 @@ def main():
                         rows.append(f"| {model} | {stages} | {m} | {kind} | {cells} |")
     within = sum(abs(ratio - 1) <= 0.05 for ratio in ratios)
     text = (f"# The memory of stages beside their plans\n\n`bench/pipeline_memory.py {' '.join(sys.argv[1:])}`: micro-batches of {MICRO_BATCH} "
-            f"samples, adamw, one stage on each worker. Bytes do not depend on the machine's speed or load.\n\n"
+            f"samples, adamw, one stage on each worker. What operators take depends on neither the machine's speed nor its load; how many gradients wait does.\n\n"
             "| model | stages | micro-batches | orders | KiB of each stage (the plan's figure, times that) |\n|---|---|---|---|---|\n"
             + "\n".join(rows) + f"\n\n{len(ratios)} stages: the plan counts {min(ratios):.2f} to {max(ratios):.2f} times what is taken, median "
             f"{statistics.median(ratios):.2f}; {within} are within 5 %, and {sum(ratio < 0.95 for ratio in ratios)} take over 5 % more "
