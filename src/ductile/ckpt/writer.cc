@@ -36,9 +36,14 @@ double thread_cpu_seconds() {
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
-const fs::path& made(const fs::path& folder) {
+// Who writes for somebody else has its folder in a run's; where that is not there, as where its
+// disk is not mounted, nothing is made in its place.
+const fs::path& made(const fs::path& folder, const WriterOptions& options) {
   std::error_code error;
-  fs::create_directories(folder, error);
+  if (options.pending_tag.empty())
+    fs::create_directories(folder, error);
+  else
+    fs::create_directory(folder, error);
   if (error) fail_errno(folder.string(), error.value());
   return folder;
 }
@@ -62,7 +67,7 @@ std::unique_ptr<FolderLock> lock_of(const fs::path& folder, const WriterOptions&
 struct CheckpointWriter::Impl {
   Impl(const fs::path& folder, WriterOptions o)
       : options(checked(std::move(o))),
-        lock(lock_of(made(folder), options)),
+        lock(lock_of(made(folder, options), options)),
         committer(folder, options),
         thread([this] { run(); }) {}
 

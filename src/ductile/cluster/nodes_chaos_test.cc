@@ -85,6 +85,7 @@ class Asker {
   }
   int64_t answers() const { return answers_; }
   int64_t repeated() const { return repeated_; }
+  int64_t in_a_row() const { return in_a_row_; }  // answers, the last ones
   std::string wrong() {
     const std::lock_guard lock(mutex_);
     return wrong_;
@@ -102,6 +103,7 @@ class Asker {
       if (!answered(client, values, expected)) {
         client.reset();
         ++repeated_;
+        in_a_row_ = 0;
       }
       std::this_thread::sleep_for(milliseconds(5));
     }
@@ -122,6 +124,7 @@ class Asker {
           json.at("outputs").at(0).at("data").get<std::vector<float>>() != expected)
         fail(ErrorCode::data_loss, "{}: {}", answer->status, answer->body);
       ++answers_;
+      ++in_a_row_;
       return true;
     } catch (const std::exception& error) {
       const auto* known = dynamic_cast<const Error*>(&error);
@@ -134,7 +137,7 @@ class Asker {
 
   const net::Address at_;
   std::atomic<bool> stop_ = false;
-  std::atomic<int64_t> answers_ = 0, repeated_ = 0;
+  std::atomic<int64_t> answers_ = 0, repeated_ = 0, in_a_row_ = 0;
   std::mutex mutex_;
   std::string wrong_;
   std::thread thread_;  // begins last
@@ -265,14 +268,13 @@ class Chaos {
     asker_.emplace(address_);
   }
 
-  // It answers again, until it is cancelled.
+  // It answers again, each time, until it is cancelled.
   void end_serving() {
-    constexpr int64_t kMore = 20;
-    const int64_t until = asker_->answers() + kMore;
+    constexpr int64_t kInARow = 100;
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (asker_->answers() < until && std::chrono::steady_clock::now() < deadline)
+    while (asker_->in_a_row() < kInARow && std::chrono::steady_clock::now() < deadline)
       std::this_thread::sleep_for(milliseconds(5));
-    EXPECT_GE(asker_->answers(), until)
+    EXPECT_GE(asker_->in_a_row(), kInARow)
         << service_->get("/v1/jobs/" + std::to_string(serving_)).dump(1);
     asker_->stop();
     EXPECT_EQ(asker_->wrong(), "");
