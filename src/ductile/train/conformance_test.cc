@@ -18,7 +18,6 @@
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/run/diary.h"
-#include "ductile/run/json_lines.h"
 #include "ductile/spec/live_options.h"
 #include "ductile/train/replica.h"
 #include "ductile/train/testing/local_cluster.h"
@@ -551,72 +550,6 @@ TEST(Counters, TellWhatRanAndWhatMoved) {
   EXPECT_LT(selecting.at("samples"), 12 * 24);
   EXPECT_GT(selecting.at("samples"), 24);
   EXPECT_EQ(selecting.at("samples_forward"), 12 * 24 + selecting.at("samples").get<int64_t>());
-}
-
-// Every change of a hyperparameter other than the learning rate is one event: probes between two
-// updates repeat none, and what a killed leader did not note is noted by whoever follows it.
-TEST(HyperEvents, HaveEachChangeOnce) {
-  spec::JobOptions job = small_job();
-  const Recipe recipe = [&job] {
-    Ingredients given;
-    given.method = testing::make_probing_method();
-    given.rate_control = testing::make_restless_control(job);
-    return complete(std::move(given), job);
-  };
-  const auto hyper_events = [](const run::RunFolder& folder) {
-    std::vector<Json> out;
-    run::for_each_diary_line(folder.events_file(), [&](const Json& line) {
-      if (line.at("kind") != "hyper") return;
-      out.push_back({{"step", line.at("step")}, {"hyper", line.at("hyper")}});
-      out.back()["hyper"].erase("lr");
-    });
-    return out;
-  };
-  const TempFolder place;
-  const auto folder = run::RunFolder::create(place.path(), "conformance", OptionSet(job).to_toml());
-  const auto parts = run::RunFolder::create(place.path(), "in parts", OptionSet(job).to_toml());
-  {
-    LocalCluster cluster(folder, job, recipe);
-    cluster.start(1);
-    EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
-  }
-  const std::vector<Json> alone = hyper_events(folder);
-  ASSERT_GT(alone.size(), 10U);
-  EXPECT_EQ(alone.front().at("step"), 0) << "its first batch is not that of the job file";
-  for (size_t i = 1; i < alone.size(); ++i) {
-    EXPECT_NE(alone[i].at("hyper"), alone[i - 1].at("hyper")) << alone[i];
-  }
-  {
-    LocalCluster cluster(parts, job, recipe);
-    cluster.start(2);
-    cluster.run_to(9);
-    cluster.preempt();
-  }
-  const std::vector<Json> first = hyper_events(parts);
-  // The diary without its last change, and as a version wrote it that knew of no staleness.
-  std::string kept;
-  size_t seen = 0;
-  for (Json line : run::read_json_lines(parts.events_file())) {
-    if (line.at("kind") == "hyper") {
-      if (++seen == first.size()) continue;
-      EXPECT_EQ(line["hyper"].erase("staleness"), 1U);
-    }
-    kept += line.dump() + "\n";
-  }
-  write_file_atomic(parts.events_file(), kept);
-  {
-    LocalCluster cluster(parts, job, recipe);
-    cluster.start(3);
-    EXPECT_EQ(cluster.finish().phase, control::Phase::finished);
-  }
-  const auto without_steps = [](std::vector<Json> events) {
-    for (Json& event : events) {
-      event.erase("step");
-      event["hyper"].erase("staleness");
-    }
-    return events;
-  };
-  EXPECT_EQ(without_steps(hyper_events(parts)), without_steps(alone));
 }
 
 }  // namespace
