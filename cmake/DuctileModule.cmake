@@ -187,7 +187,7 @@ set(DUCTILE_PLAIN_TESTS base_test chaos_test cluster_command_test cluster_hostil
   cluster_outage_test cluster_service_test cluster_serving_test custom_model_test elastic_test fleet_test
   full_disk_test hosts_test injection_test kill_resume_test link_test net_test page_test pipeline_memory_test
   pipeline_transports_test run_test server_chaos_test server_job_test server_test server_zygotes_test
-  sharded_test spec_test threads_test train_serve_test train_stages_test train_test tune_command_test)
+  sharded_test spec_test threads_test train_serve_test tune_command_test)
 
 # ductile_test(NAME [TORCH] SOURCES ... LIBS ...): a GoogleTest program ductile_NAME, one ctest
 # entry. TORCH: a library that it links is above the torch line.
