@@ -4,11 +4,11 @@
 import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { Agent, request } from "node:http";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 
+import { askByToken, asking } from "./asking.mjs";
 import { Browser, chromium, until } from "./browser.mjs";
 
 const ductile = process.env.DUCTILE || "";
@@ -43,23 +43,7 @@ function end(signal) {
 }
 const link = () => execFileSync(ductile, ["-q", "page", "--folder", folder], { encoding: "utf8" }).trim();
 
-const agent = new Agent({ keepAlive: true, maxSockets: 8 });
-function ask(method, path, body = undefined) {
-  return new Promise((done, fail) => {
-    const text = body === undefined ? "" : JSON.stringify(body);
-    const asked = request({ socketPath: join(folder, "api.sock"), agent, method, path,
-      headers: { "Content-Length": Buffer.byteLength(text) } }, answer => {
-      let all = "";
-      answer.setEncoding("utf8").on("data", part => { all += part; });
-      answer.on("end", () => {
-        if (answer.statusCode < 300) return done(JSON.parse(all));
-        return fail(new Error(`${method} ${path}: ${all}`));
-      });
-    });
-    asked.on("error", fail);
-    asked.end(text);
-  });
-}
+const { ask, end: endAsking } = asking(folder);
 const submit = (name, more = {}, options = "max_steps = 1000000") => ask("POST", "/v1/jobs", { name, team: "vision", ...more,
   spec: { job: `[train]\n${options}\nvirtual_ranks = 4\nbatch_size = 64\n[checkpoint]\nevery_steps = 50\n` } })
   .then(answer => answer.id);
@@ -107,7 +91,7 @@ before(async () => {
 }, { timeout: 300000 });
 
 after(async () => {
-  agent.destroy();
+  endAsking();
   if (service) await end("SIGKILL");
   // Workers outlive a killed service for a while; the next one takes them over, and ends them.
   service = null;
@@ -500,12 +484,6 @@ test("accounts add up to what the store says", async () => {
 });
 
 test("an admin makes a token, which is shown once, and revokes it", async () => {
-  const overview = token => new Promise((done, fail) => request({ host: "127.0.0.1", port, path: "/v1/overview",
-    headers: { Authorization: `Bearer ${token}` } }, answer => {
-    let all = "";
-    answer.setEncoding("utf8").on("data", part => { all += part; });
-    answer.on("end", () => done({ status: answer.statusCode, ...JSON.parse(all) }));
-  }).on("error", fail).end());
   await go("#/accounts");
   await page.click("#tokens button", "Make a token");
   await page.wait("document.querySelector('dialog select')");
@@ -515,7 +493,7 @@ test("an admin makes a token, which is shown once, and revokes it", async () => 
   await answer("Make it");
   await page.sees("shown once", "dialog");
   const access = JSON.parse(await page.eval("document.querySelector('dialog pre').textContent"));
-  const known = await overview(access.token);
+  const known = await askByToken(port, access.token, "/v1/overview");
   assert.deepEqual([known.status, known.role, known.principal], [200, "read", "ann"]);
   await answer("Close");
   await page.wait("!document.querySelector('dialog')");
@@ -524,7 +502,7 @@ test("an admin makes a token, which is shown once, and revokes it", async () => 
   await page.click("#tokens button", "Revoke");
   await answer("Revoke");
   await page.sees("revoked", "#tokens");
-  assert.equal((await overview(access.token)).status, 401);
+  assert.equal((await askByToken(port, access.token, "/v1/overview")).status, 401);
 });
 
 test("everything can be done by keys", async () => {
