@@ -32,9 +32,9 @@ def options(steps):
 class Scenarios:
     def __init__(self, testbed, ductile, steps=STEPS):
         self.testbed, self.ductile, self.options, self.steps = testbed, ductile, options(steps), steps
-        run = pathlib.Path(tempfile.mkdtemp(prefix="alone")) / "run"
+        run, begin = pathlib.Path(tempfile.mkdtemp(prefix="alone")) / "run", time.time()
         subprocess.run([ductile, "-q", "train", "--out", run, *self.options], check=True, stdout=subprocess.DEVNULL)
-        self.digest = digest_of(run)
+        self.digest, self.seconds = digest_of(run), time.time() - begin
 
     def begin(self, pool=POOL):
         """A service, and a job that has done some steps."""
@@ -227,9 +227,10 @@ class Scenarios:
         self.end(service, job)
         self.testbed.slurm("scontrol", "update", "partitionname=main", "gracetime=0")
 
-    # The notice comes ten seconds after each pilot begins: a fast machine would be done with the job within forty.
+    # A pilot has half the time that the job took alone: it is not done with it, and each one does a part.
     def the_time_limit_comes(self):
-        service, job = self.begin(POOL.replace("max = 2", "max = 1").replace("notice = 20", "notice = 50") + "time_limit = 1\n")
+        notice = 60 - round(min(40, max(10, self.seconds / 2)))
+        service, job = self.begin(POOL.replace("max = 2", "max = 1").replace("notice = 20", f"notice = {notice}") + "time_limit = 1\n")
         until(lambda: "takes it back" in service.nodes()["lab-1"]["reason"], 90, "the notice", service)
         self.end(service, job)
 
