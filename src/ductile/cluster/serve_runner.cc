@@ -50,9 +50,7 @@ class ServeRunner final : public JobRunner {
         alone_(alone),
         launcher_(engine.launcher(folder, /*python=*/false)) {
     launcher_->call_when_ready([this] { note(); });
-    front_.router().call_when_lost([this](WorkerId id) {
-      if (replicas_.contains(id)) launcher_->kill(id);
-    });
+    front_.router().call_when_lost([this](WorkerId id) { give_up_on(id); });
     look_ = loop_.every(kLook, [this] { take(); });
   }
 
@@ -130,9 +128,24 @@ class ServeRunner final : public JobRunner {
       shares.push_back({h.node, h.devices});
       wanted_ += h.devices;
     }
-    leaving_.clear();
-    for (const WorkerId id : launcher_->place(shares)) leaving_.insert(id);
-    hand_over_ = loop_.after(kHandOver, [this] { let_leaving_go(); });
+    // Asked again for what it was asked for, nobody's time begins anew.
+    std::set<WorkerId> leaving;
+    for (const WorkerId id : launcher_->place(shares)) leaving.insert(id);
+    if (std::exchange(leaving_, leaving) != leaving || !hand_over_.armed())
+      hand_over_ = loop_.after(kHandOver, [this] { let_leaving_go(); });
+  }
+
+  // It gives no sign of life. Where nobody reaches its node, nobody can end it, or will hear of its
+  // end; so it is replaced at once.
+  void give_up_on(WorkerId id) {
+    const auto found = replicas_.find(id);
+    if (found == replicas_.end()) return;
+    if (std::exchange(found->second.state, State::ending) != State::ending && !ending_) {
+      front_.tell(fmt::format("replica {} is silent; another one takes its place", id));
+      pace_.lost();
+    }
+    leaving_.erase(id);
+    launcher_->kill(id);
   }
 
   int64_t count(const std::function<bool(WorkerId, const Replica&)>& which) const {

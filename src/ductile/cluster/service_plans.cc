@@ -75,6 +75,10 @@ void Service::Impl::settle_plan(Live& live, const spec::Allocation& devices) {
   const size_t count = live.plans.size();
   keep_plan(live, known ? *known : scheduler_.best_plan(id, devices));
   show_pipelines(live);
+  // It was granted these when its run could not be seen.
+  if (const int64_t most = live.plans.front().virtual_ranks; spec::device_count(devices) > most)
+    fail(ErrorCode::unavailable, "it goes on by plan {} of {}, which takes {} devices at most",
+         live.plans.front().place + 1, count, most);
   if (known) return;
   const TrainPlan& plan = live.plans.front();
   const StagePlan shape = stage_plans(live.work, live.plans).front();

@@ -6,6 +6,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/options.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/pause_meter_impl.h"
 #include "ductile/cluster/service_spec_impl.h"
@@ -162,7 +163,19 @@ std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, co
                                              const std::string& plan) {
   std::error_code unknown;
   if (!fs::exists(run, unknown) && !unknown) end_strays(run, SIGKILL);
-  return std::make_unique<TrainRunner>(loop, engine, made_run(run, job, plan), job, alone);
+  const run::RunFolder folder = made_run(run, job, plan);
+  // Who resumes a run by hand on fewer workers may plan it anew: its state is of other virtual
+  // ranks then, and no damage.
+  spec::JobOptions saved;
+  OptionSet(saved).read_toml(folder.job_file(), Moved::follow);
+  if (saved.train.virtual_ranks != job.train.virtual_ranks)
+    fail(
+        ErrorCode::conflict,
+        "{0} was planned anew by hand, for {1} virtual ranks, and this job has {2}: finish the run "
+        "with `ductile train --resume {0}` and cancel the job, or submit the new plan as a job of "
+        "its own",
+        run.string(), saved.train.virtual_ranks, job.train.virtual_ranks);
+  return std::make_unique<TrainRunner>(loop, engine, folder, job, alone);
 }
 
 RunnerEnd end_by(const std::exception_ptr& error) {

@@ -282,10 +282,15 @@ void add_late_rules(Given job, std::vector<std::string>& out) {
 
 }  // namespace
 
-std::optional<std::string_view> needed_to_read(const JobOptions& job, std::string_view option) {
+std::optional<std::string_view> needed_to_read(std::span<const JobOptions> jobs,
+                                               std::string_view option) {
   for (const Reader& reader : kReaders)
-    if (stands_for(reader, option) && !reader.reads(job)) return reader.with;
+    if (stands_for(reader, option) && std::ranges::none_of(jobs, reader.reads)) return reader.with;
   return std::nullopt;
+}
+
+std::optional<std::string_view> needed_to_read(const JobOptions& job, std::string_view option) {
+  return needed_to_read(std::span(&job, 1), option);
 }
 
 std::vector<std::string> without_effect(const JobOptions& job, const OptionSet& options) {

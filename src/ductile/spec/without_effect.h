@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,5 +20,8 @@ std::vector<std::string> without_effect(const JobOptions& job, const OptionSet& 
 // What the job would need in order to read the option, such as `optimizer.name = "lars"`; nullopt
 // where it reads it, as far as is known here.
 std::optional<std::string_view> needed_to_read(const JobOptions& job, std::string_view option);
+// The same of jobs of which each has a part of what the option needs: what none of them has.
+std::optional<std::string_view> needed_to_read(std::span<const JobOptions> jobs,
+                                               std::string_view option);
 
 }  // namespace ductile::spec

@@ -7,7 +7,6 @@
 #include "ductile/data/formats.h"
 #include "ductile/data/loader.h"
 #include "ductile/nn/flops.h"
-#include "ductile/optim/param_layout.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/evaluate.h"
 #include "ductile/train/own_update.h"
@@ -91,9 +90,6 @@ void check_numbers(const Ingredients& given, const spec::JobOptions& job) {
 
 // All that a job with a task of its own has in common with others.
 void complete_rest(Ingredients& given, const spec::JobOptions& job) {
-  std::vector<std::string> names;
-  for (const nn::NamedTensor& p : given.model->parameters()) names.push_back(p.name);
-  optim::require_named(job.optimizer, names);
   if (!given.make_optimizer) {
     given.make_optimizer = [options = job.optimizer](const optim::ParamLayout& layout) {
       return optim::make_optimizer(options, layout);

@@ -13,6 +13,7 @@
 #include "ductile/base/table.h"
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/safetensors.h"
+#include "ductile/optim/param_layout.h"
 #include "ductile/run/checkpoints.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/task_method.h"
@@ -128,7 +129,11 @@ void read_weights(Replica& replica, const fs::path& path) {
 
 }  // namespace
 
-void begin_with_initial_weights(Replica& replica, const run::RunFolder& folder) {
+void begin_with_initial_weights(Replica& replica, const spec::JobOptions& job,
+                                const run::RunFolder& folder) {
+  std::vector<std::string> names;
+  for (const FlatModel::Entry& p : replica.state().flat.parameters()) names.push_back(p.name);
+  optim::require_named(job.optimizer, names);
   const fs::path path = run::initial_weights_of(folder);
   if (kind_of(path) != FileKind::none) read_weights(replica, path);
   replica.make_blanks();

@@ -13,7 +13,10 @@ namespace ductile::train {
 // Call it for a state in which nothing was trained, and which holds what the worker is to hold: of
 // parameters no more is read, or, where the folder has no weights, drawn (Replica::make_blanks).
 // Throws data_loss for a damaged file, and
-// invalid_argument, which names the tensor, for weights of another model.
-void begin_with_initial_weights(Replica& replica, const run::RunFolder& folder);
+// invalid_argument for weights of another model, naming the tensor, and for a name in the
+// optimizer's options that no parameter has. A run that goes on is not refused for that: it did
+// without, and its options may not change.
+void begin_with_initial_weights(Replica& replica, const spec::JobOptions& job,
+                                const run::RunFolder& folder);
 
 }  // namespace ductile::train

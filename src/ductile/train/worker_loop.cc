@@ -258,7 +258,7 @@ void WorkerLoop::Impl::on(const Restore& command) {
   }
   bring_parts(command);
   if (command.self.source == StateSource::initial)
-    begin_with_initial_weights(*replica_, input_.folder);
+    begin_with_initial_weights(*replica_, input_.job, input_.folder);
   take_up();
   settled(plan_->number, plan_->start);
 }

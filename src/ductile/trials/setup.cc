@@ -105,11 +105,7 @@ void check_read(const tune::Space& space, const spec::JobOptions& job, std::stri
     }
   }
   for (const tune::Dimension& d : space.dimensions()) {
-    std::optional<std::string_view> needed;
-    for (const spec::JobOptions& other : jobs) {
-      needed = spec::needed_to_read(other, d.name);
-      if (!needed) break;
-    }
+    const auto needed = spec::needed_to_read(jobs, d.name);
     if (!needed) continue;
     fail(ErrorCode::invalid_argument,
          "{}: space.\"{}\": the job does not read this option, so all trials would be equal: it is "

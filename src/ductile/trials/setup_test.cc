@@ -99,6 +99,13 @@ TEST(Setup, AnOptionThatNoTrialWouldReadIsRefused) {
   spec::JobOptions job;
   job.optimizer.name = "adamw";
   EXPECT_EQ(read_tuning(range, "tune.toml", job).space.size(), 1U);
+
+  // What needs two others: no trial that changes one of them alone reads it.
+  const std::string rest =
+      "[space.\"optimizer.name\"]\nchoices = [\"sgd\", \"muon\"]\n"
+      "[space.\"optimizer.muon.rest\"]\nchoices = [\"adamw\", \"sgd\"]\n"
+      "[space.\"optimizer.muon.rest_momentum\"]\nlow = 0.8\nhigh = 0.95\n";
+  EXPECT_EQ(read_tuning(rest, "tune.toml", {}).space.size(), 3U);
 }
 
 TEST(Setup, AnOptionThatTheTunerHasNotIsAnsweredWithThoseThatItHas) {

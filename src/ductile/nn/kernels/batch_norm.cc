@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "ductile/base/error.h"
 #include "ductile/nn/kernels/conv_impl.h"
 #include "ductile/nn/kernels/pool.h"
 #include "ductile/nn/kernels/scratch.h"
@@ -133,15 +134,22 @@ void norm_reduce(const NormReduce& all) {
 }
 
 void norm_reduce_pool(const NormReduce& all, const MaxPool& pool, const uint8_t* index) {
-  const int64_t pixels = pool.height * pool.width, image = pixels * all.channels;
+  DUCTILE_CHECK(pool.padding == 0 && pool.stride == pool.kernel &&
+                    pool.out_height * pool.kernel == pool.height,
+                "windows that overlap or leave pixels out");
+  // Windows tile the images, so each row of them is an image by itself, and a block lies in few.
+  MaxPool row = pool;
+  row.height = pool.kernel;
+  row.out_height = 1;
+  const int64_t pixels = row.height * row.width, image = pixels * all.channels;
   const int64_t step = block_pixels(all.channels), most = (step + pixels - 1) / pixels + 1;
-  // A block lies in some images, of which the gradients are made one behind the other.
+  // The gradients of the rows that a block touches are made one behind the other.
   reduce(all, [&](int64_t first, int64_t n) -> const void* {
     float* const room = scratch(ScratchKind::local, (most + 1) * image);
     float* const images = room + image;
     const int64_t begin = first / pixels, end = (first + n - 1) / pixels + 1;
     for (int64_t i = begin; i < end; ++i)
-      max_pool_grad_of_image(pool, all.grad, index, i, room,
+      max_pool_grad_of_image(row, all.grad, index, i, room,
                              at<void>(images, (i - begin) * image, all.storage));
     return at<void>(images, (first - begin * pixels) * all.channels, all.storage);
   });

@@ -15,8 +15,8 @@ bool conv_preferred(const ConvShape& s) {
   if (!conv_supported(s)) return false;
   const int64_t pairs = s.in * s.out;
   if (winograd_supported(s)) {
-    const int64_t tiles = s.batch * ((s.out_height() + 3) / 4) * ((s.out_width() + 3) / 4);
-    return pairs <= 256 * 256 || (pairs <= 512 * 512 && tiles >= 64);
+    const int64_t each = ((s.out_height() + 3) / 4) * ((s.out_width() + 3) / 4);
+    return pairs <= 256 * 256 || (pairs <= 512 * 512 && s.batch * each >= 64 && each <= 128);
   }
   return s.kernel == 1 ? pairs <= 64 * 64 : s.kernel * s.kernel * pairs <= 9 * 64 * 128;
 }

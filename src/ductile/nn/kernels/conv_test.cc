@@ -256,6 +256,7 @@ TEST_F(Conv, LeavesWideLayersToOneDnn) {
   EXPECT_TRUE(conv_preferred({64, 7, 7, 512, 512, 3, 1, 1}));
   EXPECT_FALSE(conv_preferred({8, 7, 7, 512, 512, 3, 1, 1}));  // few tiles
   EXPECT_FALSE(conv_preferred({64, 7, 7, 512, 1024, 3, 1, 1}));
+  EXPECT_FALSE(conv_preferred({64, 56, 56, 512, 512, 3, 1, 1}));  // gradients by parts
   EXPECT_FALSE(conv_preferred({8, 7, 7, 512, 2048, 1, 1, 0}));
   EXPECT_FALSE(conv_preferred({8, 28, 28, 128, 256, 3, 2, 1}));
 }

@@ -26,7 +26,14 @@ int64_t group_images(const ConvShape& s) {
   return std::max<int64_t>(1, std::min(kTiles / per_image, s.batch / kLeastGroups));
 }
 
-bool wide(const ConvShape& s) { return s.in * s.out >= kLeastWide; }
+// Groups are also what threads share out: where images are so large that few of them make a block,
+// parts of the batch are faster.
+bool wide(const ConvShape& s) {
+  constexpr int64_t kLeastGroups = 8;
+  const int64_t each = tiles_along(s.out_height()) * tiles_along(s.out_width());
+  return s.in * s.out >= kLeastWide &&
+         kLeastGroups * group_images(s) * each <= kWideGroups * kTiles;
+}
 
 // Weight gradients are summed over this many fixed parts of the batch. Each costs 36 * in * out
 // floats of memory traffic, so larger filters get fewer.
@@ -315,9 +322,10 @@ struct Backward {
 void backward_by_parts(const ConvShape& s, const Tables& tables, const void* x, const float* weight,
                        const GradSource& grad, void* dx, float* dw) {
   const int64_t images = group_images(s), parts = batch_parts(s), filter = 36 * s.in * s.out;
-  ScratchCutter shared(scratch(ScratchKind::shared, (parts + 1) * filter));
+  const int64_t sums = dw != nullptr ? parts : 0;
+  ScratchCutter shared(scratch(ScratchKind::shared, (sums + 1) * filter));
   float* u = shared.take(filter);
-  float* du = shared.take(parts * filter);
+  float* du = shared.take(sums * filter);
 
 #pragma omp parallel
   {
