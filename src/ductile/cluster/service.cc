@@ -404,8 +404,8 @@ bool Service::Impl::approach(Live& live, Counts& free) {
   const Counts has = by_node(live.asked, nodes_.count());
   Counts may = free;
   for (size_t n = 0; n < may.size(); ++n) may[n] += has[n];
-  const spec::Allocation next = scheduler_.next_whole(live.record.id, live.asked, live.granted,
-                                                      as_far_as(live.granted, may));
+  const spec::Allocation next =
+      scheduler_.next_whole(live.record.id, live.asked, live.granted, as_far_as(live.granted, may));
   const int64_t least = least_devices(live);
   if (spec::device_count(next) < least) {
     if (++live.waits > kMostWaits) preempt(live);

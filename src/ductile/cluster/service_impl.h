@@ -54,7 +54,7 @@ class Service::Impl {
   struct Live {
     JobRecord record;
     Work work;
-    std::string application;  // application_of(work)
+    std::string application;       // application_of(work)
     std::vector<TrainPlan> plans;  // of a job by stages; of several one is kept when it begins
     double arrival = 0;  // as schedule_time(); no later job's is earlier, however clocks are set
     fs::path run;
