@@ -172,6 +172,13 @@ PublishCheckpoint publication_from(const json& value, const char* where) {
   return out;
 }
 
+[[noreturn]] void refuse_ranks(int64_t saved, int64_t now) {
+  fail(ErrorCode::invalid_argument,
+       "the saved controller state is of a job with {} virtual ranks, not {}: the number is fixed "
+       "for the life of a job",
+       saved, now);
+}
+
 }  // namespace
 
 Command command_from_json(const json& value) {
@@ -386,14 +393,10 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
          "the job had a checkpoint of step {}, and now there is none: put it back and resume, or "
          "start a new run",
          missing);
-  if (virtual_ranks != s.options.virtual_ranks && s.options.may_change_ranks)
+  if (virtual_ranks != s.options.virtual_ranks) {
+    if (!s.options.may_change_ranks) refuse_ranks(virtual_ranks, s.options.virtual_ranks);
     return membership.successor(now, first);
-  if (virtual_ranks != s.options.virtual_ranks)
-    fail(
-        ErrorCode::invalid_argument,
-        "the saved controller state is of a job with {} virtual ranks, not {}: the number is fixed "
-        "for the life of a job",
-        virtual_ranks, s.options.virtual_ranks);
+  }
   s.check_restored();
   s.wanted = std::min(s.wanted, s.options.max_workers);
   ++s.incarnation;

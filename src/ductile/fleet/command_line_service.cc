@@ -157,6 +157,30 @@ void add_job_filters(CLI::App& sub, ServiceCommand& c) {
       ->option_text("PATTERN");
 }
 
+void add_served(CLI::App& sub, ServiceCommand& c) {
+  sub.add_option("--service", c.served,
+                 "answer inference requests for this run, or for the run of this job, on as many "
+                 "devices as the load needs, from --min to --max")
+      ->option_text("RUN");
+  sub.add_option("--port", c.port, "of --service: its port on the service's machine (default: any)")
+      ->option_text("N")
+      ->check(CLI::Range(1, 65535));
+  sub.add_option("--checkpoint", c.checkpoint,
+                 "of --service: begin with the weights of this checkpoint (default: the newest)")
+      ->option_text("STEP")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
+  sub.add_flag("--follow", c.follow, "of --service: take newer weights as soon as they are there");
+  sub.add_option("--max-batch", c.max_batch,
+                 "of --service: samples that are computed at once (default 32)")
+      ->option_text("N")
+      ->check(CLI::Range(1, 4096));
+  sub.add_option("--target", c.target,
+                 "of --service: seconds within which 99 % of the requests are to be answered "
+                 "(default 0.5)")
+      ->option_text("SECONDS")
+      ->check(CLI::Range(0.001, 3600.0));
+}
+
 void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
   ServiceCommand& c = parsed.service;
   CLI::App* sub = add_service_command(
@@ -203,28 +227,7 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
                   "(default 0)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{0}, int64_t{1024}));
-  sub->add_option("--service", c.served,
-                  "answer inference requests for this run, or for the run of this job, on as many "
-                  "devices as the load needs, from --min to --max")
-      ->option_text("RUN");
-  sub->add_option("--port", c.port,
-                  "of --service: its port on the service's machine (default: any)")
-      ->option_text("N")
-      ->check(CLI::Range(1, 65535));
-  sub->add_option("--checkpoint", c.checkpoint,
-                  "of --service: begin with the weights of this checkpoint (default: the newest)")
-      ->option_text("STEP")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
-  sub->add_flag("--follow", c.follow, "of --service: take newer weights as soon as they are there");
-  sub->add_option("--max-batch", c.max_batch,
-                  "of --service: samples that are computed at once (default 32)")
-      ->option_text("N")
-      ->check(CLI::Range(1, 4096));
-  sub->add_option("--target", c.target,
-                  "of --service: seconds within which 99 % of the requests are to be answered "
-                  "(default 0.5)")
-      ->option_text("SECONDS")
-      ->check(CLI::Range(0.001, 3600.0));
+  add_served(*sub, c);
   sub->add_option("--env", c.environment,
                   "of a command: a variable of its environment; without a value, the one here "
                   "(repeatable)")
