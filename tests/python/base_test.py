@@ -95,7 +95,7 @@ class Import(Case):
     def test_of_the_extension_needs_no_library_of_torch(self):
         found = subprocess.run(["ldd", _base.__file__], stdout=subprocess.PIPE, text=True, check=True).stdout
         self.assertNotIn("torch", found)
-        self.assertNotIn("c10", found)
+        self.assertNotIn("libc10", found)  # c10 alone may stand in an address
 
     def test_names_what_there_is(self):
         self.assertLessEqual({"ckpt", "data", "plan", "sched", "sim", "Error"}, set(dir(ductile)))
