@@ -498,7 +498,8 @@ TEST(JobOnHosts, AHostWhereNoWorkerCanBeginIsDoneWithout) {
   const auto hosts = hosts_or_skip(3);
   if (!hosts) GTEST_SKIP() << "network namespaces cannot be made here";
   for (const int sick : {1, 2}) {
-    Live live({.steps = 200, .hosts = hosts, .places = {2, 2}, .sick_host = sick});
+    // Enough for a worker of a loaded machine to begin, or not, before the others are done.
+    Live live({.steps = 800, .hosts = hosts, .places = {2, 2}, .sick_host = sick});
     live.start(3);
     live.expect_result();
     const std::string text =
