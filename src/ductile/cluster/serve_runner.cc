@@ -325,6 +325,12 @@ class ServeRunner final : public JobRunner {
                       line.host));
       return launcher_->kill(id);
     }
+    try {
+      (void)net::Address::parse(here ? *known->address : *known->door);
+    } catch (const Error& error) {  // of a worker that is faulty, or of another version
+      replica.failed = error;
+      return launcher_->kill(id);
+    }
     replica.state = State::ready;
     replica.patience.cancel();
     pace_.ready();
