@@ -8,6 +8,7 @@
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
+#include "ductile/net/send_now_impl.h"
 
 namespace ductile::net {
 
@@ -42,20 +43,9 @@ bool Channel::offer(std::span<const std::byte> payload) {
 }
 
 void Channel::flush() {
-  size_t done = 0;
-  while (done < unsent_.size()) {
-    const ssize_t n = ::send(socket_.fd(), unsent_.data() + done, unsent_.size() - done,
-                             MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0) {
-      done += static_cast<size_t>(n);
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      break;
-    } else if (errno != EINTR) {
-      fail(ErrorCode::peer_lost, "{}: connection broke while sending: {}", socket_.peer(),
-           std::strerror(errno));
-    }
-  }
-  unsent_.erase(unsent_.begin(), unsent_.begin() + static_cast<ptrdiff_t>(done));
+  if (const int error = send_now(socket_.fd(), unsent_); error != 0)
+    fail(ErrorCode::peer_lost, "{}: connection broke while sending: {}", socket_.peer(),
+         std::strerror(error));
 }
 
 std::optional<std::vector<std::byte>> Channel::next() {

@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 
 #include "ductile/net/bytes_impl.h"
+#include "ductile/net/send_now_impl.h"
 
 namespace ductile::net {
 namespace {
@@ -128,20 +129,9 @@ bool Dialing::take_step(std::optional<Outcome>& outcome) {
 
 // False: the socket takes no more now.
 bool Dialing::flush() {
-  size_t done = 0;
-  while (done < unsent_.size()) {
-    const ssize_t n = ::send(socket_.fd(), unsent_.data() + done, unsent_.size() - done,
-                             MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0) {
-      done += static_cast<size_t>(n);
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      break;
-    } else if (errno != EINTR) {
-      fail(ErrorCode::unavailable, "{}: cannot connect: {}; is the process there running?",
-           socket_.peer(), std::strerror(errno));
-    }
-  }
-  unsent_.erase(unsent_.begin(), unsent_.begin() + static_cast<ptrdiff_t>(done));
+  if (const int error = send_now(socket_.fd(), unsent_); error != 0)
+    fail(ErrorCode::unavailable, "{}: cannot connect: {}; is the process there running?",
+         socket_.peer(), std::strerror(error));
   watch_.set(unsent_.empty() ? Interest::read : Interest::both);
   return unsent_.empty();
 }
