@@ -292,10 +292,13 @@ struct Backward {
 
   float* work() { return s.in > s.out ? v : d; }  // free before and after the loop over the batch
 
-  void filter(const float* weight, int64_t o, float* to) {
+  // The filter of inputs(), which the threads of a team share out, and have when this returns.
+  void filters(const float* weight, float* to) {
     const auto transform = tables.in_bf16 != nullptr ? tables.in_bf16->winograd_filter_rotated
                                                      : tables.in.winograd_filter_rotated;
-    transform(weight, s.in, s.out, o, o + 1, work(), to);
+#pragma omp for schedule(static)
+    for (int64_t o = 0; o < s.out / tables.width(); ++o)
+      transform(weight, s.in, s.out, o, o + 1, work(), to);
   }
 
   // The inputs' gradient of n images. Leaves the gradient in y padded.
@@ -331,10 +334,7 @@ void backward_by_parts(const ConvShape& s, const Tables& tables, const void* x, 
   {
     const TilesKept tiles(tables.out_bf16);
     Backward own(s, tables, x, grad, dx, u);
-    if (dx != nullptr) {
-#pragma omp for schedule(static)
-      for (int64_t o = 0; o < s.out / tables.width(); ++o) own.filter(weight, o, u);
-    }
+    if (dx != nullptr) own.filters(weight, u);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t p = 0; p < parts; ++p) {
       if (dw != nullptr) std::fill_n(du + p * filter, filter, 0.0F);
@@ -432,10 +432,7 @@ void backward_wide(const ConvShape& s, const Tables& tables, const void* x, cons
   {
     const TilesKept tiles(tables.out_bf16);
     Backward own(s, tables, x, grad, dx, u);
-    if (dx != nullptr) {
-#pragma omp for schedule(static)
-      for (int64_t o = 0; o < s.out / tables.width(); ++o) own.filter(weight, o, u);
-    }
+    if (dx != nullptr) own.filters(weight, u);
     for (int64_t begin = 0; begin < groups; begin += block.groups) {
       const int64_t end = std::min(groups, begin + block.groups);
 #pragma omp for schedule(dynamic, 1)
