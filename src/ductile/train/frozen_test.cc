@@ -7,7 +7,11 @@
 #include <ATen/ATen.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/base/options.h"
 #include "ductile/nn/whitening.h"
+#include "ductile/run/folder.h"
+#include "ductile/train/initial_weights.h"
 #include "ductile/train/replica.h"
 
 namespace ductile::train {
@@ -88,8 +92,12 @@ TEST(Frozen, AParameterIsTrainedAgainInAnEarlierState) {
 TEST(Frozen, ANameThatNoParameterHasIsRefused) {
   spec::JobOptions job = job_of("mlp");
   job.optimizer.freeze = {"fc9"};
+  Replica replica(job);  // a run that goes on is not refused
+  replica.host_all();
+  const TempFolder place;
+  const auto folder = run::RunFolder::create(place.path(), "frozen", OptionSet(job).to_toml());
   try {
-    const Replica replica(job);
+    begin_with_initial_weights(replica, job, folder);
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
