@@ -2,7 +2,8 @@
 """Real jobs under each policy on the slots of this machine, and the same workload in the simulator.
 
 Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductile] [--workloads a,b]
-                                 [--slots 2] [--rounds 1] [--profiles before,after] [--data FOLDER] [--build build/release]
+                                 [--slots 2] [--rounds 1] [--profiles before,after] [--jitter 0] [--data FOLDER]
+                                 [--build build/release]
 
 1. Each kind of job runs in a service on each number of slots, while the other slots do the like, as they
    do on a busy machine: its time per step, and the seconds that a start and an end take (the profile).
@@ -14,6 +15,9 @@ Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductil
 3. The same workload runs in `ductile sim` with the profile. Seconds are ten there for one here,
    since the simulator rounds its epochs to whole seconds. Its rounds are those of a service, and jobs
    declare their steps, as jobs with `train.max_steps` do here.
+   With --jitter N it runs N times more, each job coming up to half a second sooner or later and each kind of step
+   taking up to 3 % more or less, as it is in reality: some policies decide quite otherwise then, and the table
+   gives the range that nine in ten of these runs have beside the real mean.
 4. Each kind of job runs alone to its end; the weights of every job must have that digest.
 
 FOLDER has fashion-mnist and cifar10 as `ductile data` takes them. Workload a was there while this was
@@ -240,11 +244,15 @@ def alone(args):
     return out
 
 
-def simulated(args, name, policy, profiles):
-    """The mean completion time in our seconds, and those of the jobs."""
+def simulated(args, name, policy, profiles, draw=None):
+    """The mean completion time in our seconds; with `draw`, of a workload that differs a little."""
     folder = args.out / "sim"
     shutil.rmtree(folder, ignore_errors=True)
     jobs = workload(name, args.slots)
+    if draw:
+        jobs = [(*job[:4], max(0.0, job[4] + draw.uniform(-0.5, 0.5))) for job in jobs]
+        profiles = {kind: {**p, "steps": {n: s * draw.uniform(0.97, 1.03) for n, s in p["steps"].items()}}
+                    for kind, p in profiles.items()}
     for kind, length in {(k, n) for _, k, n, _, _ in jobs}:
         application = folder / "traces" / f"{kind}-{length}"
         application.mkdir(parents=True)
@@ -280,6 +288,14 @@ def simulated(args, name, policy, profiles):
     return json.loads(done.stdout)["runs"][0]["mean_jct"] / SCALE
 
 
+def jittered(args, name, policy, profiles):
+    """The 5th, 50th and 95th percentile of the mean completion times of workloads that differ a little; None where
+    none was asked for."""
+    draw = random.Random(f"jitter {name}")
+    found = sorted(simulated(args, name, policy, profiles, draw) for _ in range(args.jitter))
+    return [found[round(part * (len(found) - 1))] for part in (0.05, 0.5, 0.95)] if found else None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=pathlib.Path)
@@ -288,6 +304,7 @@ def main():
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--profiles", default="before,after")
+    parser.add_argument("--jitter", type=int, default=0)
     parser.add_argument("--data", type=pathlib.Path, default=ROOT / "data")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     args = parser.parse_args()
@@ -319,16 +336,18 @@ def main():
                      "same_bits": sum(j["same_bits"] for j in jobs), "jobs": len(jobs)})
         rows[-1]["ratio"] = rows[-1]["real"] / rows[-1]["sim"]
         of_workload = [found for turn, found in done.items() if turn[1] == name and turn[0] == round_number]
-        rows[-1]["sim_during"] = simulated(args, name, policy,
-                                           profiles_during(args, name, jobs, of_workload, profiles))
+        during = profiles_during(args, name, jobs, of_workload, profiles)
+        rows[-1]["sim_during"] = simulated(args, name, policy, during)
+        rows[-1]["jittered"] = jittered(args, name, policy, during)
         rows[-1]["ratio_during"] = rows[-1]["real"] / rows[-1]["sim_during"]
     (args.out / "report.json").write_text(json.dumps({"profiles": profiled, "rows": rows}, indent=1))
     print("\n| workload | policy | real s | simulated s | real / simulated | simulated with the times of the turn, s | "
-          "real / simulated | allocations | same bits |")
-    print("|---|---|---|---|---|---|---|---|---|")
+          "real / simulated | jittered, s (5th, 50th, 95th percentile) | allocations | same bits |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for r in rows:
+        spread = ", ".join(f"{s:.1f}" for s in r["jittered"]) if r["jittered"] else "-"
         print(f"| {r['workload']} | {r['policy']} | {r['real']:.1f} | {r['sim']:.1f} | {r['ratio']:.3f} | "
-              f"{r['sim_during']:.1f} | {r['ratio_during']:.3f} | {r['allocations']} | {r['same_bits']} of {r['jobs']} |")
+              f"{r['sim_during']:.1f} | {r['ratio_during']:.3f} | {spread} | {r['allocations']} | {r['same_bits']} of {r['jobs']} |")
 
 
 if __name__ == "__main__":
