@@ -4,6 +4,7 @@
 #include <charconv>
 #include <chrono>
 #include <csignal>
+#include <system_error>
 #include <thread>
 
 #include <httplib.h>
@@ -177,8 +178,16 @@ std::string Client::where() const {
 }
 
 bool Client::reachable() const {
-  std::error_code ignored;
-  if (!access_ && !fs::is_socket(socket_, ignored)) return false;
+  std::error_code error;
+  if (!access_ && !fs::is_socket(socket_, error)) {
+    if (error == std::errc::permission_denied)
+      fail(ErrorCode::conflict,
+           "{}: this user may not look there, so whether a service answers is not known: let whose "
+           "folder it is open it (chmod o+x, also of the folders above it), or give you an access "
+           "file (ductile token add)",
+           socket_.parent_path().string());
+    return false;
+  }
   Line line(*this);
   return line.answered(line.http().Get("/v1/jobs?limit=1"));
 }

@@ -36,7 +36,7 @@ class Client {
 
   // Whether a service is there; false: nobody listens. Throws Unreachable (deadline) where somebody
   // may and gives no answer, so that it is to be asked again, and conflict if it is another one
-  // than the access file means.
+  // than the access file means, or if this user may not see whether one is there.
   bool reachable() const;
   // For messages: what it is, and what to do if it does not answer.
   std::string name() const;   // "the service in FOLDER"

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
@@ -43,6 +44,19 @@ TEST_F(ClientOfNobody, WhereNobodyListensThereIsNoService) {
   const Descriptor left_over = bound_socket();
   EXPECT_FALSE(client_.reachable());
   EXPECT_EQ(code_of([&] { client_.get("/v1/jobs"); }), ErrorCode::unavailable);
+}
+
+// Another user's service may be there, and another one started would be of no use.
+TEST_F(ClientOfNobody, AFolderThatMayNotBeLookedIntoIsNotTakenForOneWithoutAService) {
+  fs::permissions(folder_.path(), fs::perms::none);
+  const uid_t me = ::geteuid();
+  if (me == 0) ASSERT_EQ(::seteuid(65534), 0);
+  std::string text;
+  const auto code = code_of([&] { (void)client_.reachable(); }, &text);
+  if (me == 0) ASSERT_EQ(::seteuid(me), 0);
+  fs::permissions(folder_.path(), fs::perms::owner_all);
+  EXPECT_EQ(code, ErrorCode::conflict);
+  EXPECT_NE(text.find("ductile token add"), std::string::npos) << text;
 }
 
 // Its service may have thousands of jobs that wait for it.

@@ -1,4 +1,4 @@
-// Lists of a store that people and pages ask for, and how its jobs are numbered.
+// Lists of a store that people and pages ask for, and how its jobs and events are numbered.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -104,6 +104,22 @@ std::vector<EarlierJob> Reader::awaited_by(JobId job) {
 
 JobId Reader::last_job() {
   return database_.integer("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'", 0);
+}
+
+Revision Reader::last_event() {
+  return database_.integer("SELECT seq FROM sqlite_sequence WHERE name = 'events'", 0);
+}
+
+// Whoever waited for what follows an event of another store would wait for as long as that was
+// older, and then miss what this one has counted meanwhile.
+void Reader::require_event(Revision known) {
+  const Revision last = last_event();
+  if (known <= last) return;
+  Gone gone(0, fmt::format("event {} is none of this store, whose last one is {}: the store was "
+                           "lost, or put back as it was before; begin after {}",
+                           known, last, last));
+  gone.begin = last;
+  throw gone;
 }
 
 bool Reader::knows_runs() {

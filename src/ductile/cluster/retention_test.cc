@@ -217,6 +217,13 @@ TEST_F(Forgetting, AListWithoutACursorCanBeGoneOnWith) {
   EXPECT_EQ(last.at("events").at(0).at("seq"), 1);
   EXPECT_EQ(get(api, "/v1/events", last.at("after").dump()).status, 200);
 
+  // Of another store, or of this one before it was put back as it was earlier.
+  const Revision end = Reader(file).last_event();
+  EXPECT_EQ(get(api, "/v1/events", std::to_string(end)).status, 200);
+  const Answer beyond = get(api, "/v1/events", std::to_string(end + 1));
+  EXPECT_EQ(beyond.status, 410);
+  EXPECT_EQ(parse_json(beyond.body).at("begin"), end);
+
   // An open stream that has fallen behind is told so, and one that begins is whole.
   EXPECT_THROW(testing::event_text(api, behind, 0), Gone);
   Revision begin = 0;

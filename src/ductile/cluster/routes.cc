@@ -42,17 +42,6 @@ void require_name(std::string_view name, std::string_view what) {
          name);
 }
 
-// What looks like an option, a folder or another name would be taken for it.
-void require_plain_name(std::string_view name, std::string_view what) {
-  require_name(name, what);
-  if (name.front() == '-' || name.front() == ' ' || name.back() == ' ' || name == "." ||
-      name == "..")
-    fail(ErrorCode::invalid_argument,
-         "{} = \"{}\": a name begins with no \"-\", neither begins nor ends with a space, and is "
-         "neither \".\" nor \"..\"",
-         what, name);
-}
-
 // Why a job waits changes with every other job, and the store hears of it only now and then.
 Json shown_now(Request& request, const JobRecord& job) {
   Json out = to_json(job);
@@ -528,6 +517,16 @@ void require_line(std::string_view text, std::string_view what) {
     fail(ErrorCode::invalid_argument,
          "{} has control characters, bytes that are not UTF-8, or more than {} bytes", what,
          kMostName);
+}
+
+void require_plain_name(std::string_view name, std::string_view what) {
+  require_name(name, what);
+  if (name.front() == '-' || name.front() == ' ' || name.back() == ' ' || name == "." ||
+      name == "..")
+    fail(ErrorCode::invalid_argument,
+         "{} = \"{}\": a name begins with no \"-\", neither begins nor ends with a space, and is "
+         "neither \".\" nor \"..\"",
+         what, name);
 }
 
 void require_owner(const Principal& who, const JobRecord& job) {

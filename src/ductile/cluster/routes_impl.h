@@ -111,6 +111,9 @@ Answer revoke_token(Request& request);
 
 // Throws invalid_argument for what is no text on one line that a person can type and a page show.
 void require_line(std::string_view text, std::string_view what);
+// The same for what is named on command lines and in paths: neither empty nor with a slash, nor
+// what looks like an option, a folder or another name, which it would be taken for.
+void require_plain_name(std::string_view name, std::string_view what);
 
 Answer json_answer(const nlohmann::ordered_json& value);
 

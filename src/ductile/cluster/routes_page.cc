@@ -3,6 +3,8 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -30,6 +32,18 @@ const std::string& run_of(const JobRecord& job) {
   return job.run;
 }
 
+// How long the text is without a character at its end of which the rest is still to come: alone
+// neither part of it would be text.
+size_t whole_characters(std::string_view text) {
+  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
+    const auto c = static_cast<unsigned char>(text[text.size() - back]);
+    const size_t length = c >= 0xf0 ? 4 : c >= 0xe0 ? 3 : 2;
+    if (c >= 0xc2 && c <= 0xf4 && length > back) return text.size() - back;
+    if (c < 0x80 || c >= 0xc0) break;
+  }
+  return text.size();
+}
+
 // The end of a file of the job's run, or what follows the cursor.
 Answer part_of_file(Request& request, const char* name) {
   const fs::path run = run_of(request.reader.find(request.argument));
@@ -49,6 +63,7 @@ Answer part_of_file(Request& request, const char* name) {
   in.seekg(from);
   in.read(text.data(), static_cast<std::streamsize>(text.size()));
   text.resize(static_cast<size_t>(std::max<std::streamsize>(0, in.gcount())));
+  text.resize(whole_characters(text));
   const int64_t next = from + static_cast<int64_t>(text.size());
   return json_answer({{"from", from}, {"next", next}, {"size", size}, {"text", text}});
 }

@@ -144,6 +144,38 @@ TEST_F(PageRoutes, AJobsCurvesAndLogAreReadFromItsRun) {
   EXPECT_EQ(ask("/v1/jobs/a/log", {{"from", "999999999"}}).at("from"), 0);  // it was begun anew
 }
 
+// Who reads part after part gets what was written, wherever a part ends.
+TEST_F(PageRoutes, ACharacterOfALogIsInOnePart) {
+  const JobId id = submit("a", "vision", "");
+  const auto run_folder = run::RunFolder::create_at(folder.path() / "run", "[train]\n");
+  run(id, 1, run_folder.path());
+  std::string written, got;
+  int64_t next = 0;
+  const auto add = [&](const std::string& text) {
+    written += text;
+    std::ofstream(run_folder.log_file(), std::ios::app) << text;
+  };
+  const auto read = [&] {
+    const Json part = ask("/v1/jobs/a/log", {{"from", std::to_string(next)}});
+    got += part.at("text").get<std::string>();
+    next = part.at("next");
+  };
+  const std::string character = "\xf0\x9f\x90\x9d";  // of four bytes, which come one by one
+  for (const char byte : "begun" + character + "\xe2\x82\xac\xc3\xa4.") {
+    add(std::string(1, byte));
+    read();
+  }
+  EXPECT_EQ(got, written);
+  std::string many = "x";  // so that the first 64 KiB end within a character
+  for (int i = 0; i < 40'000; ++i) many += character;
+  add(many);
+  for (int i = 0; i < 4; ++i) read();
+  EXPECT_EQ(got, written);
+  add("\xf0\x9f");
+  read();
+  EXPECT_EQ(got + "\xf0\x9f", written) << "the rest may come";
+}
+
 // It has no options and measures nothing, but prints; and what it puts in the place of its log is
 // not waited for.
 TEST_F(PageRoutes, ACommandsLogIsReadLikeAnyOther) {

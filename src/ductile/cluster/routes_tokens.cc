@@ -46,10 +46,7 @@ Answer add_token(Request& request) {
   fields.only({"name", "role", "team", "seconds"});
   TokenRecord record;
   record.name = fields.text("name");
-  require_line(record.name, "body: name");
-  if (record.name.empty() || record.name.find('/') != std::string::npos)
-    fail(ErrorCode::invalid_argument, "body: name = \"{}\": a name is not empty and has no slash",
-         record.name);
+  require_plain_name(record.name, "body: name");
   record.role = role_from(fields.text("role"));
   record.team = fields.text("team", "");
   require_line(record.team, "body: team");

@@ -21,7 +21,7 @@ std::string job_text(const std::string& job) {
 }  // namespace
 
 // A job that needs one node for all of it goes where there is room for it now; where there is none,
-// the pools have to have as much, whatever else the own nodes could serve.
+// a pilot has to have as much, whatever else the own nodes could serve.
 Demand beyond_own_nodes(Demand demand, const std::vector<int64_t>& own) {
   std::vector<Demand::Whole> rooms;
   for (size_t n = 0; n < own.size() && n < demand.nodes.size(); ++n) {
@@ -44,9 +44,9 @@ Demand beyond_own_nodes(Demand demand, const std::vector<int64_t>& own) {
     if (here) demand.devices += job.devices;  // others have less of the node
     return here;
   });
+  std::erase_if(demand.on_one_node, [&](int64_t devices) { return finds_room({devices, 0}); });
   int64_t nowhere = 0;
-  for (const int64_t devices : demand.on_one_node)
-    if (!finds_room({devices, 0})) nowhere += devices;
+  for (const int64_t devices : demand.on_one_node) nowhere += devices;
   demand.devices = std::max({int64_t{0}, demand.devices, nowhere});
   demand.nodes.erase(demand.nodes.begin(),
                      demand.nodes.begin() +
@@ -75,6 +75,7 @@ void SlurmPool::follow(Demand demand) {
   demand_ = std::move(demand);
   demand_.nodes.resize(nodes_.size());
   std::ranges::stable_sort(demand_.on_gpus, std::ranges::greater(), &Demand::Whole::gpus);
+  std::ranges::sort(demand_.on_one_node, std::ranges::greater());
   for (size_t n = 0; n < nodes_.size(); ++n) nodes_[n].held = demand_.nodes[n].devices > 0;
 }
 
@@ -103,14 +104,14 @@ int64_t SlurmPool::gpus_of_a_pilot(size_t pool) const {
   return most.value_or(INT32_MAX);
 }
 
-// Pilots of each pool. A job with GPUs that holds nothing yet goes to the first pilot that has room
-// for it, or that a pool could still have. What is left of these pilots, and of those that jobs
-// hold, serves the jobs without GPUs, and then the pools in turn.
+// Pilots of each pool. A job with GPUs that holds nothing yet, and then one that needs one node for
+// all of it, goes to the first pilot that has room for it, or that a pool could still have. What is
+// left of these pilots, and of those that jobs hold, serves the others, and then the pools in turn.
 std::vector<int64_t> SlurmPool::wanted() const {
   struct Pilot {
     size_t pool = 0;
     Demand::Whole room;   // beside all that is held
-    int64_t devices = 0;  // for jobs without GPUs, those that hold some of it among them
+    int64_t devices = 0;  // for the others, those that hold some of it among them
     bool is_needed = false;
   };
   std::vector<Pilot> pilots;
@@ -130,7 +131,7 @@ std::vector<int64_t> SlurmPool::wanted() const {
   int64_t devices = demand_.devices;
   const auto place = [&](const Demand::Whole& job) {
     auto pilot = std::ranges::find_if(pilots, [&](const Pilot& p) {
-      return p.room.gpus >= job.gpus && p.room.devices >= job.devices;
+      return (job.gpus == 0 || p.room.gpus >= job.gpus) && p.room.devices >= job.devices;
     });
     for (size_t p = 0; p < pools_.size() && pilot == pilots.end(); ++p) {
       const int64_t gpus = gpus_of_a_pilot(p);
@@ -144,11 +145,11 @@ std::vector<int64_t> SlurmPool::wanted() const {
     pilot->devices -= job.devices;
     pilot->room = {pilot->room.devices - job.devices, pilot->room.gpus - job.gpus};
   };
-  for (const Demand::Whole& job : demand_.on_gpus) {
-    if (tells_gpus())
-      place(job);
-    else
-      devices += job.devices;
+  for (const Demand::Whole& job : demand_.on_gpus)
+    place(tells_gpus() ? job : Demand::Whole{job.devices, 0});
+  for (const int64_t whole : demand_.on_one_node) {
+    devices -= whole;
+    place({whole, 0});
   }
   std::vector<int64_t> taken(pools_.size());
   for (const Pilot& pilot : pilots) {

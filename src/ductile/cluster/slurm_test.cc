@@ -196,6 +196,23 @@ TEST(OwnNodes, JobsWithGpusGoWhereTheseAre) {
       << "a node that has not said what it has";
 }
 
+// Pilots that have too few devices for it are of no use to it, however many there are.
+TEST(SlurmPool, AJobThatNeedsOneNodeGetsAPilotThatIsLargeEnough) {
+  const SlurmPool pool(
+      spec::parse_pools("[[pool]]\nname = \"s\"\ndevices = 2\nmax = 9\n"
+                        "[[pool]]\nname = \"l\"\ndevices = 8\n",
+                        "test.toml"));
+  const auto asked = [&](int64_t devices, std::vector<int64_t> jobs) {
+    return asked_for(pool, {devices, {}, {}, std::move(jobs)});
+  };
+  EXPECT_EQ(asked(4, {4}), Names{"l-1"});
+  EXPECT_EQ(asked(8, {4, 2}), Names{"l-1"}) << "what it leaves serves others";
+  EXPECT_EQ(asked(9, {2, 4, 2}), (Names{"s-1", "l-1"}));
+  EXPECT_EQ(asked(2, {1, 1}), Names{"s-1"});
+  EXPECT_EQ(asked(16, {16}), Names{}) << "no pilot will ever have as many; an own node may";
+  EXPECT_EQ(asked(19, {16}), (Names{"s-1", "s-2"})) << "the rest is of jobs that may be anywhere";
+}
+
 TEST(SlurmPool, WhoHoldsAPilotIsNotInTheWayOfTheNextJobWithGpus) {
   Pool slurm("gpus = 2\nmax = 3\n");
   slurm.pool.follow({0, {{1, 1}}, {}});

@@ -162,6 +162,7 @@ std::vector<Event> Reader::whole_events(Revision& after, int64_t limit) {
   const Revision begin = after > 0 ? after : removed_events();
   std::vector<Event> out = events(begin, limit);
   require_events_after(begin);
+  require_event(begin);
   after = begin;
   return out;
 }
@@ -181,10 +182,6 @@ std::vector<Event> Reader::newest_events(int64_t count, std::optional<JobId> job
   }
   std::reverse(out.begin(), out.end());
   return out;
-}
-
-Revision Reader::last_event() {
-  return database_.integer("SELECT seq FROM sqlite_sequence WHERE name = 'events'", 0);
 }
 
 int64_t Reader::count_events() { return database_.integer("SELECT count(*) FROM events", 0); }

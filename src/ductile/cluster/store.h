@@ -67,8 +67,8 @@ class Reader {
 
   // In order: at most `limit` events after number `after`, of one job where one is given.
   std::vector<Event> events(Revision after, int64_t limit, std::optional<JobId> job = {});
-  // Of all jobs, none left out: throws Gone where some of those after `after` were removed. 0 is
-  // moved behind the last one that was.
+  // Of all jobs, none left out: throws Gone where some of those after `after` were removed, or the
+  // store has no event of that number yet. 0 is moved behind the last one that was removed.
   std::vector<Event> whole_events(Revision& after, int64_t limit);
   // The newest `count`, in order.
   std::vector<Event> newest_events(int64_t count, std::optional<JobId> job = {});
@@ -79,6 +79,7 @@ class Reader {
   Revision removed_events();  // not all up to this one are there any more; 0: all are
   // Throws Gone if events after this one were removed. To be asked after they were read.
   void require_events_after(Revision after);
+  void require_event(Revision known);  // throws Gone for a number that no event has had yet
 
   std::vector<Holding> holdings(JobId job);
   std::vector<Holder> holders();  // of all jobs, by job and node

@@ -84,7 +84,8 @@ export function jobFileOf(options) {
 /** What people leave empty in the form. */
 export const kNothing = { kind: "train", name: "", team: "", tier: "standard", least: "1", most: "", job: "", command: "",
   directory: "", environment: "", retries: "", limit: "", grace: "", gpus: "", run: "", version: "", follow: false,
-  batch: "", target: "", port: "", rest: {}, region: "", transfer: "", stay: false, after: "", held: false, array: "" };
+  batch: "", target: "", port: "", rest: {}, plans: /** @type {any[]} */ ([]), region: "", transfer: "", stay: false,
+  after: "", held: false, array: "" };
 
 const number = (text, what, least) => {
   const value = Number(text);
@@ -102,7 +103,8 @@ const given = (key, text, read) => text.trim() ? { [key]: read(text.trim()) } : 
 function specOf(form, index) {
   if (form.kind === "train") {
     if (!form.job.trim()) throw new Error("the job file is empty");
-    return { job: index === undefined ? form.job : form.job.replaceAll("{index}", String(index)) };
+    return { job: index === undefined ? form.job : form.job.replaceAll("{index}", String(index)),
+      ...(form.plans.length ? { plans: form.plans } : {}) };
   }
   if (form.kind === "command") {
     const environment = variablesOf(form.environment);
@@ -162,7 +164,8 @@ export function submissionText(body) {
 
 /**
  * The form that submits a job like this one: what `GET /v1/jobs/{job}` answered. `options`: of a training job what
- * `GET /v1/jobs/{job}/options` answered. Of variables with several lines nothing stands in it.
+ * `GET /v1/jobs/{job}/options` answered. Of variables with several lines nothing stands in it. Plans of stages are kept
+ * as they came.
  */
 export function formOf(job, options = undefined) {
   const spec = job.spec || {};
@@ -173,6 +176,7 @@ export function formOf(job, options = undefined) {
   if (job.kind === "train") {
     out.job = options ? jobFileOf(options.changed.map(path => [path, options.options[path]])) : spec.job || "";
     if (!out.job) out.job = "# every option has its default\n";
+    out.plans = spec.plans || [];
   } else if (job.kind === "command") {
     Object.assign(out, { command: lineOf(spec.command), directory: spec.directory, environment:
       Object.entries(spec.environment || {}).filter(([name, value]) => name !== "DUCTILE_ARRAY_INDEX" && !value.includes("\n"))

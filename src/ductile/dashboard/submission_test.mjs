@@ -108,4 +108,7 @@ test("a job that is submitted another time is the same one", () => {
     { options: { "train.epochs": "2", "seed": "7", "train.batch_size": "8" }, changed: ["train.epochs", "seed"] });
   assert.deepEqual([train.spec.job, train.region, train.transfer, train.movable], ["seed = 7\n\n[train]\nepochs = 2\n", "eu", 30, false]);
   assert.equal(again(job({ kind: "train", spec: {} }), { options: {}, changed: [] }).spec.job.startsWith("#"), true);
+  const plans = [{ virtual_ranks: 2, shard_optimizer: true, pipelined: "micro_batches = 4\n", seconds: 0.5 },
+    { virtual_ranks: 4, shard_optimizer: true, pipelined: "micro_batches = 8\n", seconds: 0.25 }];
+  assert.deepEqual(again(job({ kind: "train", spec: { job: "x = 1", plans } })).spec, { job: "x = 1", plans });
 });

@@ -58,14 +58,19 @@ export function submitPage(root, query) {
       const chosen = input.files[0];
       if (!chosen) return;
       form.job = await chosen.text();
+      form.plans = [];  // of another job
       if (alive) draw();
     } });
     return field("Read a file of yours", input);
   };
 
+  // What the job came with says how it is cut, whatever its file says of that.
+  const plans = () => form.plans.length === 0 ? [] : [element("p", { class: "muted", id: "plans" },
+    `By ${form.plans.length === 1 ? "the plan" : `one of the ${form.plans.length} plans`} of stages that this job came with.`)];
+
   const what = {
-    train: () => [lines("job", "Job file", "TOML, as `ductile config` explains it. Paths in it are those of the service's "
-      + "machine: write them from /.", 12), chooser()],
+    train: () => [...plans(), lines("job", "Job file", "TOML, as `ductile config` explains it. Paths in it are those of "
+      + "the service's machine: write them from /.", 12), chooser()],
     command: () => [line("command", "Command", "with quotes as in a shell, which does not see it: $ and * mean themselves",
       { required: "" }),
     line("directory", "Its folder", "on the service's machine, from /", { required: "" }),

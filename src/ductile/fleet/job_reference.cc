@@ -23,18 +23,18 @@ std::string server_here(const Context& context) {
 
 bool is_given(const ServiceAt& at) { return at.folder || at.server; }
 
-// The service's job whose run directory this is, if a service that is up has one.
+// The service's job whose run directory this is, if a service that is up has one. Where its runs
+// are the service says, as `ductile server --shared` puts them elsewhere than into its folder.
 std::optional<JobReference> job_with_run(const fs::path& run, const fs::path& folder) {
-  std::error_code error;
-  const fs::path runs = fs::canonical(folder / "runs", error);
-  if (error || run.parent_path() != runs) return std::nullopt;
+  const std::string name = run.filename().string();  // NUMBER-NAME
+  const size_t digits = name.find_first_not_of("0123456789");
+  if (digits == 0 || digits == std::string::npos || name[digits] != '-') return std::nullopt;
   const cluster::Client client(folder);
   if (!client.reachable()) return std::nullopt;
-  const std::string name = run.filename().string();  // NUMBER-NAME
   try {
-    const Json job =
-        client.get("/v1/jobs/" + cluster::percent_encoded(name.substr(0, name.find('-'))));
-    if (fs::path(job.at("run").get<std::string>()).filename() != name) return std::nullopt;
+    const Json job = client.get("/v1/jobs/" + name.substr(0, digits));
+    std::error_code error;
+    if (fs::canonical(job.at("run").get<std::string>(), error) != run || error) return std::nullopt;
     const auto id = job.at("id").get<int64_t>();
     return JobReference{JobReference::OfService{client, id, std::to_string(id)}, run};
   } catch (const Error& not_one_of_its_jobs) {

@@ -132,9 +132,7 @@ std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
       }
       std::reverse(out.begin() + static_cast<std::ptrdiff_t>(before), out.end());
     }
-    if (any) continue;
-    const bool number = text.find_first_not_of("0123456789") == std::string::npos;
-    if (!number || matched.insert(text).second) out.push_back(text);
+    if (!any && matched.insert(text).second) out.push_back(text);
   }
   return out;
 }

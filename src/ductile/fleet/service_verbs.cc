@@ -145,8 +145,8 @@ ExitCode events(const ServiceCommand& command, Context& context) {
       try {
         list = client.get(fmt::format("/v1/events?limit=1000&after={}{}", after, job));
         absence.end();
-      } catch (const cluster::Gone& gone) {  // what happened meanwhile is kept in part
-        if (gone.begin <= after) throw;
+      } catch (const cluster::Gone& gone) {  // what happened meanwhile is kept in part, or lost
+        if (gone.begin <= 0 || gone.begin == after) throw;
         context.console.say("{}; going on after event {}", gone.what(), gone.begin);
         list["after"] = gone.begin;
       } catch (const Error& error) {

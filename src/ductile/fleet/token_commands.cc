@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cluster/access_file.h"
@@ -16,6 +17,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+std::string path_of_token(const std::string& name, const char* rest) {
+  return "/v1/tokens/" + cluster::percent_encoded(name) + rest;
+}
+
 std::string day_of(const Json& seconds) {
   if (seconds.is_null()) return "";
   const auto time = static_cast<std::time_t>(seconds.get<double>());
@@ -24,6 +29,18 @@ std::string day_of(const Json& seconds) {
   char text[32];
   std::strftime(text, sizeof text, "%Y-%m-%d", &parts);
   return text;
+}
+
+// Throws where the file cannot be written: then nobody would ever have the token, so it is revoked
+// again, and its name is free.
+void keep_access(const fs::path& file, const cluster::Access& access, const std::string& name,
+                 const cluster::Client& client) {
+  try {
+    cluster::write_access(file, access);
+  } catch (Error& error) {
+    client.post(path_of_token(name, "/revoke"), nlohmann::json::object());
+    throw error.with_context("no token was made");
+  }
 }
 
 }  // namespace
@@ -38,7 +55,7 @@ ExitCode token_add(const ServiceCommand& command, Context& context) {
                                  answer.at("token")};
     Console& console = context.console;
     if (command.out) {
-      cluster::write_access(*command.out, access);
+      keep_access(*command.out, access, command.token, client);
       console.say("{} lets in whoever has it, as {}: it goes to no one else", command.out->string(),
                   command.token);
     } else {
@@ -80,8 +97,7 @@ ExitCode token_list(const ServiceCommand& command, Context& context) {
 ExitCode token_revoke(const ServiceCommand& command, Context& context) {
   return with_service(command, context, [&](const cluster::Client& client) {
     const Json answer =
-        client.post(fmt::format("/v1/tokens/{}/revoke", cluster::percent_encoded(command.token)),
-                    nlohmann::json::object());
+        client.post(path_of_token(command.token, "/revoke"), nlohmann::json::object());
     if (command.json) {
       context.console.print("{}\n", dump_json(answer, 2));
     } else {

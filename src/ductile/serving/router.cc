@@ -31,6 +31,7 @@ Router::Impl::Impl(net::Loop& loop, RouterOptions options)
       http_(loop, options_.http, [this](HttpRequest request, Reply reply) {
         handle(std::move(request), std::move(reply));
       }) {
+  looked_ = loop_.now();
   probe_ = loop_.every(options_.silence / 4, [this] { probe_all(); });
 }
 
@@ -241,7 +242,7 @@ void Router::Impl::again(const PassagePtr& passage, ReplicaId refused) {
 
 void Router::Impl::answered(ReplicaId id, std::list<Link>::iterator link) {
   const PassagePtr passage = std::move(link->passage);
-  replicas_.at(id).probe.heard = loop_.now();
+  replicas_.at(id).probe.heard = listening();
   HttpResponse response = link->reader.response();
   const bool goes_on = response.keep_alive;
   response.keep_alive = true;
@@ -300,10 +301,20 @@ void Router::Impl::finish(const PassagePtr& passage, HttpResponse response) {
 
 // ---- Health. A process that is stopped keeps its connections open, and answers nothing.
 
+// The time in which replicas could have been heard. Where this process was stopped itself nobody
+// was asked meanwhile, so of the time between two looks no more counts than twice what they are
+// apart.
+net::Clock::duration Router::Impl::listening() const {
+  const net::Clock::duration most = options_.silence / 2;
+  return listened_ + std::min(loop_.now() - looked_, most);
+}
+
 void Router::Impl::probe_all() {
+  listened_ = listening();
+  looked_ = loop_.now();
   std::vector<ReplicaId> lost;
   for (auto& [id, replica] : replicas_) {
-    const auto silent_for = loop_.now() - replica.probe.heard;
+    const auto silent_for = listening() - replica.probe.heard;
     if (!replica.silent && silent_for > options_.silence) fall_silent(id, replica);
     if (!replica.told_lost && silent_for > options_.lost * options_.silence) {
       replica.told_lost = true;
@@ -329,7 +340,7 @@ void Router::Impl::ask_health(ReplicaId id, Replica& replica) {
                               [this, id](net::Ready) { on_probe(id); });
   } catch (const Error&) {  // no descriptor is left: that says nothing of the replica
     probe.socket = {};
-    probe.heard = loop_.now();
+    probe.heard = listening();
   }
 }
 
@@ -353,7 +364,7 @@ void Router::Impl::on_probe(ReplicaId id) {
   probe.watch.end();
   probe.socket = {};
   if (n <= 0) return;  // it is gone, or has no place for one more: the next probe tells
-  probe.heard = loop_.now();
+  probe.heard = listening();
   if (std::exchange(replica.silent, false)) dispatch_all();
 }
 
@@ -378,7 +389,7 @@ void Router::Impl::add(ReplicaId id, Connect connect, std::optional<int64_t> ver
   DUCTILE_CHECK(id != 0 && !replicas_.contains(id), "replica {}", id);
   Replica& replica = replicas_[id];
   replica.connect = std::move(connect);
-  replica.probe.heard = loop_.now();
+  replica.probe.heard = listening();
   replica.version = version;
   if (!options_.model.empty()) {
     if (!wanted_) wanted_ = version;

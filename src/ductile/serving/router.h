@@ -19,7 +19,8 @@ struct RouterOptions {
   std::chrono::milliseconds patience = std::chrono::seconds(60);  // for an answer, with all tries
   size_t most_answer = size_t{256} << 20;                         // bytes of a replica's answer
   // A replica that answers no question about its health for this long gets no requests until it
-  // does, and those that it has go to others. After `lost` of these it counts as lost.
+  // does, and those that it has go to others. After `lost` of these it counts as lost. The time
+  // for which this process was stopped itself does not count.
   std::chrono::milliseconds silence = std::chrono::seconds(2);
   int lost = 15;
   // All replicas of this model are kept at the same weights. Empty: each has those that it has, as

@@ -89,7 +89,7 @@ class Router::Impl {
     net::Socket socket;
     net::Loop::Watch watch;
     bool sent = false;
-    net::Deadline heard{};  // when the replica last answered anything, or came
+    net::Clock::duration heard{};  // listening() when the replica last answered anything, or came
   };
   struct Replica {
     Connect connect;
@@ -124,6 +124,7 @@ class Router::Impl {
   void finish(const PassagePtr& passage, HttpResponse response);
   void leave(ReplicaId id, Passage& passage);
   void look_idle(ReplicaId id);
+  net::Clock::duration listening() const;
   void probe_all();
   void ask_health(ReplicaId id, Replica& replica);
   void on_probe(ReplicaId id);
@@ -155,6 +156,8 @@ class Router::Impl {
   bool draining_ = false;
   std::function<void()> on_drained_;
   net::Loop::Timer retry_, probe_;
+  net::Deadline looked_;             // probe_all()
+  net::Clock::duration listened_{};  // listening() at that time
   std::function<void(ReplicaId)> on_lost_;
   std::function<void(int64_t)> on_loaded_;
   std::function<void(ReplicaId, int64_t)> on_changed_;

@@ -240,6 +240,22 @@ TEST(Router, AReplicaThatWasStoppedForAWhileIsUsedAgain) {
   EXPECT_EQ(rig.on_loop([&] { return rig.set->pids(); }).front(), pid);
 }
 
+// It asked nobody meanwhile, so nobody was silent.
+TEST(Router, OneThatWasStoppedItselfTakesNoReplicaForLost) {
+  std::chrono::seconds ahead(0);
+  net::Loop loop([&] { return net::Clock::now() + ahead; });
+  Router router(loop, {});
+  Replicas set(loop, router, {DUCTILE_TEST_REPLICA, {}, {}, "/dev/null"}, {});
+  set.resize(2);
+  while (set.ready() != 2) loop.run_until(loop.now() + milliseconds(20));
+  const std::vector<int> pids = set.pids();
+  for (int stop = 0; stop < 3; ++stop) {
+    ahead += std::chrono::seconds(100);  // far longer than after which a replica counts as lost
+    loop.run_until(loop.now() + milliseconds(700));  // one look at least, and one for processes
+  }
+  EXPECT_EQ(set.pids(), pids);
+}
+
 TEST(Router, SpreadsRequestsOverAllReplicas) {
   Rig rig(3, {"--takes", "5000"});
   rig.await_ready(3);

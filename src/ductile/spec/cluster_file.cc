@@ -92,6 +92,11 @@ void check_group(const NodeGroup& g, const std::string& where) {
   for (const auto* names : {&g.hosts, &g.addresses})
     if (std::find(names->begin(), names->end(), "") != names->end())
       wrong("a host or an address is empty");
+  if (g.leave > g.notice)
+    wrong(
+        fmt::format("leave = {:g} seconds are the last ones of a notice, and notice is {:g}; "
+                    "write a longer notice, or a shorter leave",
+                    g.leave, g.notice));
 }
 
 // `nodes`: how many of the groups are [[nodes]]; the others are [[pool]].

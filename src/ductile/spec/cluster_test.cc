@@ -95,7 +95,7 @@ Cluster random_cluster(uint64_t seed) {
     group.devices = 1 + rng.below(1024);
     group.spot = rng.below(2) != 0;
     if (rng.below(2)) group.notice = rng.uniform(0, 600);
-    if (rng.below(2)) group.leave = rng.uniform(0, 60);
+    if (rng.below(2)) group.leave = rng.uniform(0, 1) * group.notice;
     if (rng.below(2))
       for (int64_t n = 0; n < group.count; ++n) {
         group.hosts.push_back(fmt::format("g{}-{}", out.groups.size(), n));
@@ -157,6 +157,10 @@ TEST(ClusterFile, ErrorsNameFileLineKeyAndRemedy) {
       {"[[nodes]]\ntype = \"a\"\nhosts = [\"x\"]\n[[nodes]]\ntype = \"a\"\nhosts = [\"x\"]\n",
        "c.toml:6: host x was there before"},
       {"[[nodes]]\ntype = \"a\"\nhosts = [\"\"]\n", "a host or an address is empty"},
+      {"[[nodes]]\ntype = \"a\"\nleave = \"20 s\"\n",
+       "c.toml:1: leave = 20 seconds are the last ones of a notice, and notice is 0"},
+      {"[[nodes]]\ntype = \"a\"\nnotice = 10\nleave = 20\n",
+       "c.toml:1: leave = 20 seconds are the last ones of a notice, and notice is 10"},
       {"[[nodes]]\ntype = \"a\"\n[[teams]]\nid = 1\nshare = 0.6\n[[teams]]\nid = 2\nshare = 0.6\n",
        "c.toml:8: the teams' shares add up to 1.2"},
       {"[[nodes]]\ntype = \"a\"\n[[teams]]\nid = 1\n[[teams]]\nid = 1\n",
