@@ -126,6 +126,24 @@ std::string describe_cycle(const Graph& graph, const std::vector<int>& waiting) 
                                   : fmt::format("\"{}\"", graph.ops[cycle.front()].name));
 }
 
+// Pairs of neighbours that nobody else comes between.
+void check_fused(const Graph& graph) {
+  std::vector<int> made(graph.ops.size()), read(graph.ops.size()), pairs(graph.ops.size());
+  for (const Edge& e : graph.edges) {
+    ++made[e.from], ++read[e.to];
+    if (e.fused) ++pairs[e.from], ++pairs[e.to];
+  }
+  for (const Edge& e : graph.edges) {
+    if (!e.fused) continue;
+    const bool alone = e.to == e.from + 1 && made[e.from] == 1 && read[e.to] == 1;
+    if (alone && pairs[e.from] == 1 && pairs[e.to] == 1) continue;
+    fail(ErrorCode::invalid_argument,
+         "edge \"{}\" -> \"{}\" is fused, but not the only one from the first and to the second, "
+         "these are not neighbours, or one of them is in two pairs",
+         graph.ops[e.from].name, graph.ops[e.to].name);
+  }
+}
+
 void check_acyclic(const Graph& graph) {
   std::vector<std::vector<OpId>> next(graph.ops.size());
   std::vector<int> waiting(graph.ops.size());
@@ -273,6 +291,7 @@ void check(const Graph& graph) {
       fail(ErrorCode::invalid_argument, "{} is {}, it must be from 0 to 1000", name, value);
     }
   }
+  check_fused(graph);
   check_acyclic(graph);
 }
 

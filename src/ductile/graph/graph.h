@@ -145,6 +145,10 @@ struct Edge {
   // takes there; 0 where it shares the memory of another one (both inputs of a sum), or none comes.
   // Below 0: as many as `bytes`. What is sent is as large as the tensor in any case.
   double gradient_bytes = -1;
+  // Of such a graph: whether a stage with both operators, that recomputes both or none, does them
+  // at once, so that neither this tensor nor its gradient is ever in memory. Then nothing else is
+  // made by `from` or read by `to`, which is the next one.
+  bool fused = false;
 
   double gradient() const { return gradient_bytes < 0 ? bytes : gradient_bytes; }
   bool operator==(const Edge&) const = default;

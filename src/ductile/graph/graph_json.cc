@@ -191,6 +191,7 @@ nlohmann::json to_json(const Graph& graph) {
     if (e.tensor_bytes_from != 0) o["tensor_bytes_from"] = e.tensor_bytes_from;
     if (e.tensor_bytes_to != 0) o["tensor_bytes_to"] = e.tensor_bytes_to;
     if (e.gradient_bytes >= 0) o["gradient_bytes"] = e.gradient_bytes;
+    if (e.fused) o["fused"] = true;
     edges.push_back(std::move(o));
   }
   return out;
@@ -219,7 +220,7 @@ Graph graph_from_json(const nlohmann::json& value) {
   for (const Json& v : f.array("edges")) {
     const Fields g(v, fmt::format("edge {}", graph.edges.size()));
     g.only({"from", "to", "output", "bytes", "tensor_bytes_from", "tensor_bytes_to",
-            "gradient_bytes"});
+            "gradient_bytes", "fused"});
     const auto find = [&](const char* key) {
       const std::string name = g.text(key);
       const auto at = ids.find(name);
@@ -241,6 +242,7 @@ Graph graph_from_json(const nlohmann::json& value) {
     edge.tensor_bytes_from = g.number("tensor_bytes_from", 0);
     edge.tensor_bytes_to = g.number("tensor_bytes_to", 0);
     if (g.has("gradient_bytes")) edge.gradient_bytes = g.number("gradient_bytes");
+    edge.fused = g.boolean("fused", false);
     graph.edges.push_back(edge);
   }
   check(graph);
@@ -326,7 +328,9 @@ nlohmann::json graph_schema() {
        {"bytes", described(number, "per sample, forward; the gradient is as large")},
        {"tensor_bytes_from", described(number, "exchanged besides by a tensor-parallel sender")},
        {"tensor_bytes_to", described(number, "exchanged besides by a tensor-parallel receiver")},
-       {"gradient_bytes", described(number, "per sample, what the reader's gradient takes there")}},
+       {"gradient_bytes", described(number, "per sample, what the reader's gradient takes there")},
+       {"fused", described(Json{{"type", "boolean"}},
+                           "a stage with both operators does them at once, without this tensor")}},
       {"from", "to", "bytes"});
   Json schema = object(
       {{"format", Json{{"const", "ductile.graph"}}},

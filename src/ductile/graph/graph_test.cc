@@ -116,6 +116,24 @@ TEST(Check, NamesOperatorAndFieldOfAWrongFigure) {
   expect([](Graph& g) { g.state_factor = -1; }, "state_factor");
 }
 
+TEST(Check, OnlyNeighboursThatNobodyComesBetweenAreFused) {
+  using Edges = std::vector<std::pair<OpId, OpId>>;
+  const auto fused = [](const Edges& edges, const std::vector<size_t>& which) {
+    Graph g = with_edges(4, edges);
+    for (const size_t e : which) g.edges[e].fused = true;
+    return g;
+  };
+  EXPECT_NO_THROW(check(fused({{0, 1}, {1, 2}, {2, 3}}, {0, 2})));
+  const auto refused = [&](const Edges& edges, const std::vector<size_t>& which) {
+    const std::string text = testing::text_of([&] { check(fused(edges, which)); });
+    EXPECT_NE(text.find("is fused"), std::string::npos) << text;
+  };
+  refused({{0, 1}, {1, 2}, {2, 3}}, {0, 1});  // one is in two pairs
+  refused({{0, 1}, {0, 2}, {2, 3}}, {0});     // another one reads the first
+  refused({{0, 2}, {1, 2}, {2, 3}}, {1});     // the second reads another one
+  refused({{0, 2}, {2, 1}, {1, 3}}, {0});     // another one stands between them
+}
+
 TEST(Cost, SplitAndRecomputeAreDerivedUnlessMeasured) {
   Op op;
   op.name = "a";

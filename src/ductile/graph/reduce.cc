@@ -188,6 +188,7 @@ Contraction merge_groups(const Graph& original, const std::vector<int>& group) {
     if (!seen.insert({from, to, at->second}).second) continue;
     Edge edge = e;
     edge.from = from, edge.to = to, edge.output = at->second;
+    edge.fused = false;  // of operators as they were
     out.graph.edges.push_back(edge);
   }
   check(out.graph);

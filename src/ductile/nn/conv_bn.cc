@@ -5,9 +5,12 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "ductile/base/error.h"
 #include "ductile/nn/aten_conv.h"
 #include "ductile/nn/batch_group.h"
+#include "ductile/nn/batch_norm_impl.h"
 #include "ductile/nn/compat.h"
+#include "ductile/nn/first_half.h"
 #include "ductile/nn/flops.h"
 #include "ductile/nn/kernels/batch_norm.h"
 #include "ductile/nn/kernels/conv.h"
@@ -58,32 +61,6 @@ void move_running(const at::Tensor& running, const float* batch, double factor, 
   for (int64_t c = 0; c < running.numel(); ++c)
     r[c] = static_cast<float>((1 - momentum) * r[c] + momentum * factor * batch[c]);
 }
-
-// Statistics of `count` values a channel become those of all members' values; returns how many
-// those are. Sums in double: the squares' mean loses no digit that the float results could show.
-template <class T>
-double join_statistics(BatchGroup& group, double count, int64_t channels, T* mean, T* variance) {
-  std::vector<double> sums(static_cast<size_t>(1 + 2 * channels));
-  double* first = sums.data() + 1;
-  double* second = first + channels;
-  sums[0] = count;
-  for (int64_t c = 0; c < channels; ++c) {
-    const double m = mean[c];
-    first[c] = count * m;
-    second[c] = count * (m * m + variance[c]);
-  }
-  group.sum(sums);
-  for (int64_t c = 0; c < channels; ++c) {
-    const double m = first[c] / sums[0];
-    mean[c] = static_cast<T>(m);
-    variance[c] = static_cast<T>(std::max(0.0, second[c] / sums[0] - m * m));
-  }
-  return sums[0];
-}
-
-// What autograd nodes keep of the group: an address, which IValue holds as an integer.
-int64_t address_of(BatchGroup* group) { return reinterpret_cast<int64_t>(group); }
-BatchGroup* group_at(int64_t address) { return reinterpret_cast<BatchGroup*>(address); }
 
 // x * w in the storage type of x, by whom it is best done, and its statistics where these are
 // wanted.
@@ -179,16 +156,21 @@ struct NormGradient {
   NormGradient(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& y,
                const at::Tensor& out, const float* rows, const Pooled& pooled = {}) {
     const auto act = static_cast<kernels::Act>(ctx->saved_data["act"].toInt());
-    const at::Tensor dz = nhwc(grad.to(y.scalar_type()));
     const int64_t channels = y.size(1);
     const float* scale = rows + kScale * channels;
     // Written out where somebody else wants it, or where it is dear to compute twice.
     const bool write_g = out.defined() || is_smooth(act);
-    if (!take(ctx, grad)) reduce(ctx, dz, y, out, rows, act, write_g, pooled);
+    const bool taken = take(ctx, grad);
+    source.storage = storage_of(y);
+    if (ctx->saved_data.find("in_y") != ctx->saved_data.end()) {
+      DUCTILE_CHECK(taken, "the second half of a pass back with another gradient than the first");
+      source.grad = y.data_ptr();
+      return;
+    }
+    if (!taken) reduce(ctx, nhwc(grad.to(y.scalar_type())), y, out, rows, act, write_g, pooled);
     float* slope = map.data_ptr<float>();
     float* offset = slope + channels;
     source.grad = g.data_ptr();
-    source.storage = storage_of(y);
     source.y = y.data_ptr();
     source.a = scale;
     source.b = slope;
@@ -202,9 +184,18 @@ struct NormGradient {
   }
 
   // For a pass back to the weights that comes after one to the input, with the same gradient.
-  void keep(AutogradContext* ctx, const at::Tensor& grad) const {
-    ctx->saved_data["kept"] = std::vector<at::Tensor>{grad, g, dgamma, dbeta, map};
-    ctx->saved_data["kept_versions"] = versions(grad, g);
+  // `ours`: our kernels do the convolution; in the first of two halves they put the gradient in y
+  // in its place, unless it would be rounded there.
+  void keep(AutogradContext* ctx, const at::Tensor& grad, const at::Tensor& y, bool ours) {
+    const bool in_y = ours && y.scalar_type() == at::kFloat && FirstHalf::begins_with(grad);
+    const auto act = static_cast<kernels::Act>(ctx->saved_data["act"].toInt());
+    // Of a smooth activation nobody else wants g.
+    const at::Tensor& own = in_y && is_smooth(act) ? grad : g;
+    ctx->saved_data["kept"] = std::vector<at::Tensor>{grad, own, dgamma, dbeta, map};
+    ctx->saved_data["kept_versions"] = versions(grad, own);
+    if (!in_y) return;
+    source.kept = y.data_ptr<float>();
+    ctx->saved_data["in_y"] = true;
   }
 
  private:
@@ -313,14 +304,14 @@ struct ConvBnAct : Function<ConvBnAct> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1], &y = saved[3];
-    const NormGradient norm(ctx, grads[0], y, saved[5], saved[4].data_ptr<float>());
+    NormGradient norm(ctx, grads[0], y, saved[5], saved[4].data_ptr<float>());
     const int64_t stride = ctx->saved_data["stride"].toInt();
     const int64_t padding = ctx->saved_data["padding"].toInt();
     const bool want_x = ctx->needs_input_grad(0), want_w = ctx->needs_input_grad(1);
-    variable_list d = conv_covered(x, w, stride, padding)
-                          ? conv_gradients(x, w, stride, padding, norm.source, want_x, want_w)
-                          : aten_gradients(x, w, y, stride, padding, norm.source, want_x, want_w);
-    if (want_x && !want_w && w.requires_grad()) norm.keep(ctx, grads[0]);
+    const bool ours = conv_covered(x, w, stride, padding);
+    if (want_x && !want_w && w.requires_grad()) norm.keep(ctx, grads[0], y, ours);
+    variable_list d = ours ? conv_gradients(x, w, stride, padding, norm.source, want_x, want_w)
+                           : aten_gradients(x, w, y, stride, padding, norm.source, want_x, want_w);
     variable_list all(11);
     all[0] = d[0];
     all[1] = d[1];
@@ -367,11 +358,13 @@ struct ConvBnActPool : Function<ConvBnActPool> {
     const at::Tensor &x = saved[0], &w = saved[1], &y = saved[2];
     const kernels::MaxPool pool =
         pool_of(storage_of(y), y.size(2), y.size(3), y.size(1), ctx->saved_data["kernel"].toInt());
-    const NormGradient norm(ctx, grads[0], y, {}, saved[3].data_ptr<float>(),
-                            {&pool, saved[4].data_ptr<uint8_t>()});
+    NormGradient norm(ctx, grads[0], y, {}, saved[3].data_ptr<float>(),
+                      {&pool, saved[4].data_ptr<uint8_t>()});
+    const bool want_x = ctx->needs_input_grad(0), want_w = ctx->needs_input_grad(1);
+    if (want_x && !want_w && w.requires_grad()) norm.keep(ctx, grads[0], y, /*ours=*/true);
     const variable_list d =
         conv_gradients(x, w, ctx->saved_data["stride"].toInt(), ctx->saved_data["padding"].toInt(),
-                       norm.source, ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+                       norm.source, want_x, want_w);
     return {d[0], d[1], norm.dgamma, norm.dbeta, {}, {}, {}, {}, {}, {}};
   }
 };
@@ -450,80 +443,6 @@ struct BiasAct : Function<BiasAct> {
     return {g, sums[0].to(type), {}};
   }
 };
-
-// Batch norm in a group by ATen's elementwise operators; float or double.
-struct GroupBatchNorm : Function<GroupBatchNorm> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y, const at::Tensor& gamma,
-                            const at::Tensor& beta, const at::Tensor& running_mean,
-                            const at::Tensor& running_var, double momentum, double eps) {
-    BatchGroup* const group = current_batch_group();
-    const int64_t channels = y.size(1);
-    at::Tensor variance, mean;
-    std::tie(variance, mean) = at::var_mean(y, {0, 2, 3}, /*unbiased=*/false);
-    variance = variance.to(at::kDouble).contiguous();
-    mean = mean.to(at::kDouble).contiguous();
-    const double count =
-        join_statistics(*group, static_cast<double>(y.numel() / channels), channels,
-                        mean.data_ptr<double>(), variance.data_ptr<double>());
-    if (group->moves_running_statistics()) {
-      const double unbiased = count / std::max(count - 1, 1.0);
-      running_mean.mul_(1 - momentum).add_(mean, momentum);
-      running_var.mul_(1 - momentum).add_(variance, momentum * unbiased);
-    }
-    const at::Tensor inv_std = (variance + eps).rsqrt().to(y.scalar_type());
-    const at::Tensor centred = y - per_channel(mean.to(y.scalar_type()));
-    ctx->save_for_backward({centred, inv_std, gamma});
-    ctx->saved_data["count"] = count;
-    ctx->saved_data["group"] = address_of(group);
-    return centred * per_channel(inv_std * gamma) + per_channel(beta);
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &centred = saved[0], &inv_std = saved[1], &gamma = saved[2], &g = grads[0];
-    const at::Tensor xhat = centred * per_channel(inv_std);
-    const at::Tensor dbeta = g.sum({0, 2, 3}), dgamma = (g * xhat).sum({0, 2, 3});
-    const at::Tensor sums = at::stack({dbeta, dgamma}).to(at::kDouble).contiguous();
-    group_at(ctx->saved_data["group"].toInt())
-        ->sum({sums.data_ptr<double>(), static_cast<size_t>(sums.numel())});
-    const at::Tensor means = (sums / ctx->saved_data["count"].toDouble()).to(g.scalar_type());
-    const at::Tensor dy =
-        (g - per_channel(means[0]) - xhat * per_channel(means[1])) * per_channel(inv_std * gamma);
-    return {dy, dgamma, dbeta, {}, {}, {}, {}};
-  }
-
-  static at::Tensor per_channel(const at::Tensor& t) { return t.view({1, -1, 1, 1}); }
-};
-
-at::Tensor activated(const at::Tensor& y, Activation act) {
-  switch (act) {
-    case Activation::none:
-      break;
-    case Activation::relu:
-      return y.relu();
-    case Activation::gelu:
-      return at::gelu(y);
-    case Activation::silu:
-      return at::silu(y);
-  }
-  return y;
-}
-
-// Of y in the type of bn's parameters (float where x is half); the result has the type `out`.
-at::Tensor bn_act_aten(at::Tensor y, const BatchNorm& bn, const at::Tensor& residual,
-                       Activation act, bool training, at::ScalarType out) {
-  const at::ScalarType type = bn.weight.scalar_type();
-  if (training && current_batch_group() != nullptr) {
-    y = GroupBatchNorm::apply(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var,
-                              bn.momentum, bn.eps);
-  } else {
-    // libtorch's channels-last kernels cut their sums by the number of threads.
-    y = at::batch_norm(y.to(type).contiguous(), bn.weight, bn.bias, bn.running_mean, bn.running_var,
-                       training, bn.momentum, bn.eps, /*cudnn_enabled=*/true);
-  }
-  if (residual.defined()) y = y + residual.to(type);
-  return activated(y, act).to(out);
-}
 
 // Whether our kernels can normalise [B,channels,H,W] of the type of x.
 bool norm_covered(const at::Tensor& x, int64_t channels, const BatchNorm& bn) {

@@ -43,9 +43,22 @@ int OperatorGraph::add(Operator op) {
   return static_cast<int>(operators_.size()) - 1;
 }
 
+void OperatorGraph::add_first_of(const OperatorGraph& other, size_t count) {
+  DUCTILE_CHECK(operators_.empty(), "operators of another graph behind own ones");
+  for (size_t i = 0; i < count; ++i) {
+    const int number = add(other.operators_.at(i));
+    if (const Run* const both = other.shortcut(number)) add_shortcut(number, *both);
+  }
+}
+
 void OperatorGraph::add_shortcut(int op, Run run) {
   DUCTILE_CHECK(results_.empty() && op >= 0, "a shortcut after set_results, or from nowhere");
   shortcuts_[op] = std::move(run);
+}
+
+const OperatorGraph::Run* OperatorGraph::shortcut(int op) const {
+  const auto found = shortcuts_.find(op);
+  return found == shortcuts_.end() ? nullptr : &found->second;
 }
 
 // Whether operator `op` makes what the next one reads, and nobody and nothing else.
@@ -113,9 +126,8 @@ Tensors OperatorGraph::run(std::span<const at::Tensor> inputs) const {
         taken.push_back(at(s));
       }
     }
-    const auto shortcut = shortcuts_.find(static_cast<int>(i));
-    if (shortcut != shortcuts_.end()) {
-      made[++i] = shortcut->second(taken);
+    if (const Run* const both = shortcut(static_cast<int>(i))) {
+      made[++i] = (*both)(taken);
     } else {
       made[i] = op.run(taken);
     }
@@ -172,7 +184,7 @@ OperatorGraph operators_of(Model& model) {
 OperatorGraph training_operators(Model& model, double label_smoothing) {
   const OperatorGraph declared = operators_of(model);
   OperatorGraph graph;
-  for (const Operator& op : declared.operators()) graph.add(op);
+  graph.add_first_of(declared, declared.operators().size());
   Operator loss;
   loss.name = kLossOperator;
   loss.kind = "loss";

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -63,9 +64,12 @@ class OperatorGraph {
   // Appends an operator and returns its number. Throws conflict if the name is taken,
   // invalid_argument for an input that no earlier operator makes.
   int add(Operator op);
+  // The first `count` operators of another graph, with their shortcuts, for one that has none yet.
+  void add_first_of(const OperatorGraph& other, size_t count);
   // Another way to run operator `op` and the one behind it: from the inputs of the first to the
-  // outputs of the second, with the same bits. The interpreter goes it where the second one reads
-  // what the first one makes and nothing else, and nobody else reads that.
+  // outputs of the second, with the same bits. It is gone where the second one reads what the first
+  // one makes and nothing else, and nobody else reads that: by the interpreter, and by whoever runs
+  // both operators (StageExecutor).
   void add_shortcut(int op, Run run);
   // What run() returns.
   void set_results(std::vector<Source> results);
@@ -73,6 +77,8 @@ class OperatorGraph {
   const std::vector<Operator>& operators() const { return operators_; }
   const std::vector<Source>& results() const { return results_; }
   int num_inputs() const { return num_inputs_; }  // of the model, as far as operators read them
+  // That from operator `op`, behind set_results(); nullptr where there is none, or none to be gone.
+  const Run* shortcut(int op) const;
   // Throws not_found.
   int find(const std::string& name) const;
 

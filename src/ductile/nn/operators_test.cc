@@ -237,6 +237,24 @@ TEST(Operators, AShortcutIsTakenWhereNobodyElseReadsWhatItLeavesOut) {
   EXPECT_EQ(result({{0, 0}, kInput}, false), 2 + 1 + 1) << "something else is read, too";
 }
 
+TEST(Operators, ShortcutsStayWhereTheLossIsAdded) {
+  const auto model = make_model(small("cnn"));
+  const OperatorGraph declared = operators_of(*model), graph = training_operators(*model, 0);
+  int shortcuts = 0;
+  for (size_t i = 0; i < graph.operators().size(); ++i) {
+    const bool is_there = graph.shortcut(static_cast<int>(i)) != nullptr;
+    EXPECT_EQ(is_there, graph.operators()[i].kind == "conv_bn") << graph.operators()[i].name;
+    EXPECT_EQ(is_there, declared.shortcut(static_cast<int>(i)) != nullptr);
+    shortcuts += is_there ? 1 : 0;
+  }
+  EXPECT_EQ(shortcuts, 2);
+  OperatorGraph first;  // of which the second one has no pool behind it
+  first.add_first_of(graph, 3);
+  first.set_results({{2, 0}});
+  EXPECT_NE(first.shortcut(0), nullptr);
+  EXPECT_EQ(first.shortcut(2), nullptr);
+}
+
 // Pools are done together with what is in front of them: whole models have the bits of their
 // operators one after the other.
 TEST(Operators, OneAfterTheOtherHaveTheBitsOfTheWholeModel) {

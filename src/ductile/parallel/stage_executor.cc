@@ -12,6 +12,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/rng.h"
+#include "ductile/nn/first_half.h"
 #include "ductile/nn/generator.h"
 #include "ductile/parallel/allocation_count.h"
 #include "ductile/parallel/draws.h"
@@ -51,7 +52,7 @@ at::ScalarType sum_type(at::ScalarType type) {
 
 struct StageExecutor::Run {
   Tensors inputs;   // detached; leaves that want gradients require them
-  Tensors outputs;  // of the operator, with its graph; empty while recompute waits
+  Tensors outputs;  // with their graph; empty while recompute waits
   // The gradients of the outputs, in falling order of readers.
   std::vector<std::vector<Gradient>> gradients;
   Tensors sums;  // of these, kept for the weights
@@ -70,7 +71,7 @@ struct StageExecutor::Run {
 
 struct StageExecutor::MicroBatch {
   std::optional<DrawState> draws;
-  std::map<int, Run> runs;
+  std::map<int, Run> runs;  // by the operator that makes the outputs
   std::map<Source, Gradient> input_gradients;
   bool backward_done = false;
 };
@@ -91,6 +92,10 @@ StageExecutor::StageExecutor(const nn::OperatorGraph& graph, std::vector<int> op
     }
     recompute_[static_cast<size_t>(op)] = true;
   }
+  for (size_t i = 0; i < ops_.size(); ++i) {
+    Unit& unit = units_.emplace_back(Unit{ops_[i], ops_[i], shortcut_from(i)});
+    if (unit.shortcut != nullptr) unit.last = ops_[++i];
+  }
   std::set<Source> in, out;
   for (size_t i = 0; i < graph.operators().size(); ++i) {
     const bool is_own = own.contains(static_cast<int>(i));
@@ -108,6 +113,18 @@ StageExecutor::StageExecutor(const nn::OperatorGraph& graph, std::vector<int> op
 }
 
 StageExecutor::~StageExecutor() = default;
+
+// That from the operator at `place` of ops_, if it is to be gone.
+const nn::OperatorGraph::Run* StageExecutor::shortcut_from(size_t place) const {
+  if (place + 1 == ops_.size() || ops_[place + 1] != ops_[place] + 1) return nullptr;
+  const auto first = static_cast<size_t>(ops_[place]), second = first + 1;
+  const Operator &a = graph_.operators()[first], &b = graph_.operators()[second];
+  const bool bare = b.parameters.empty() && b.buffers.empty() && !a.random && !b.random;
+  if (!bare || wants_[first] != wants_[second] || recompute_[first] != recompute_[second]) {
+    return nullptr;
+  }
+  return graph_.shortcut(ops_[place]);
+}
 
 std::vector<bool> StageExecutor::wants_gradient(const nn::OperatorGraph& graph) {
   std::vector<bool> wants;
@@ -152,12 +169,14 @@ bool StageExecutor::wants_gradient(const Source& source) const {
   return source.op != kModelInput && wants_[static_cast<size_t>(source.op)];
 }
 
-Tensors StageExecutor::call(int op, int64_t micro_batch, const Tensors& inputs) {
-  const Operator& o = graph_.operators()[static_cast<size_t>(op)];
+Tensors StageExecutor::call(const Unit& unit, int64_t micro_batch, const Tensors& inputs) {
+  if (unit.shortcut != nullptr) return (*unit.shortcut)(inputs);
+  const Operator& o = graph_.operators()[static_cast<size_t>(unit.op)];
   if (!o.random) return o.run(inputs);
   const std::lock_guard lock(nn::generator_mutex());
-  if (exact_) return draw_as_rank(op, micro_batch, inputs);
-  nn::seed_step(mix(mix(seed_, static_cast<uint64_t>(micro_batch)), static_cast<uint64_t>(op)));
+  if (exact_) return draw_as_rank(unit.op, micro_batch, inputs);
+  nn::seed_step(
+      mix(mix(seed_, static_cast<uint64_t>(micro_batch)), static_cast<uint64_t>(unit.op)));
   return o.run(inputs);
 }
 
@@ -184,10 +203,11 @@ StageExecutor::Tensors StageExecutor::forward(int64_t micro_batch, Tensors input
   if (!is_new) fail(ErrorCode::conflict, "micro-batch {} is under way already", micro_batch);
   std::map<Source, at::Tensor> made;  // whoever reads one detaches it
   for (size_t i = 0; i < inputs.size(); ++i) made[inputs_[i]] = std::move(inputs[i]);
-  for (const int op : ops_) {
-    const Operator& o = graph_.operators()[static_cast<size_t>(op)];
-    const bool differentiated = wants_[static_cast<size_t>(op)];
-    const bool again = differentiated && recompute_[static_cast<size_t>(op)];
+  for (const Unit& unit : units_) {
+    const auto number = static_cast<size_t>(unit.op);
+    const Operator& o = graph_.operators()[number];
+    const bool differentiated = wants_[number];
+    const bool again = differentiated && recompute_[number];
     Run run;
     for (const Source& s : o.inputs) {
       at::Tensor leaf = made.at(s).detach();
@@ -198,31 +218,31 @@ StageExecutor::Tensors StageExecutor::forward(int64_t micro_batch, Tensors input
     if (exact_) before.emplace(o);
     {
       const at::AutoGradMode mode(differentiated && !again);
-      run.outputs = call(op, micro_batch, run.inputs);
+      run.outputs = call(unit, micro_batch, run.inputs);
     }
     if (before) {
-      exact_->add_buffers(op);
+      exact_->add_buffers(unit.op);
       before->put_back();
     }
     for (size_t k = 0; k < run.outputs.size(); ++k) {
-      made[{op, static_cast<int>(k)}] = run.outputs[k];
+      made[{unit.last, static_cast<int>(k)}] = run.outputs[k];
     }
     if (!differentiated) continue;
     run.gradients.resize(run.outputs.size());
     if (again) run.outputs.clear();
-    place->second.runs.emplace(op, std::move(run));
+    place->second.runs.emplace(unit.last, std::move(run));
   }
   Tensors out;
   for (const Source& s : outputs_) out.push_back(made.at(s).detach());
   return out;
 }
 
-// Of an operator whose outputs were not kept. Its buffers have moved in the first run.
-void StageExecutor::run_again(int op, int64_t micro_batch, Run& run) {
-  const KeptBuffers buffers(graph_.operators()[static_cast<size_t>(op)]);
+// Of a unit whose outputs were not kept. Its buffers have moved in the first run.
+void StageExecutor::run_again(const Unit& unit, int64_t micro_batch, Run& run) {
+  const KeptBuffers buffers(graph_.operators()[static_cast<size_t>(unit.op)]);
   {
     const at::AutoGradMode mode(true);
-    run.outputs = call(op, micro_batch, run.inputs);
+    run.outputs = call(unit, micro_batch, run.inputs);
   }
   buffers.put_back();
 }
@@ -245,9 +265,9 @@ std::vector<StageExecutor::Gradient> StageExecutor::backward(
       if (g.value.defined()) to.push_back(std::move(g));
     }
   }
-  for (auto op = ops_.rbegin(); op != ops_.rend(); ++op) {
-    const auto run = held.runs.find(*op);
-    if (run != held.runs.end()) differentiate(*op, micro_batch, run->second, held);
+  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
+    const auto run = held.runs.find(unit->last);
+    if (run != held.runs.end()) differentiate(*unit, micro_batch, run->second, held);
   }
   std::vector<Gradient> out;
   for (const Source& s : inputs_) {
@@ -258,8 +278,10 @@ std::vector<StageExecutor::Gradient> StageExecutor::backward(
   return out;
 }
 
-// The gradients of one operator's inputs, and of those weights that backward() sums.
-void StageExecutor::differentiate(int op, int64_t micro_batch, Run& run, MicroBatch& held) {
+// The gradients of one unit's inputs, and of those weights that backward() sums.
+void StageExecutor::differentiate(const Unit& unit, int64_t micro_batch, Run& run,
+                                  MicroBatch& held) {
+  const int op = unit.op;
   const Operator& o = graph_.operators()[static_cast<size_t>(op)];
   bool any = false;
   run.sums.resize(run.gradients.size());
@@ -273,7 +295,7 @@ void StageExecutor::differentiate(int op, int64_t micro_batch, Run& run, MicroBa
     run.gradients[k].clear();
   }
   if (!any) return;
-  if (recompute_[static_cast<size_t>(op)]) run_again(op, micro_batch, run);
+  if (recompute_[static_cast<size_t>(op)]) run_again(unit, micro_batch, run);
 
   const auto [outputs, gradients] = run.with_gradients();
   if (outputs.empty()) return;
@@ -290,6 +312,8 @@ void StageExecutor::differentiate(int op, int64_t micro_batch, Run& run, MicroBa
   for (const size_t i : inputs) targets.push_back(run.inputs[i]);
   for (const size_t i : weights) targets.push_back(o.parameters[i].tensor);
   if (!targets.empty()) {
+    std::optional<nn::FirstHalf> first;
+    if (!later.empty()) first.emplace(gradients);
     Tensors found =
         torch::autograd::grad(outputs, targets, gradients, /*retain_graph=*/!later.empty(),
                               /*create_graph=*/false, /*allow_unused=*/true);
@@ -319,11 +343,11 @@ void StageExecutor::backward_weights(int64_t micro_batch) {
   }
   // Those first whose gradients came last: they are still in the caches, which the others have left
   // in any case.
-  for (const int op : ops_) {
-    const auto found = place->second.runs.find(op);
+  for (const Unit& unit : units_) {
+    const auto found = place->second.runs.find(unit.last);
     if (found == place->second.runs.end() || found->second.outputs.empty()) continue;
     Run run = std::move(found->second);
-    const Operator& o = graph_.operators()[static_cast<size_t>(op)];
+    const Operator& o = graph_.operators()[static_cast<size_t>(unit.op)];
     const bool wants_inputs =
         std::ranges::any_of(run.inputs, [](const at::Tensor& t) { return t.requires_grad(); });
     const auto [outputs, gradients] = run.with_gradients();
@@ -336,7 +360,7 @@ void StageExecutor::backward_weights(int64_t micro_batch) {
       targets.push_back(o.parameters[i].tensor);
     }
     if (outputs.empty() || targets.empty()) continue;
-    add_weights(op, weights,
+    add_weights(unit.op, weights,
                 torch::autograd::grad(outputs, targets, gradients, /*retain_graph=*/false,
                                       /*create_graph=*/false, /*allow_unused=*/true));
   }

@@ -31,7 +31,9 @@ at::ScalarType sum_type(at::ScalarType type);
 
 // Runs the operators of one pipeline stage on micro-batches: forward, backward to the inputs,
 // backward to the weights, each operator by itself. Each reads detached tensors, so no autograd
-// graph is larger than an operator, and the tensors between operators can come from elsewhere.
+// graph is larger than an operator, and the tensors between operators can come from elsewhere. Two
+// that the model can do at once (OperatorGraph::add_shortcut) count as one where the stage has both
+// and recomputes both or none; the second one then has no tensors of its own and draws nothing.
 // Nothing here decides an order: the caller calls forward(m) for each micro-batch m, then
 // backward(m), then backward_weights(m).
 //
@@ -109,12 +111,18 @@ class StageExecutor {
   int64_t num_held() const;
 
  private:
-  struct Run;         // of one operator on one micro-batch
+  // What is run at once: an operator, or it and the one behind it, which makes the outputs then.
+  struct Unit {
+    int op = 0, last = 0;
+    const nn::OperatorGraph::Run* shortcut = nullptr;
+  };
+  struct Run;         // of one unit on one micro-batch
   struct MicroBatch;  // the runs under way
-  Tensors call(int op, int64_t micro_batch, const Tensors& inputs);
+  const nn::OperatorGraph::Run* shortcut_from(size_t place) const;
+  Tensors call(const Unit& unit, int64_t micro_batch, const Tensors& inputs);
   Tensors draw_as_rank(int op, int64_t micro_batch, const Tensors& inputs);
-  void run_again(int op, int64_t micro_batch, Run& run);
-  void differentiate(int op, int64_t micro_batch, Run& run, MicroBatch& held);
+  void run_again(const Unit& unit, int64_t micro_batch, Run& run);
+  void differentiate(const Unit& unit, int64_t micro_batch, Run& run, MicroBatch& held);
   void add_weights(int op, const std::vector<size_t>& which, Tensors found);
 
   const nn::OperatorGraph& graph_;
@@ -122,6 +130,7 @@ class StageExecutor {
   StageExecutorOptions options_;
   std::vector<bool> wants_;  // by operator: its outputs want gradients
   std::vector<bool> recompute_;
+  std::vector<Unit> units_;  // of ops_, in their order
   std::vector<Source> inputs_, outputs_;
   uint64_t seed_ = 0;
   int64_t first_rank_ = 0;

@@ -143,6 +143,8 @@ class Splitter {
     const int outputs = op.num_outputs;
     const int now = add(std::move(op), first_part_[stage], recompute_.contains(number));
     for (int i = 0; i < outputs; ++i) made_[{number, i}].push_back({now, i});
+    // The next one is the next one here, too, or nobody goes it.
+    if (const auto* const both = operators_.shortcut(number)) out_.graph.add_shortcut(now, *both);
   }
 
   // Parts have equal numbers of columns, or one more than others.

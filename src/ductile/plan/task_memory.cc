@@ -23,6 +23,7 @@ struct OpBytes {
   double outputs = 0;  // that anybody reads
   double waiting = 0;  // from B to W, outputs and their gradients apart
   double forward = 0, whole = 0, input = 0, weight = 0;  // PassBytes
+  double behind = 0;  // as `own`, of the operator that is done at once with it
   bool waits = false, again = false;
 };
 
@@ -57,15 +58,36 @@ class StageWalk {
     }
   }
 
+  // An edge between two operators of the stage. If they are done at once, the first one stands for
+  // both from now on: of what the stage reads and makes, nothing is noted before.
+  void join(const graph::Edge& e) {
+    if (!e.fused || ops_.at(e.from).again != ops_.at(e.to).again) return;
+    OpBytes& a = ops_.at(e.from);
+    const OpBytes b = ops_.at(e.to);
+    const double tensor = e.bytes * share_, gradient = e.gradient() * share_;
+    a.behind = b.own;
+    a.own = std::max(0.0, a.own + b.own - tensor);
+    a.samples += b.samples;
+    a.forward = std::max(a.forward, b.forward);
+    a.whole = std::max(a.whole, b.whole - gradient);
+    a.input = std::max(a.input, b.input - gradient);
+    a.weight = std::max(a.weight, b.weight);
+    a.waiting += b.waiting;
+    a.waits = a.waits || b.waits;
+    ops_.erase(e.to);
+    first_[e.to] = e.from;
+  }
+
   // An edge from an operator of the stage, which `to`, of stage `reader`, reads.
   void leaves(const graph::Edge& e, int reader, bool other_devices) {
     Tensor& t = tensor(e);
-    t.maker = e.from;
+    t.maker = unit(e.from);
     t.other_readers[reader] = other_devices;
   }
   void stays(const graph::Edge& e) {
+    if (unit(e.to) == unit(e.from)) return;
     Tensor& t = tensor(e);
-    t.maker = e.from;
+    t.maker = unit(e.from);
     t.readers.try_emplace(e.to, e.gradient() * share_);
   }
   void comes(const graph::Edge& e, bool other_devices) {
@@ -92,9 +114,15 @@ class StageWalk {
 
  private:
   Tensor& tensor(const graph::Edge& e) {
-    Tensor& t = tensors_[{e.from, e.output}];
+    Tensor& t = tensors_[{unit(e.from), e.output}];
     t.bytes = e.bytes * share_;
     return t;
+  }
+
+  // The operator that stands for it.
+  OpId unit(OpId id) const {
+    const auto found = first_.find(id);
+    return found == first_.end() ? id : found->second;
   }
 
   // Whether an operator of the stage that waits for its W reads it.
@@ -129,6 +157,8 @@ class StageWalk {
       for (const auto& [reader, bytes] : t.readers) read_[reader].push_back(&t);
     }
     for (auto& [id, b] : ops_) {
+      // What the second one of two saves is then needed as long as what the first one does.
+      if (b.waits) b.waiting += std::max(0.0, b.behind - b.outputs);
       if (!b.again) b.kept = b.own;
       samples_ += b.samples;
     }
@@ -237,6 +267,7 @@ class StageWalk {
   const bool split_;
   double share_ = 0, samples_ = 0;
   std::map<OpId, OpBytes> ops_;
+  std::map<OpId, OpId> first_;  // of two that are done at once, by the second
   std::map<std::pair<OpId, int>, Tensor> tensors_;
   std::map<OpId, Tensors> made_, read_;
 };
@@ -264,6 +295,9 @@ std::vector<StageMemory> task_memory(const Graph& graph, const Plan& plan,
     walks.emplace_back(graph, stage, plan.schedule == ScheduleKind::zero_bubble);
   }
   const std::vector<int> stage_of = stages_of(graph, plan);
+  for (const graph::Edge& e : graph.edges) {
+    if (stage_of[e.from] == stage_of[e.to]) walks[stage_of[e.from]].join(e);
+  }
   for (const graph::Edge& e : graph.edges) {
     const int from = stage_of[e.from], to = stage_of[e.to];
     if (from == to) {

@@ -43,7 +43,8 @@ using Held = std::shared_ptr<Block>;
 using TensorId = std::pair<OpId, int>;
 
 // One micro-batch in one stage, as parallel/stage_executor.cc runs it: each operator's run refers
-// to what it reads and makes until its last task.
+// to what it reads and makes until its last task. Two that are done at once are one, which makes
+// what the second one does.
 class SlowStage {
  public:
   SlowStage(const graph::Graph& graph, const Plan& plan, int stage)
@@ -54,10 +55,19 @@ class SlowStage {
     }
     split_ = plan.schedule == ScheduleKind::zero_bubble;
     share_ = static_cast<double>(stage_.micro_batch) / stage_.replicas;
+    ops_ = stage_.ops;
     for (const graph::Edge& e : graph.edges) {
-      const TensorId id{e.from, e.output};
+      const bool own = stage_of[e.from] == stage && stage_of[e.to] == stage;
+      if (!e.fused || !own || again(e.from) != again(e.to)) continue;
+      inner_[e.from] = e;
+      std::erase(ops_, e.to);
+    }
+    for (const graph::Edge& e : graph.edges) {
+      if (is_inner(e)) continue;
+      const OpId maker = inner_.contains(e.from - 1) ? e.from - 1 : e.from;
+      const TensorId id{maker, e.output};
       bytes_[id] = e.bytes * share_;
-      if (stage_of[e.from] == stage) outputs_[e.from].insert(id);
+      if (stage_of[e.from] == stage) outputs_[maker].insert(id);
       if (stage_of[e.to] == stage) {
         inputs_[e.to].insert(id);
         gradient_of_[{e.to, id}] = e.gradient() * share_;
@@ -92,12 +102,44 @@ class SlowStage {
 
   void begin() { memory_.most = memory_.live; }
   Held block(double bytes) { return std::make_shared<Block>(memory_, bytes); }
+  bool is_inner(const graph::Edge& e) const {
+    return inner_.contains(e.from) && inner_.at(e.from).to == e.to;
+  }
   const graph::OpCost& cost(OpId op) const { return graph_.ops[op].cost; }
+  double pass(OpId op, graph::MostBytes graph::PassBytes::*which) const {
+    return (cost(op).passes.*which).at(share_);
+  }
+  // The same without the gradient that passes between two that are done at once.
+  double passes(OpId op, graph::MostBytes graph::PassBytes::*which, bool makes_gradients) const {
+    if (!inner_.contains(op)) return pass(op, which);
+    const graph::Edge& inner = inner_.at(op);
+    const double between = makes_gradients ? inner.gradient() * share_ : 0;
+    return std::max(pass(op, which), pass(inner.to, which) - between);
+  }
+  bool waits(OpId op) const {
+    return cost(op).waits || (inner_.contains(op) && cost(inner_.at(op).to).waits);
+  }
+  double samples(OpId op) const {
+    const double second = inner_.contains(op) ? cost(inner_.at(op).to).sample_bytes : 0;
+    return (cost(op).sample_bytes + second) * share_;
+  }
   bool again(OpId op) const {
     return std::binary_search(stage_.recompute.begin(), stage_.recompute.end(), op);
   }
-  double own(OpId op) const {
+  double alone(OpId op) const {
     return (cost(op).activation_bytes - cost(op).sample_bytes) * share_ + cost(op).activation_fixed;
+  }
+  double own(OpId op) const {
+    if (!inner_.contains(op)) return alone(op);
+    return alone(op) - inner_.at(op).bytes * share_ + alone(inner_.at(op).to);
+  }
+  // Saved for W alone: of the second of two all that it saved.
+  double waiting(OpId op) const {
+    double bytes = cost(op).waiting_bytes.at(share_);
+    if (!inner_.contains(op)) return bytes;
+    bytes += cost(inner_.at(op).to).waiting_bytes.at(share_) + alone(inner_.at(op).to);
+    for (const TensorId& t : outputs_of(op)) bytes -= bytes_.at(t);
+    return bytes;
   }
   double saved(OpId op) const {
     double bytes = own(op);
@@ -116,16 +158,16 @@ class SlowStage {
 
   void forward() {
     std::map<TensorId, Held> made;
-    for (const OpId op : stage_.ops) {
-      samples_.push_back(block(cost(op).sample_bytes * share_));
+    for (const OpId op : ops_) {
+      samples_.push_back(block(samples(op)));
       for (const TensorId& t : inputs_of(op)) {
         if (!is_own(t) && !made.contains(t)) made[t] = block(bytes_.at(t));
       }
     }
-    for (const OpId op : stage_.ops) {
+    for (const OpId op : ops_) {
       Run& run = runs_[op];
       for (const TensorId& t : inputs_of(op)) run.inputs.push_back(made.at(t));
-      memory_.note(own(op) + cost(op).passes.forward.at(share_));
+      memory_.note(own(op) + passes(op, &graph::PassBytes::forward, false));
       for (const TensorId& t : outputs_of(op)) {
         made[t] = block(bytes_.at(t));
         if (!again(op)) run.outputs.push_back(made[t]);
@@ -141,12 +183,14 @@ class SlowStage {
         runs_.at(t.first).gradients[t].push_back(block(bytes_.at(t)));
       }
     }
-    for (auto at = stage_.ops.rbegin(); at != stage_.ops.rend(); ++at) {
+    for (auto at = ops_.rbegin(); at != ops_.rend(); ++at) {
       const OpId op = *at;
       Run& run = runs_.at(op);
-      const graph::PassBytes& passes = cost(op).passes;
-      double task = (split_ ? passes.backward_input : passes.backward).at(share_);
-      if (again(op)) task = own(op) + std::max(task, passes.forward.at(share_));
+      const auto way = split_ ? &graph::PassBytes::backward_input : &graph::PassBytes::backward;
+      double task = passes(op, way, true);
+      if (again(op)) {
+        task = own(op) + std::max(task, passes(op, &graph::PassBytes::forward, false));
+      }
       for (const TensorId& t : inputs_of(op)) {
         if (given.contains(t)) task += bytes_.at(t);
       }
@@ -161,12 +205,12 @@ class SlowStage {
         gradients.push_back(block(bytes_.at(t)));
       }
       memory_.note(task);
-      if (split_ && cost(op).waits) {
+      if (split_ && waits(op)) {
         run.saved.reset();
         if (again(op)) {
           for (const TensorId& t : outputs_of(op)) run.outputs.push_back(block(bytes_.at(t)));
         }
-        run.saved = block(cost(op).waiting_bytes.at(share_));
+        run.saved = block(waiting(op));
       } else {
         runs_.erase(op);
       }
@@ -183,9 +227,9 @@ class SlowStage {
   }
 
   void weights() {
-    for (const OpId op : stage_.ops) {
+    for (const OpId op : ops_) {
       if (!runs_.contains(op)) continue;
-      memory_.note(cost(op).passes.backward_weight.at(share_));
+      memory_.note(passes(op, &graph::PassBytes::backward_weight, false));
       runs_.erase(op);
     }
     samples_.clear();
@@ -195,6 +239,8 @@ class SlowStage {
   const Stage& stage_;
   bool split_ = false;
   double share_ = 1;
+  std::vector<OpId> ops_;              // without the second ones
+  std::map<OpId, graph::Edge> inner_;  // of two that are done at once, by the first
   std::map<TensorId, double> bytes_;
   std::map<OpId, std::set<TensorId>> outputs_, inputs_;
   std::map<std::pair<OpId, TensorId>, double> gradient_of_;
@@ -227,7 +273,7 @@ Plan random_cut(const graph::Graph& graph, Rng& rng) {
 }
 
 TEST(TaskMemory, IsThatOfBlocksThatLiveAsLongAsTheyAreReferredTo) {
-  int waiting = 0, above = 0, again = 0;
+  int waiting = 0, above = 0, again = 0, fused = 0;
   for (uint64_t seed = 0; seed < 2000; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed, 31);
@@ -235,6 +281,7 @@ TEST(TaskMemory, IsThatOfBlocksThatLiveAsLongAsTheyAreReferredTo) {
     count_bytes(graph, rng);
     const Plan plan = random_cut(graph, rng);
     const auto num = plan.stages.size();
+    fused += static_cast<int>(std::ranges::count(graph.edges, true, &graph::Edge::fused));
     std::vector<int> units;
     for (size_t s = 0; s < num; ++s) units.push_back(static_cast<int>(s));
     const std::vector<StageMemory> fast =
@@ -257,6 +304,7 @@ TEST(TaskMemory, IsThatOfBlocksThatLiveAsLongAsTheyAreReferredTo) {
   EXPECT_GT(waiting, 500);
   EXPECT_GT(above, 500);
   EXPECT_GT(again, 500);
+  EXPECT_GT(fused, 500);
 }
 
 // Two operators of one float a sample on two devices, by hand.

@@ -9,7 +9,6 @@
 #include <string>
 #include <utility>
 
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/ones_like.h>
 
 #include "ductile/base/error.h"
@@ -21,6 +20,7 @@
 #include "ductile/parallel/stage_executor.h"
 #include "ductile/spec/stage_state.h"
 #include "ductile/train/evaluate.h"
+#include "ductile/train/gradient_blocks_impl.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/planned_model.h"
 #include "ductile/train/state.h"
@@ -50,67 +50,15 @@ struct Bytes {
   int64_t held = 0;     // from its forward pass, until its backward pass
   int64_t waiting = 0;  // from its backward pass to the inputs to that to the weights
   int64_t forward = 0, backward = 0, backward_input = 0, backward_weight = 0;  // PassBytes
+  int64_t both = 0;  // held by it and the next one where a stage does them at once; 0: none does
 };
 
 // What was measured of one operator at one share.
 struct Cell {
-  std::array<std::vector<double>, 3> seconds;  // by Pass
+  using Seconds = std::array<std::vector<double>, 3>;  // by Pass
+  Seconds seconds;
+  Seconds both;  // of it and the next one, where a stage does them at once
   Bytes bytes;
-};
-
-// The memory of gradients that wait for the operators whose outputs they are of. Where several
-// share a block (both inputs of a sum get the same gradient), it is of the one that waits longest:
-// operators go backward in falling order. Parts of a block (of the gradient of a concatenation) are
-// counted by themselves.
-class GradientBlocks {
- public:
-  struct Edge {
-    Source source;
-    int reader = 0;
-    auto operator<=>(const Edge&) const = default;
-  };
-
-  // Returns a copy, which is to stand for the gradient: what the operator itself keeps of it is
-  // then all that stays of the block. Where it is part of a block, or an expanded one, itself.
-  at::Tensor made(const Edge& edge, const at::Tensor& gradient) {
-    const size_t whole = gradient.storage().nbytes();
-    if (gradient.nbytes() < whole || !gradient.is_non_overlapping_and_dense()) {
-      bytes_[edge] = static_cast<double>(std::min(gradient.nbytes(), whole));
-      return gradient;
-    }
-    const int id = id_of(gradient);
-    const auto [place, is_new] = blocks_.try_emplace(id, edge);
-    bytes_[edge] = is_new ? static_cast<double>(whole) : 0;
-    if (!is_new && edge.source.op < place->second.source.op)
-      std::swap(bytes_[edge], bytes_[std::exchange(place->second, edge)]);
-    copies_.push_back(at::empty_strided(gradient.sizes(), gradient.strides(), gradient.options()));
-    copies_.back().copy_(gradient);
-    ids_[copies_.back().storage().unsafeGetStorageImpl()] = id;
-    return copies_.back();
-  }
-  // The operator has gone backward: the gradients of its outputs are used up.
-  void used(int op) {
-    std::erase_if(blocks_, [op](const auto& block) { return block.second.source.op == op; });
-    fresh_.clear();
-  }
-  // Of all operators so far.
-  const std::map<Edge, double>& bytes() const { return bytes_; }
-
- private:
-  // Of a block that is known by a copy, or that the operator has made.
-  int id_of(const at::Tensor& gradient) {
-    const void* block = gradient.storage().unsafeGetStorageImpl();
-    if (const auto known = ids_.find(block); known != ids_.end()) return known->second;
-    const auto [place, is_new] = fresh_.try_emplace(block, next_);
-    next_ += is_new ? 1 : 0;
-    return place->second;
-  }
-
-  int next_ = 0;
-  std::map<const void*, int> ids_, fresh_;  // blocks of copies, and of the last operator
-  std::vector<at::Tensor> copies_;          // all of them, so that no other block lies there
-  std::map<int, Edge> blocks_;
-  std::map<Edge, double> bytes_;
 };
 
 class Profiler {
@@ -118,27 +66,27 @@ class Profiler {
   explicit Profiler(const OperatorGraph& operators)
       : operators_(operators), waits_(StageExecutor::leaves_weights(operators)) {
     for (size_t i = 0; i < size(); ++i) {
-      for (auto* executors : {&executors_, &whole_}) {
-        executors->push_back(std::make_unique<StageExecutor>(
-            operators, std::vector<int>{static_cast<int>(i)},
-            parallel::StageExecutorOptions{.split = executors == &executors_, .recompute = {}}));
+      const auto number = static_cast<int>(i);
+      executors_.push_back(stage_of({number}, /*split=*/true));
+      whole_.push_back(stage_of({number}, /*split=*/false));
+      const bool second = i > 0 && together_.back() != nullptr && is_pair(i - 1);
+      if (second) {
+        together_.push_back(nullptr);
+      } else {
+        together_.push_back(is_pair(i) ? stage_of({number, number + 1}, /*split=*/true)
+                                       : executors_.back());
       }
+      any_pair_ = any_pair_ || second;
     }
   }
 
   size_t size() const { return operators_.operators().size(); }
 
-  // One pass forward and back over a micro-batch, by the clock; cells by operator.
+  // One pass forward and back over a micro-batch, by the clock; cells by operator. Another one
+  // where stages do some operators at once.
   void time(const nn::Tensors& inputs, std::vector<Cell>& cells) {
-    forward(executors_, inputs,
-            [&](size_t op, const auto& call) { timed(cells[op].seconds[kForward], call); });
-    begin_backward();
-    for (size_t op = size(); op-- > 0;) {
-      backward(executors_, op, nullptr,
-               [&](const auto& call) { timed(cells[op].seconds[kBackward], call); });
-      timed(cells[op].seconds[kWeights], [&] { executors_[op]->backward_weights(0); });
-    }
-    end();
+    time(executors_, inputs, cells, &Cell::seconds);
+    if (any_pair_) time(together_, inputs, cells, &Cell::both);
   }
 
   // The same, by what `memory` says: once with weights' gradients made at once, and once with all
@@ -151,9 +99,7 @@ class Profiler {
     };
     for (auto* executors : {&whole_, &executors_}) {
       std::vector<int64_t> before;  // what operators once made and keep for good
-      for (size_t op = 0; op < size(); ++op) {
-        before.push_back(memory.live_of(static_cast<int>(op)));
-      }
+      for (size_t op = 0; op < size(); ++op) before.push_back(memory.live_of(static_cast<int>(op)));
       forward(*executors, inputs,
               [&](size_t op, const auto& call) { counted(op, cells[op].bytes.forward, call); });
       for (size_t op = 0; op < size(); ++op) {
@@ -182,6 +128,25 @@ class Profiler {
     }
   }
 
+  // What two operators hold that a stage does at once.
+  void count_pairs(const nn::Tensors& inputs, std::vector<Cell>& cells, AllocationCount& memory) {
+    if (!any_pair_) return;
+    forward(whole_, inputs, [&](size_t op, const auto& call) {
+      call();
+      if (!is_pair(op) || together_[op] == nullptr) return;
+      StageExecutor& both = *together_[op];
+      nn::Tensors given;
+      for (const Source& source : both.inputs()) given.push_back(made_.at(source));
+      const auto owner = static_cast<int>(op);
+      memory.begin(owner);
+      const int64_t before = memory.live_of(owner);
+      both.forward(0, std::move(given));
+      cells[op].bytes.both = memory.live_of(owner) - before;
+      both.clear();
+    });
+    end();
+  }
+
   // Whether some of its weights' gradients are a task of their own where the pass is split.
   bool waits(size_t op) const { return waits_[op]; }
 
@@ -192,7 +157,16 @@ class Profiler {
   const std::map<Source, std::vector<int64_t>>& shapes() const { return shapes_; }
 
  private:
-  using Executors = std::vector<std::unique_ptr<StageExecutor>>;
+  using Executors = std::vector<std::shared_ptr<StageExecutor>>;
+
+  std::shared_ptr<StageExecutor> stage_of(std::vector<int> ops, bool split) const {
+    return std::make_shared<StageExecutor>(
+        operators_, std::move(ops),
+        parallel::StageExecutorOptions{.split = split, .recompute = {}});
+  }
+  // Whether a stage may do it and the next one at once. Whether these are then one to our kernels,
+  // too, the shapes decide.
+  bool is_pair(size_t op) const { return operators_.shortcut(static_cast<int>(op)) != nullptr; }
 
   template <class Call>
   static void timed(std::vector<double>& seconds, const Call& call) {
@@ -202,6 +176,20 @@ class Profiler {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
 
+  void time(const Executors& executors, const nn::Tensors& inputs, std::vector<Cell>& cells,
+            Cell::Seconds Cell::*of) {
+    forward(executors, inputs,
+            [&](size_t op, const auto& call) { timed((cells[op].*of)[kForward], call); });
+    begin_backward();
+    for (size_t op = size(); op-- > 0;) {
+      if (executors[op] == nullptr) continue;
+      backward(executors, op, nullptr,
+               [&](const auto& call) { timed((cells[op].*of)[kBackward], call); });
+      timed((cells[op].*of)[kWeights], [&] { executors[op]->backward_weights(0); });
+    }
+    end();
+  }
+
   // `watched`(operator, what to do) does it.
   template <class Watched>
   void forward(const Executors& executors, const nn::Tensors& inputs, const Watched& watched) {
@@ -209,6 +197,7 @@ class Profiler {
     for (size_t i = 0; i < inputs.size(); ++i)
       made_[{nn::kModelInput, static_cast<int>(i)}] = inputs[i];
     for (size_t op = 0; op < size(); ++op) {
+      if (executors[op] == nullptr) continue;
       StageExecutor& executor = *executors[op];
       nn::Tensors given, out;
       for (const Source& source : executor.inputs()) given.push_back(made_.at(source));
@@ -269,21 +258,25 @@ class Profiler {
   // Bytes of what the operator made in the last run, as far as others read it.
   int64_t outputs_of(size_t op) const {
     double sum = 0;
-    for (const auto& [source, bytes] : bytes_) {
+    for (const auto& [source, bytes] : bytes_)
       if (source.op == static_cast<int>(op)) sum += bytes;
-    }
     return static_cast<int64_t>(sum);
   }
 
   void end() {
-    for (const auto& executor : executors_) executor->clear();
-    for (const auto& executor : whole_) executor->clear();
+    for (const Executors* all : {&executors_, &whole_, &together_}) {
+      for (const auto& executor : *all) {
+        if (executor != nullptr) executor->clear();
+      }
+    }
     gradients_.clear();
   }
 
   const OperatorGraph& operators_;
   const std::vector<bool> waits_;
   Executors executors_, whole_;  // with weights' gradients apart, and with all at once
+  Executors together_;           // as the first, but pairs as one, at the number of their first
+  bool any_pair_ = false;
   GradientBlocks blocks_;
   std::map<Source, at::Tensor> made_;
   std::map<Source, Gradients> gradients_;
@@ -299,9 +292,8 @@ std::vector<int64_t> shares_of(const ProfileOptions& options, int64_t most) {
     out.push_back(most);
     return out;
   }
-  for (const int64_t n : options.shares) {
+  for (const int64_t n : options.shares)
     if (n <= most) out.push_back(n);
-  }
   if (out.empty())
     fail(ErrorCode::invalid_argument,
          "--shares: all are larger than a batch, which has {} samples here", most);
@@ -358,6 +350,7 @@ class Measurement {
       auto memory = std::make_shared<AllocationCount>();
       const AllocationCount::Watch counted(memory);
       profiler_.count(inputs_[i], cells_[i], *memory);
+      profiler_.count_pairs(inputs_[i], cells_[i], *memory);
       bytes_.push_back(profiler_.bytes());
       gradients_.push_back(profiler_.gradient_bytes());
     }
@@ -388,6 +381,7 @@ class Measurement {
           return found == gradients_[s].end() ? 0.0 : found->second;
         });
         if (gradient.per_sample != bytes.per_sample) edge["gradient_bytes"] = gradient.per_sample;
+        if (are_one(static_cast<size_t>(source.op))) edge["fused"] = true;
         edges.push_back(std::move(edge));
       }
     }
@@ -413,6 +407,28 @@ class Measurement {
     task.channels_last = lies_channels_last(job_, *ingredients_.model);
     data::Loader loader(ingredients_.train_set, ingredients_.augment, job_.loader, task);
     return loader.fetch(loader.indices_of(0, 0, samples), 0);
+  }
+
+  // Whether it and the next operator, done at once, hold as much less as what is between them
+  // takes.
+  bool are_one(size_t first) const {
+    for (size_t s = 0; s < shares_.size(); ++s) {
+      const Bytes& own = cells_[s][first].bytes;
+      if (own.both == 0) return false;
+      const auto spared =
+          static_cast<double>(own.held + cells_[s][first + 1].bytes.held - own.both);
+      if (spared < 0.9 * bytes_[s].at({static_cast<int>(first), 0})) return false;
+    }
+    return true;
+  }
+
+  // Of a pass; of two that are done at once its part of what both take then.
+  double seconds(size_t s, size_t i, Pass pass) const {
+    const auto alone = [&](size_t op) { return median(cells_[s][op].seconds[pass]); };
+    const size_t first = i > 0 && are_one(i - 1) ? i - 1 : i;
+    if (!are_one(first)) return alone(i);
+    const double sum = alone(first) + alone(first + 1);
+    return sum > 0 ? median(cells_[s][first].both[pass]) * alone(i) / sum : 0;
   }
 
   template <class Value>
@@ -463,7 +479,7 @@ class Measurement {
     for (const Pass pass : {kForward, kBackward, kWeights}) {
       std::vector<MeasuredShare> measured;
       for (size_t s = 0; s < shares_.size(); ++s)
-        measured.push_back({static_cast<double>(shares_[s]), median(cells_[s][i].seconds[pass])});
+        measured.push_back({static_cast<double>(shares_[s]), seconds(s, i, pass)});
       out[kPassNames[pass]] = affine(fit_affine(measured));
     }
     double parameters = 0;

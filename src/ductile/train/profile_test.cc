@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <iterator>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "ductile/base/rng.h"
 #include "ductile/nn/model.h"
 #include "ductile/nn/operators.h"
+#include "ductile/nn/threads.h"
 #include "ductile/spec/optimizers.h"
 #include "ductile/spec/stage_state.h"
 #include "ductile/train/environment.h"
@@ -141,6 +143,17 @@ TEST(Profile, CountsBytesPassByPass) {
     }
   }
   EXPECT_GE(waiting, 8);
+}
+
+// Convolutions of the cnn with the pools behind them.
+TEST(Profile, SaysWhichNeighboursAreDoneAtOnce) {
+  if (std::string(nn::kernels_in_use()) == "none") GTEST_SKIP() << "ATen does all the work";
+  std::set<std::string> fused;
+  const Json graph = profile_of(job_of("cnn"));
+  for (const Json& edge : graph.at("edges")) {
+    if (edge.contains("fused")) fused.insert(edge.at("from").get<std::string>());
+  }
+  EXPECT_EQ(fused, (std::set<std::string>{"conv1", "conv2"}));
 }
 
 int64_t arrays_of(const spec::JobOptions& job) {

@@ -277,7 +277,7 @@ std::vector<StageRunner::Blocks> StageRunner::blocks_summed() const {
 nn::OperatorGraph StageRunner::forward_operators() const {
   const auto& ops = operators_.operators();
   nn::OperatorGraph out;
-  for (size_t op = 0; op + 1 < ops.size(); ++op) out.add(ops[op]);
+  out.add_first_of(operators_, ops.size() - 1);
   out.set_results({ops.back().inputs.front()});  // what the loss reads first
   return out;
 }

@@ -1,5 +1,7 @@
 #include "ductile/nn/kernels/conv.h"
 
+#include <cstring>
+
 #include "ductile/nn/kernels/conv_impl.h"
 #include "ductile/nn/kernels/pool.h"
 
@@ -42,6 +44,7 @@ GradSource of_image(const GradSource& grad, int64_t image, int64_t pixels, int64
                     float* room) {
   const int64_t before = image * pixels * channels * bytes_of(grad.storage);
   GradSource own = grad;
+  if (grad.kept != nullptr) own.kept += image * pixels * channels;
   if (grad.y != nullptr) own.y = static_cast<const char*>(grad.y) + before;
   if (grad.pool == nullptr) {
     own.grad = static_cast<const char*>(grad.grad) + before;
@@ -51,6 +54,13 @@ GradSource of_image(const GradSource& grad, int64_t image, int64_t pixels, int64
   max_pool_grad_of_image(*grad.pool, grad.grad, grad.index, image, room, dx);
   own.grad = dx;
   return own;
+}
+
+void make_gradient(const Isa& isa, const GradSource& own, int64_t pixel, int64_t n,
+                   int64_t channels, float* dst) {
+  isa.load_grad(own, pixel, n, channels, dst);
+  if (own.kept == nullptr) return;
+  std::memcpy(own.kept + pixel * channels, dst, n * channels * sizeof(float));
 }
 
 void join_moments(const float* means, const float* m2s, const int64_t* counts, int64_t groups,

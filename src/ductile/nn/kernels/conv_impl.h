@@ -44,6 +44,10 @@ int64_t room_of_image(const GradSource& grad);
 GradSource of_image(const GradSource& grad, int64_t image, int64_t pixels, int64_t channels,
                     float* room);
 
+// n pixels of such a source from `pixel` on, into dst and to where they are kept.
+void make_gradient(const Isa& isa, const GradSource& own, int64_t pixel, int64_t n,
+                   int64_t channels, float* dst);
+
 bool winograd_supported(const ConvShape& shape);
 void winograd_forward(const ConvShape& shape, const void* x, const float* weight, Storage storage,
                       void* y, float* mean, float* variance);

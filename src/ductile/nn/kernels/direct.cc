@@ -234,7 +234,7 @@ void backward_image(const Layer& l, const void* x, const GradSource& grad, int64
   const Padded pad_g = l.padded_g();
   const GradSource own = of_image(grad, image, l.oh * l.ow, s.out, work.pool);
   fill_padded(pad_g, l.oh, l.ow, work.g, [&](int64_t pixel, int64_t n, float* dst) {
-    l.out.load_grad(own, pixel, n, s.out, dst);
+    make_gradient(l.out, own, pixel, n, s.out, dst);
   });
   if (sums != nullptr) {
     load_image(l, x, image, grad.storage, work.x);

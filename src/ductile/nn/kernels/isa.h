@@ -104,6 +104,9 @@ struct GradSource {
   const float *scale, *shift;
   const MaxPool* pool = nullptr;
   const uint8_t* index = nullptr;  // of the pool
+  // Where conv_backward puts the gradient that it has made, in fp32; null: nowhere. It may be y,
+  // of which no pixel is read again then.
+  float* kept = nullptr;
 };
 
 // Max pooling of one NHWC image. index: for every output the position row * kernel + column of its

@@ -195,7 +195,7 @@ void pad_gradient(const Tables& tables, const ConvShape& s, const Padded& pad,
     const GradSource own = of_image(grad, first + i, pixels, s.out, pool);
     fill_padded(pad, s.out_height(), s.out_width(), padded + i * pad.floats(),
                 [&](int64_t pixel, int64_t count, float* dst) {
-                  tables.out.load_grad(own, pixel, count, s.out, dst);
+                  make_gradient(tables.out, own, pixel, count, s.out, dst);
                 });
   }
 }

@@ -1,9 +1,23 @@
 #pragma once
 
+#include <vector>
+
 #include "ductile/base/rng.h"
 #include "ductile/graph/graph.h"
 
 namespace ductile::plan {
+
+// Some neighbours of which nobody else reads the first or is read by the second.
+inline void fuse_some(graph::Graph& graph, Rng& rng) {
+  std::vector<int> made(graph.ops.size()), read(graph.ops.size());
+  for (const graph::Edge& e : graph.edges) ++made[e.from], ++read[e.to];
+  std::vector<bool> in_pair(graph.ops.size(), false);
+  for (graph::Edge& e : graph.edges) {
+    const bool alone = e.to == e.from + 1 && made[e.from] == 1 && read[e.to] == 1;
+    if (!alone || in_pair[e.from] || in_pair[e.to] || rng.below(3) == 0) continue;
+    e.fused = in_pair[e.from] = in_pair[e.to] = true;
+  }
+}
 
 // Gives the graph bytes as `ductile profile` counts them, drawn at random, whole numbers: each
 // operator keeps what it makes and more.
@@ -47,6 +61,7 @@ inline void count_bytes(graph::Graph& graph, Rng& rng) {
       e.gradient_bytes = 0;
     }
   }
+  fuse_some(graph, rng);
 }
 
 }  // namespace ductile::plan
