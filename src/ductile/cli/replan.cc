@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <utility>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -74,7 +75,8 @@ int64_t Replanner::workers_before(const run::RunFolder& folder) {
   return wanted.is_number_integer() ? std::max<int64_t>(1, wanted.get<int64_t>()) : 1;
 }
 
-std::string plan_anew(const spec::JobOptions& job, const std::string& plan, int64_t workers) {
+PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers)
+    : folder_("ductile-replan") {
   const json report = parse_json(plan);
   if (!report.is_object() || !report.contains("profile") || !report.contains("cluster")) {
     fail(ErrorCode::conflict,
@@ -83,16 +85,22 @@ std::string plan_anew(const spec::JobOptions& job, const std::string& plan, int6
          "does; {}",
          page::plural(static_cast<double>(workers), "worker"), kRemedy);
   }
-  const TempFolder folder("ductile-replan");
-  const fs::path graph = folder.path() / "graph.json", devices = folder.path() / "devices.toml";
+  const fs::path graph = folder_.path() / "graph.json", devices = folder_.path() / "devices.toml";
   write_file_atomic(graph, dump_json(report.at("profile")));
   write_file_atomic(devices, devices_left(report, workers));
-  return fleet_output(
-      {"plan", graph.string(), "--devices", devices.string(), "--batch",
-       std::to_string(job.train.batch_size), "--runnable", "--time-limit", "3", "--json"},
-      fmt::format("a plan for {} of the run",
-                  page::plural(static_cast<double>(workers), "worker")));
+  std::vector<std::string> words = {"plan", graph.string(), "--devices", devices.string()};
+  words.insert(words.end(), {"--batch", std::to_string(job.train.batch_size), "--runnable",
+                             "--time-limit", "3", "--json"});
+  command_ = std::make_unique<FleetCommand>(
+      words, fmt::format("a plan for {} of the run",
+                         page::plural(static_cast<double>(workers), "worker")));
 }
+
+PlanSearch::~PlanSearch() = default;
+
+bool PlanSearch::ended() { return command_->ended(); }
+
+std::string PlanSearch::plan() { return command_->output(); }
 
 Replanner::Replanner(JobConfig& config, const run::RunFolder& folder,
                      const server::HostSetup& setup, const fs::path& program, Console& console)
@@ -106,7 +114,7 @@ int64_t Replanner::begin(int64_t workers) {
   if (!memory) return workers;
   const int64_t asked = workers > 0 ? workers : workers_before(folder_);
   if (memory->fits(asked, memory_here(setup_))) return workers;
-  put(plan_anew(config_.job, plan_, asked), asked);
+  put(PlanSearch(config_.job, plan_, asked).plan(), asked);
   return std::min(asked, config_.job.train.virtual_ranks);
 }
 
@@ -116,17 +124,28 @@ int64_t Replanner::fewest() const {
 }
 
 bool Replanner::find_plan(int64_t workers) {
-  if (std::exchange(tried_for_, workers) == workers) return found_for_ == workers;
   try {
-    std::string plan = plan_anew(config_.job, plan_, workers);
-    (void)job_by(plan);  // which may refuse it
-    found_ = std::move(plan);
-    found_for_ = workers;
-    return true;
+    if (std::exchange(tried_for_, workers) != workers) {
+      give_up();  // one for another number of workers
+      search_ = std::make_unique<PlanSearch>(config_.job, plan_, workers);
+    }
+    if (search_ && search_->ended()) {
+      const std::unique_ptr<PlanSearch> search = std::move(search_);
+      std::string plan = search->plan();
+      (void)job_by(plan);  // which may refuse it
+      found_ = std::move(plan);
+      found_for_ = workers;
+    }
   } catch (const Error& error) {
+    search_.reset();
     console_.error(fmt::format("the run waits for workers: {}", error.message()));
-    return false;
   }
+  return !found_.empty();
+}
+
+void Replanner::give_up() {
+  search_.reset();
+  found_.clear();
 }
 
 std::optional<int64_t> Replanner::put_found() {
