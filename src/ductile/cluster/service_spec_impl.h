@@ -37,6 +37,7 @@ struct TrainPlan {
   bool shard_optimizer = false;
   spec::PipelinedOptions pipelined;
   double seconds = 0;  // predicted, of a step with a device for each virtual rank; 0: not known
+  int64_t least = 1;   // devices without which there is no memory for it
 };
 
 // The plans of a spec, of which one is chosen when the job begins: results are equal to the bit for

@@ -49,6 +49,23 @@ TEST(PlanMemory, StagesThatTakeTurnsNeedRoomSideBySide) {
   EXPECT_EQ(memory->fewest(60), 1);
 }
 
+// On devices of 5, two workers have three of these stages each, and three have the large ones
+// together.
+TEST(PlanMemory, ANumberOfWorkersIsEnoughOnlyIfAllLargerOnesAre) {
+  Json stages = Json::array();
+  for (const int peak : {1, 1, 3, 3, 1, 1})
+    stages.push_back({{"peak_memory", peak}, {"memory_limit", 5}, {"state_memory", 0}});
+  const std::string plan = dump_json(Json{{"evaluation", {{"stages", std::move(stages)}}}});
+  const auto memory = PlanMemory::of(job_of(6), plan);
+  ASSERT_TRUE(memory.has_value());
+  ASSERT_EQ(memory->most(2), 5);
+  ASSERT_EQ(memory->most(3), 6);
+  ASSERT_EQ(memory->most(5), 3);
+  EXPECT_EQ(memory->fewest(0), 5);
+  EXPECT_FALSE(memory->fits(2, 0));
+  EXPECT_TRUE(memory->fits(5, 0));
+}
+
 // A worker without sharded state holds that of all stages; one with two replicas of a stage holds
 // the stage's once.
 TEST(PlanMemory, CountsStateAsWorkersHoldIt) {
