@@ -10,6 +10,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
+#include "ductile/cli/pipeline_plan.h"
 #include "ductile/control/ranges.h"
 #include "ductile/page/numbers.h"
 
@@ -38,13 +39,15 @@ std::optional<PlanMemory> PlanMemory::of(const spec::JobOptions& job, const std:
   PlanMemory out;
   out.virtual_ranks_ = job.train.virtual_ranks;
   out.sharded_ = job.train.shard_optimizer;
-  out.whole_state_ = figure(evaluation, "state_memory");
+  const double scale = state_scale(job, evaluation, "the run's plan: evaluation").factor;
+  out.whole_state_ = scale * figure(evaluation, "state_memory");
   const spec::PipelinedOptions& options = job.train.pipelined;
   for (const nlohmann::json& stage : stages) {
     if (!stage.is_object() || figure(stage, "memory_limit") <= 0) return std::nullopt;
     const size_t s = out.stages_.size();
-    out.stages_.push_back({figure(stage, "peak_memory"), figure(stage, "memory_limit"),
-                           figure(stage, "state_memory")});
+    const double state = figure(stage, "state_memory");
+    out.stages_.push_back({figure(stage, "peak_memory") + (scale - 1) * state,
+                           figure(stage, "memory_limit"), scale * state});
     const int64_t parts = s < options.stage_replicas.size() ? options.stage_replicas[s]
                           : s < options.tensor.size()       ? options.tensor[s]
                                                             : 1;

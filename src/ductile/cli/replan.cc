@@ -91,6 +91,12 @@ PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan, int
   std::vector<std::string> words = {"plan", graph.string(), "--devices", devices.string()};
   words.insert(words.end(), {"--batch", std::to_string(job.train.batch_size), "--runnable",
                              "--time-limit", "3", "--json"});
+  if (report.contains("evaluation")) {
+    const StateScale scale =
+        state_scale(job, report.at("evaluation"), "the run's plan: evaluation");
+    if (scale.factor > 1)
+      words.insert(words.end(), {"--optimizer-state", fmt::format("{}", scale.optimizer)});
+  }
   command_ = std::make_unique<FleetCommand>(
       words, fmt::format("a plan for {} of the run",
                          page::plural(static_cast<double>(workers), "worker")));

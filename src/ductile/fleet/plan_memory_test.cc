@@ -10,7 +10,9 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
+#include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/replan.h"
+#include "ductile/spec/stage_state.h"
 
 namespace ductile::cli {
 namespace {
@@ -78,6 +80,21 @@ TEST(PlanMemory, CountsStateAsWorkersHoldIt) {
   spec::JobOptions beside = job_of(6);
   beside.train.pipelined.replicas = 2;
   EXPECT_EQ(PlanMemory::of(beside, three_stages())->most(1), 60) << "they run one after the other";
+}
+
+// A captured graph, which was planned, knows of no optimiser.
+TEST(PlanMemory, CountsTheStateThatTheJobHasBeyondItsPlan) {
+  spec::JobOptions job = job_of(3);
+  job.optimizer.name = "adamw";
+  Json plan = Json::parse(three_stages());
+  plan["evaluation"]["state_factor"] = 1;
+  plan["evaluation"]["optimizer_factor"] = 0;
+  const double has = spec::stage_state_factor(job) + 2;
+  const auto memory = PlanMemory::of(job, dump_json(plan));
+  ASSERT_TRUE(memory.has_value());
+  EXPECT_EQ(memory->most(3), 30 + (has - 1) * 6);
+  EXPECT_EQ(memory->most(1), 60 + (has - 1) * 15);
+  EXPECT_EQ(state_scale(job, plan["evaluation"], "plan").optimizer, has - 1);
 }
 
 TEST(PlanMemory, APlanThatDoesNotSayIsTakenAsItIs) {
