@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ductile/base/files.h"
 #include "ductile/cli/console.h"
@@ -16,23 +17,42 @@ namespace ductile::cli {
 
 class FleetCommand;  // other_commands.h
 
-// Another plan of the job for so many workers, each on a device as those of `plan`, the text by
-// which it runs so far: what `ductile plan --runnable --json` makes of the graph and the devices
-// that this holds. A process of its own seeks it, which ends with this object.
+// Another plan of the job for so many workers that have no room for `plan`, the text by which it
+// runs so far. Processes of their own seek it, which end with this object.
+//
+// First the same stages, whose operators are all computed once more for the backward pass; then so
+// that each stage also has one micro-batch at a time: the result is the same to the bit. If neither
+// has room, what `ductile plan --runnable` makes, of the graph and the devices that `plan` holds,
+// for so many of these devices: the result is that of another plan.
 class PlanSearch {
  public:
-  // Throws conflict where the plan holds neither graph nor devices.
-  PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers);
+  struct Found {
+    std::string plan;  // text
+    bool same_result = false;
+  };
+  // `here`: memory_here(). Throws conflict where the plan holds neither graph nor devices.
+  PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers, double here);
   ~PlanSearch();
   PlanSearch(const PlanSearch&) = delete;
   PlanSearch& operator=(const PlanSearch&) = delete;
 
-  bool ended();        // whether plan() answers at once
-  std::string plan();  // its text. Throws invalid_argument where none fits
+  bool ended();   // whether found() answers at once
+  Found found();  // throws invalid_argument where no plan fits
 
  private:
+  void try_next();
+  bool settle();
+
+  const spec::JobOptions job_;
+  const int64_t workers_;
+  const double here_;
+  const std::string what_;  // is sought, for errors
   const TempFolder folder_;
+  std::vector<fs::path> leaner_;  // plans of the same stages that are still to be judged
+  bool judges_ = false;           // one of them
+  std::vector<std::string> options_;
   std::unique_ptr<FleetCommand> command_;
+  std::string kept_;  // the one that will do
 };
 
 // Ends those workers of an earlier controller that are still at work on this machine, by the job as
@@ -40,9 +60,9 @@ class PlanSearch {
 void end_workers_here(const run::RunFolder& folder, const fs::path& program);
 
 // A run by a plan, and what becomes of it where the memory of the workers that are left does not
-// hold its stages: it is planned anew for these, and goes on from its last checkpoint. That changes
-// its result, so it is an event (`replan`) and part of the job (train.pipelined.replans). The
-// caller holds the run's lock.
+// hold its stages: it is planned anew for these, and goes on from its last checkpoint, which is an
+// event (`replan`). Where that changes its result, it is part of the job, too
+// (train.pipelined.replans). The caller holds the run's lock.
 class Replanner {
  public:
   // As many as the controller before wanted; 1 where there was none.
@@ -70,8 +90,7 @@ class Replanner {
   std::optional<int64_t> put_found();
 
  private:
-  spec::JobOptions job_by(const std::string& plan) const;
-  void put(const std::string& plan, int64_t workers);
+  void put(const PlanSearch::Found& found, int64_t workers);
 
   JobConfig& config_;
   const run::RunFolder& folder_;
@@ -80,7 +99,7 @@ class Replanner {
   Console& console_;
   std::string plan_;  // text; empty: none
   std::unique_ptr<PlanSearch> search_;
-  std::string found_;
+  std::optional<PlanSearch::Found> found_;
   bool planned_anew_ = false;
   int64_t found_for_ = 0, tried_for_ = 0;  // workers
 };

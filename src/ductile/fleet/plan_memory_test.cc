@@ -118,7 +118,7 @@ TEST(PlanMemory, TooFewWorkersAreRefusedWithTheNumberThatWouldDo) {
 
 TEST(Replan, WithoutAGraphIsAnErrorThatSaysSo) {
   const std::string text =
-      testing::text_of([] { PlanSearch(job_of(3), three_stages(), 1); }, ErrorCode::conflict);
+      testing::text_of([] { PlanSearch(job_of(3), three_stages(), 1, 0); }, ErrorCode::conflict);
   EXPECT_NE(text.find("memory of 1 worker: too little"), std::string::npos) << text;
   EXPECT_NE(text.find("plan.json holds no graph"), std::string::npos) << text;
 }
