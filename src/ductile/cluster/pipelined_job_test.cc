@@ -178,6 +178,9 @@ TEST(PipelinedJob, PlansThatCannotBeComparedOrRunAreRefused) {
   EXPECT_NE(refused(Json::array({plan_of(4, "replica = 2\n", 1, "")})).find("replicas"),
             std::string::npos);
   EXPECT_NE(refused(Json::array({Json(7)})).find("plans"), std::string::npos);
+  Json roomless = good;
+  roomless["least_devices"] = 0;
+  EXPECT_NE(refused(Json::array({roomless})).find("least_devices"), std::string::npos);
 }
 
 }  // namespace

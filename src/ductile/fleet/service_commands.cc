@@ -494,12 +494,13 @@ std::optional<ServiceCommand> with_plan_of_its_own(const ServiceCommand& command
          "--devices {}: each job of --array would be measured; make one plan for all (ductile "
          "profile, ductile plan), and give it as --plan",
          *command.planned_for);
+  ServiceCommand out = command;
+  out.planned_for.reset();
+  (void)training_body(out, context);  // what is wrong with it is said before it is measured
   JobRequest request = command.request;
   request.arguments = command.command;  // of a Python job
   const auto own = own_plan(request, *command.planned_for, context, folder);
   if (!own) return std::nullopt;
-  ServiceCommand out = command;
-  out.planned_for.reset();
   out.plans = {own->file};
   return out;
 }
