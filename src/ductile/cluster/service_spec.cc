@@ -196,11 +196,11 @@ JobDemand demand_of(const JobRecord& record, const Work& work, const std::string
 std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
                                        const fs::path& run, Work& work, Front* front,
-                                       const std::string& plan) {
+                                       const std::string& plan, int64_t least) {
   // A command's runner waits for the folder itself: what it started may go on without it.
   if (!std::holds_alternative<CommandSpec>(work)) require_folder_of_runs(run.parent_path());
   if (auto* job = std::get_if<spec::JobOptions>(&work))
-    return make_train_runner(loop, engine, run, *job, options.alone, plan);
+    return make_train_runner(loop, engine, run, *job, options.alone, plan, least);
   if (front != nullptr) return make_serve_runner(loop, engine, run, *front, options.alone);
   CommandSpec command = std::get<CommandSpec>(work);
   command.environment.emplace_back("DUCTILE_JOB", std::to_string(record.id));
