@@ -227,10 +227,18 @@ struct PostedCase {
     PipelineHost::Placement placement;
     placement.hosts = hosts;
     placement.forms = tensor_forms(operators, step.inputs[0]);
-    for (const auto& [rank, needed] : PipelineHost::receive_bytes(operators, pipeline, placement)) {
+    bytes = most_bytes({&placement, 1});
+  }
+
+  // Of the rank that most comes to.
+  size_t most_bytes(std::span<const PipelineHost::Placement> placements) const {
+    size_t most = 0;
+    for (const auto& [rank, needed] :
+         PipelineHost::receive_bytes(operators, pipeline, placements)) {
       EXPECT_LT(rank, num_ranks);
-      bytes = std::max(bytes, needed);
+      most = std::max(most, needed);
     }
+    return most;
   }
 
   const int num_ranks;
@@ -276,7 +284,7 @@ TEST(PostedReceives, OfStagesWithOtherNumbersOfReplicasHaveTheBitsOfTheSerialExe
       placement.shares = share_forms(job.operators, job.pipeline, job.step.inputs[0]);
       size_t bytes = 0;
       for (const auto& [rank, needed] :
-           PipelineHost::receive_bytes(job.operators, job.pipeline, placement)) {
+           PipelineHost::receive_bytes(job.operators, job.pipeline, {&placement, 1})) {
         EXPECT_LT(rank, num_ranks);
         bytes = std::max(bytes, needed);
       }
@@ -294,6 +302,52 @@ TEST(PostedReceives, OfStagesWithOtherNumbersOfReplicasHaveTheBitsOfTheSerialExe
     }
   }
   EXPECT_GT(taken_up, 0U);
+}
+
+// Pipelines side by side that the ranks divide between other stages, so that each rank receives
+// tensors of other sizes for one than for the other.
+TEST(PostedReceives, PipelinesThatTakeTurnsHaveRoomForTheBlocksOfAll) {
+  constexpr int kRanks = 2;
+  size_t of_one = 0, of_both = 0;
+  for (uint64_t seed = 3000; seed < 3006; ++seed) {
+    PostedCase c(seed, /*ranks=*/3);  // as many stages at least
+    std::vector<PipelineHost::Placement> placements(2);
+    for (PipelineHost::Placement& placement : placements)
+      placement.forms = tensor_forms(c.operators, c.step.inputs[0]);
+    placements[0].hosts.assign(c.pipeline.stages.size(), 1);
+    placements[0].hosts.front() = 0;
+    placements[1].hosts.assign(c.pipeline.stages.size(), 0);
+    placements[1].hosts.back() = 1;
+    placements[1].first_tag = PipelineHost::num_tags(c.operators, c.pipeline);
+    const size_t bytes = c.most_bytes(placements);
+    of_one += std::max(c.most_bytes({&placements[0], 1}), c.most_bytes({&placements[1], 1}));
+    of_both += bytes;
+    PostingRanks ranks(kRanks, bytes);
+    std::vector<std::string> errors(kRanks);
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      threads.emplace_back([&, rank] {
+        const auto r = static_cast<size_t>(rank);
+        try {
+          for (PipelineHost::Placement placement : placements) {
+            placement.rank = rank;
+            placement.communicator = ranks.communicators[r].get();
+            placement.memory = ranks.memories[r];
+            PipelineHost(c.operators, c.pipeline, std::move(placement)).run(c.step);
+            ranks.communicators[r]->barrier();
+          }
+        } catch (const std::exception& e) {
+          errors[r] = e.what();
+        }
+      });
+    }
+    threads.clear();
+    for (size_t r = 0; r < kRanks; ++r) {
+      EXPECT_EQ(errors[r], "") << "seed " << seed;
+      EXPECT_EQ(ranks.memories[r]->refused(), 0) << "seed " << seed << ", rank " << r;
+    }
+  }
+  EXPECT_GT(of_both, of_one);
 }
 
 // One that leaves in the middle of a step, whose receives others write to just then.

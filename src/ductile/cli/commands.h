@@ -119,9 +119,12 @@ struct ServiceCommand {
   std::string team, tier = "standard";
   std::optional<int64_t> min, max;  // devices; default: 1, and a device for each virtual rank
   std::vector<fs::path> plans;      // of a Ductile job: of several the service chooses one
-  std::string region;               // of its data; empty: everywhere
-  double transfer = 0;              // seconds to bring them to another one
-  bool stay = false;                // in that region
+  // --devices: of a command a number, 1 where it is not there; of a Ductile job the cluster file
+  // for which it is measured and planned.
+  std::optional<std::string> planned_for;
+  std::string region;   // of its data; empty: everywhere
+  double transfer = 0;  // seconds to bring them to another one
+  bool stay = false;    // in that region
   std::optional<std::vector<std::string>>
       command;                           // a program and its arguments, instead of a Ductile job
   std::vector<std::string> environment;  // of it: NAME=VALUE, or NAME for the value here

@@ -112,6 +112,7 @@ class Signals {
 
   void end(int signal) {
     host_.note_signal(signal);
+    if (run_.on_interrupt) run_.on_interrupt();
     if (std::exchange(interrupted_, true)) return host_.kill();
     host_.request(control::PreemptJob{}, [this](const link::RequestAnswer& answer) {
       const std::string why = answer.refused + answer.waits;

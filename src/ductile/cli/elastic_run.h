@@ -24,9 +24,11 @@ struct ElasticRun {
   std::function<void(const control::Note& note)> on_note;  // but that one worker begins
   int64_t fewest = 1;                                      // workers without which it waits
   // Once it has run, and fewer than that are there for so many seconds (0: never): called with
-  // their number, now and then; true ends the run without saving.
+  // their number, now and then; true ends the run without saving. Nothing is served meanwhile, so
+  // it does not wait for anything.
   double patience = 0;
   std::function<bool(int64_t workers)> on_short = {};
+  std::function<void()> on_interrupt = {};  // a signal asks for the end, before that is done
 };
 
 // Throws invalid_argument, naming the options, where the job cannot have that many workers there.

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <string>
+#include <utility>
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -89,27 +91,51 @@ bool is_other_command(int argc, const char* const* argv) {
   return false;
 }
 
-std::string fleet_output(const std::vector<std::string>& words, const std::string& what) {
-  const TempFolder folder("ductile-fleet");
-  const fs::path printed = folder.path() / "printed", said = folder.path() / "said";
-  Descriptor output =
+FleetCommand::FleetCommand(const std::vector<std::string>& words, std::string what)
+    : what_(std::move(what)), folder_("ductile-fleet") {
+  const fs::path printed = folder_.path() / "printed";
+  const Descriptor output =
       opened(::open(printed.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), printed.string());
   process::SpawnOptions options;
   options.program = fleet_program();
   options.arguments = {"-q"};
   options.arguments.insert(options.arguments.end(), words.begin(), words.end());
-  options.log = said;
+  options.log = folder_.path() / "said";
   options.output_fd = output.get();
-  const pid_t child = process::spawn(options);
-  output.close();
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0) {
-    if (errno != EINTR) fail_errno("waitpid", errno);
+  child_ = process::spawn(options);
+}
+
+// Its whole group, since a program that stands in for it may have begun others.
+FleetCommand::~FleetCommand() {
+  if (child_ <= 0) return;
+  ::kill(-child_, SIGKILL);
+  while (::waitpid(child_, nullptr, 0) < 0 && errno == EINTR) continue;
+}
+
+bool FleetCommand::reap(int flags) {
+  while (child_ > 0) {
+    const pid_t got = ::waitpid(child_, &status_, flags);
+    if (got == 0) return false;
+    if (got == child_)
+      child_ = -1;
+    else if (errno != EINTR)
+      fail_errno("waitpid", errno);
   }
-  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  if (code == kDone) return read_text(printed);
+  return true;
+}
+
+bool FleetCommand::ended() { return reap(WNOHANG); }
+
+std::string FleetCommand::output() {
+  reap(0);
+  const int code = WIFEXITED(status_) ? WEXITSTATUS(status_) : -1;
+  if (code == kDone) return read_text(folder_.path() / "printed");
   fail(code == kFailed || code == kUsage ? ErrorCode::invalid_argument : ErrorCode::unavailable,
-       "{}: {}", what, last_word(read_text(said)));
+       "{}: {}", what_, last_word(read_text(folder_.path() / "said")));
+}
+
+std::string fleet_output(const std::vector<std::string>& words, const std::string& what) {
+  return FleetCommand(words, what).output();
 }
 
 void become_fleet(char* const* argv) {

@@ -5,6 +5,10 @@
 #include <string_view>
 #include <vector>
 
+#include <sys/types.h>
+
+#include "ductile/base/files.h"
+
 namespace ductile::cli {
 
 // The commands of `ductile` are two programs: `ductile` itself has those that train and what one
@@ -27,9 +31,31 @@ const char* other_help(std::string_view name);
 // Whether the first word that is no option is such a command.
 bool is_other_command(int argc, const char* const* argv);
 
-// What a command of ductile-fleet prints. Throws what it says where it fails, with `what` before
-// it: invalid_argument for its exit codes 1 and 2, unavailable for others, or where it is not
-// installed.
+// A command of ductile-fleet at work beside its caller, all of whose calls come from one thread.
+class FleetCommand {
+ public:
+  // Begins it. Throws unavailable or not_found, as process::spawn(), where it is not installed.
+  // `what` is said before its errors.
+  FleetCommand(const std::vector<std::string>& words, std::string what);
+  ~FleetCommand();  // kills it where it has not ended
+  FleetCommand(const FleetCommand&) = delete;
+  FleetCommand& operator=(const FleetCommand&) = delete;
+
+  bool ended();  // whether output() answers at once
+  // What it prints; waits for its end. Throws what it says where it fails: invalid_argument for its
+  // exit codes 1 and 2, unavailable for others.
+  std::string output();
+
+ private:
+  bool reap(int flags);
+
+  const std::string what_;
+  const TempFolder folder_;
+  pid_t child_ = -1;  // -1: reaped
+  int status_ = 0;    // as waitpid() says
+};
+
+// What a command of ductile-fleet prints, once it has ended. Throws as FleetCommand does.
 std::string fleet_output(const std::vector<std::string>& words, const std::string& what);
 
 // Becomes ductile-fleet with the same words. Returns only if there is none: throws unavailable,

@@ -51,9 +51,8 @@ std::optional<json> measured_graph(const JobConfig& config, const std::vector<in
   return graph;
 }
 
-std::optional<TrainCommand> with_own_plan(const TrainCommand& command, Context& context,
-                                          const fs::path& folder) {
-  const fs::path& devices = *command.devices;
+std::optional<OwnPlan> own_plan(const JobRequest& request, const fs::path& devices,
+                                const Context& context, const fs::path& folder) {
   if (kind_of(devices) == FileKind::none) {
     fail(ErrorCode::not_found,
          "--devices {}: no such file; it describes the machine, as for `ductile plan`",
@@ -61,29 +60,39 @@ std::optional<TrainCommand> with_own_plan(const TrainCommand& command, Context& 
   }
   const int64_t num_devices = spec::read_cluster(devices).devices();
   JobConfig config;
-  config.read(command.job, context.environment);
+  config.read(request, context.environment);
   config.make_paths_absolute();
   const auto graph = measured_graph(config, {}, ProfileCommand().rounds,
                                     threads_of(config, num_devices), context.console);
   if (!graph) return std::nullopt;
   const fs::path file = folder / "graph.json";
   write_file_atomic(file, dump_json(*graph));
-  TrainCommand out = command;
-  out.plan = folder / "plan.json";
+  OwnPlan out;
+  out.file = folder / "plan.json";
   const std::string text =
       fleet_output({"plan", file.string(), "--devices", devices.string(), "--batch",
                     std::to_string(config.job.train.batch_size), "--runnable", "--json"},
                    "--devices " + devices.string());
-  write_file_atomic(*out.plan, text);
+  write_file_atomic(out.file, text);
   const json report = parse_json(text, "ductile plan", ErrorCode::internal);
-  int64_t ranks = 0;
+  out.ranks = 0;
   const json& stages = report.at("plan").at("stages");
   for (const json& stage : stages)
-    ranks += stage.at("replicas").get<int64_t>() * stage.at("tensor").get<int64_t>();
-  if (!out.workers && !out.hosts.hosts) out.workers = ranks;
+    out.ranks += stage.at("replicas").get<int64_t>() * stage.at("tensor").get<int64_t>();
   context.console.say("plan {} on {} of {} devices, {} an iteration predicted",
-                      page::plural(static_cast<double>(stages.size()), "stage"), ranks, num_devices,
+                      page::plural(static_cast<double>(stages.size()), "stage"), out.ranks,
+                      num_devices,
                       page::as_short_duration(report.at("evaluation").at("seconds").get<double>()));
+  return out;
+}
+
+std::optional<TrainCommand> with_own_plan(const TrainCommand& command, const Context& context,
+                                          const fs::path& folder) {
+  const auto own = own_plan(command.job, *command.devices, context, folder);
+  if (!own) return std::nullopt;
+  TrainCommand out = command;
+  out.plan = own->file;
+  if (!out.workers && !out.hosts.hosts) out.workers = own->ranks;
   return out;
 }
 

@@ -8,7 +8,8 @@
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 
-// A job that is measured and planned before it is trained: `ductile train --devices FILE`.
+// A job that is measured and planned before it is trained: `ductile train --devices FILE`, and
+// `ductile submit` likewise.
 namespace ductile::cli {
 
 // The graph of the job's model with times and bytes, measured by a worker with so many threads (0:
@@ -18,11 +19,20 @@ std::optional<nlohmann::json> measured_graph(const JobConfig& config,
                                              const std::vector<int64_t>& shares, int64_t rounds,
                                              int64_t threads, Console& console);
 
-// The same command with --plan: of the job as `ductile profile` measures it, for command.devices as
-// `ductile plan --runnable` finds it. Graph and plan are files in `folder`. Without --workers and
-// --hosts, as many workers as the plan has devices. Nothing where a signal ended it. Throws
-// what profile and plan report, naming the devices.
-std::optional<TrainCommand> with_own_plan(const TrainCommand& command, Context& context,
+struct OwnPlan {
+  fs::path file;      // as `ductile plan --json` writes it
+  int64_t ranks = 1;  // devices that it takes
+};
+// Of the job as `ductile profile` measures it, for the machine that the cluster file `devices`
+// describes as `ductile plan --runnable` finds it, which is said. Graph and plan are files in
+// `folder`. Nothing where a signal ended it. Throws what profile and plan report, naming the
+// devices.
+std::optional<OwnPlan> own_plan(const JobRequest& request, const fs::path& devices,
+                                const Context& context, const fs::path& folder);
+
+// The same command with --plan: own_plan() for command.devices. Without --workers and --hosts, as
+// many workers as the plan has devices.
+std::optional<TrainCommand> with_own_plan(const TrainCommand& command, const Context& context,
                                           const fs::path& folder);
 
 }  // namespace ductile::cli

@@ -98,27 +98,13 @@ void check_stage(const JsonFields& stage) {
 constexpr double kMostPlanSeconds = 1e9;  // of a step
 constexpr double kMostBytes = 1e18, kMostFactor = 1e6;
 
-// The state that a job has for its weights, beside that of the graph which was planned: it may be
-// one of another optimiser, or a captured one, which knows of none.
-struct StateScale {
-  double factor = 1;   // at least 1
-  std::string remedy;  // where it is more
-};
-
-StateScale scale_of(const spec::JobOptions& job, const JsonFields& evaluation) {
-  StateScale out;
-  if (!evaluation.has("state_factor")) return out;  // of an earlier version
-  const double state = evaluation.number("state_factor", 0, kMostFactor);
-  const double planned = state + evaluation.number("optimizer_factor", 0, kMostFactor);
-  const double own =
-      spec::stage_state_factor(job) + static_cast<double>(spec::optimizer_arrays(job.optimizer));
-  if (planned <= 0 || own <= planned) return out;
-  out.factor = own / planned;
-  out.remedy = fmt::format(
-      " The job has {:g} bytes of weights, gradients and optimiser state for each byte of weights, "
-      "and the plan counts {:g}; `ductile plan --optimizer-state {:g}` counts as many.",
-      own, planned, own - state);
-  return out;
+// After a sentence without its point; empty: the plan counts all of it.
+std::string remedy_of(const StateScale& scale) {
+  if (scale.factor <= 1) return "";
+  return fmt::format(
+      ". The job has {:g} bytes of weights, gradients and optimiser state for each byte of "
+      "weights, and the plan counts {:g}; `ductile plan --optimizer-state {:g}` counts as many.",
+      scale.has, scale.planned, scale.optimizer);
 }
 
 // What a worker of a stage holds beside the stage's own memory, at most, of the weights, gradients
@@ -184,6 +170,21 @@ bool may_lie_by_stage(const spec::JobOptions& job) {
          job.train.shard_copies > 1 && job.model.library.empty();
 }
 
+StateScale state_scale(const spec::JobOptions& job, const nlohmann::json& evaluation,
+                       const std::string& where) {
+  const JsonFields fields(evaluation, where);
+  StateScale out;
+  if (!fields.has("state_factor")) return out;  // of an earlier version
+  const double state = fields.number("state_factor", 0, kMostFactor);
+  out.planned = state + fields.number("optimizer_factor", 0, kMostFactor);
+  out.has =
+      spec::stage_state_factor(job) + static_cast<double>(spec::optimizer_arrays(job.optimizer));
+  if (out.planned <= 0 || out.has <= out.planned) return out;
+  out.factor = out.has / out.planned;
+  out.optimizer = out.has - state;
+  return out;
+}
+
 void check_memory(const spec::JobOptions& job, const std::string& text, const fs::path& file) {
   const nlohmann::json report = parse_json(text, file.string(), ErrorCode::invalid_argument);
   const auto evaluation = report.find("evaluation");
@@ -191,7 +192,7 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
     return;  // a plan of somebody's own does not say what it needs
   }
   const JsonFields all(*evaluation, file.string());
-  const StateScale scale = scale_of(job, all);
+  const StateScale scale = state_scale(job, *evaluation, file.string());
   const auto planned_state = [](const JsonFields& fields) {  // where stages take turns: not there
     return fields.has("state_memory") ? fields.number("state_memory", 0, kMostBytes) : 0.0;
   };
@@ -212,8 +213,7 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
            "that it was planned for (16 GB where that says nothing); plan with more devices, "
            "smaller micro-batches or recomputation, or for devices with more memory (ductile plan "
            "--devices){}",
-           stage.where(), page::as_bytes(own), page::as_bytes(limit),
-           scale.remedy.empty() ? "" : "." + scale.remedy);
+           stage.where(), page::as_bytes(own), page::as_bytes(limit), remedy_of(scale));
     }
     if (state_of(stage) == 0 || state_of(all) == 0) continue;
     const Beside others = beside(job, state_of(stage), copied, state_of(all));
@@ -223,7 +223,7 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
          "and optimiser state as well ({}); its devices have {}; {}, or plan for devices with more "
          "memory (ductile plan --devices){}",
          stage.where(), page::as_bytes(own), page::as_bytes(others.bytes), others.why,
-         page::as_bytes(limit), others.remedy, scale.remedy.empty() ? "" : "." + scale.remedy);
+         page::as_bytes(limit), others.remedy, remedy_of(scale));
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/cli/job_config.h"
 #include "ductile/spec/job.h"
@@ -31,6 +32,19 @@ double predicted_seconds(const std::string& text);
 // the result: the run does not train by stages, or has other numbers of stages, replicas, parts or
 // micro-batches, or another cut where not any will do (spec::any_cut_will_do).
 std::string change_plan(spec::JobOptions& job, const fs::path& file);
+
+// The weights, gradients and optimiser state of a job beside those that its plan counts, whose
+// graph may be one of another optimiser, or a captured one, which knows of none.
+struct StateScale {
+  double factor = 1;     // at least 1
+  double has = 0;        // bytes for each byte of weights
+  double planned = 0;    // the same, as the plan counts
+  double optimizer = 0;  // so much `ductile plan --optimizer-state` has to count instead
+};
+// `evaluation`: of the plan, as `ductile plan --json` writes it. `where`: said before its errors.
+// Throws invalid_argument for what is none.
+StateScale state_scale(const spec::JobOptions& job, const nlohmann::json& evaluation,
+                       const std::string& where);
 
 // Once all options of the job are known: throws invalid_argument, naming file and stage, where a
 // stage of the plan with this text needs more memory than its devices have, by itself or with what

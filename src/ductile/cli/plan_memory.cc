@@ -10,14 +10,16 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
+#include "ductile/cli/pipeline_plan.h"
 #include "ductile/control/ranges.h"
 #include "ductile/page/numbers.h"
 
 namespace ductile::cli {
 namespace {
 
-// More parts than any machine of one user has devices: nobody counts on taking turns at them.
-constexpr int64_t kMostLookedAt = 1024;
+// More parts than any machine of one user has devices: nobody counts on taking turns at them, and
+// all their spreads would take seconds to find.
+constexpr int64_t kMostLookedAt = 512;
 
 double figure(const nlohmann::json& object, const char* key) {
   const auto found = object.find(key);
@@ -37,13 +39,15 @@ std::optional<PlanMemory> PlanMemory::of(const spec::JobOptions& job, const std:
   PlanMemory out;
   out.virtual_ranks_ = job.train.virtual_ranks;
   out.sharded_ = job.train.shard_optimizer;
-  out.whole_state_ = figure(evaluation, "state_memory");
+  const double scale = state_scale(job, evaluation, "the run's plan: evaluation").factor;
+  out.whole_state_ = scale * figure(evaluation, "state_memory");
   const spec::PipelinedOptions& options = job.train.pipelined;
   for (const nlohmann::json& stage : stages) {
     if (!stage.is_object() || figure(stage, "memory_limit") <= 0) return std::nullopt;
     const size_t s = out.stages_.size();
-    out.stages_.push_back({figure(stage, "peak_memory"), figure(stage, "memory_limit"),
-                           figure(stage, "state_memory")});
+    const double state = figure(stage, "state_memory");
+    out.stages_.push_back({figure(stage, "peak_memory") + (scale - 1) * state,
+                           figure(stage, "memory_limit"), scale * state});
     const int64_t parts = s < options.stage_replicas.size() ? options.stage_replicas[s]
                           : s < options.tensor.size()       ? options.tensor[s]
                                                             : 1;
@@ -73,9 +77,7 @@ std::vector<std::pair<double, double>> PlanMemory::needs(int64_t workers) const 
   return out;
 }
 
-// With a worker for each part the plan itself was judged.
-bool PlanMemory::fits(int64_t workers, double here) const {
-  if (workers >= virtual_ranks_ || virtual_ranks_ > kMostLookedAt) return true;
+bool PlanMemory::has_room(int64_t workers, double here) const {
   double all = 0;
   bool each = true;
   for (const auto& [bytes, limit] : needs(workers)) {
@@ -85,9 +87,13 @@ bool PlanMemory::fits(int64_t workers, double here) const {
   return each || (here > 0 && all <= here);
 }
 
+// With a worker for each part the plan itself was judged. One worker more may divide the ranks
+// otherwise, so that two large stages meet that lay apart before: workers come and go while a job
+// runs, so it has to have room with each number of them.
 int64_t PlanMemory::fewest(double here) const {
-  int64_t workers = 1;
-  while (!fits(workers, here)) ++workers;
+  if (virtual_ranks_ > kMostLookedAt || has_room(1, 0)) return 1;
+  int64_t workers = virtual_ranks_;
+  while (workers > 1 && has_room(workers - 1, here)) --workers;
   return workers;
 }
 
@@ -116,13 +122,14 @@ void check_fewest(const spec::JobOptions& job, const std::string& plan, const fs
   const auto memory = PlanMemory::of(job, plan);
   const double here = memory_here(setup);
   if (!memory || memory->fits(workers, here)) return;
+  const int64_t fewest = memory->fewest(here);
   fail(ErrorCode::invalid_argument,
        "{}: {} would need up to {} each for the stages at which they take turns, and have {} by "
        "the file of devices that it was planned for; use --workers {} or more, or plan for fewer "
        "devices (ductile plan --devices)",
        file.string(), page::plural(static_cast<double>(workers), "worker"),
-       page::as_bytes(memory->most(workers)), page::as_bytes(memory->limit()),
-       memory->fewest(here));
+       page::as_bytes(std::max(memory->most(workers), memory->most(fewest - 1))),
+       page::as_bytes(memory->limit()), fewest);
 }
 
 }  // namespace ductile::cli

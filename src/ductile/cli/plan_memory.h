@@ -20,10 +20,10 @@ class PlanMemory {
   // stages need: somebody wrote it by hand, or it is of other stages.
   static std::optional<PlanMemory> of(const spec::JobOptions& job, const std::string& plan);
 
-  // Whether so many workers have room for all of it: each has what a device has by the file for
-  // which the plan was made; or, where `here` is above 0, all are on one machine, which has so many
-  // bytes for them together.
-  bool fits(int64_t workers, double here) const;
+  // Whether so many workers, and any larger number of them, have room for all of it: each has what
+  // a device has by the file for which the plan was made; or, where `here` is above 0, all are on
+  // one machine, which has so many bytes for them together.
+  bool fits(int64_t workers, double here) const { return workers >= fewest(here); }
   int64_t fewest(double here) const;   // workers that have room
   double most(int64_t workers) const;  // bytes of the worker that needs most
   double limit() const;                // of the smallest device
@@ -32,6 +32,7 @@ class PlanMemory {
   struct Stage {
     double peak = 0, limit = 0, state = 0;  // bytes; the state is a part of the peak
   };
+  bool has_room(int64_t workers, double here) const;
   // Of each of so many workers: what it needs, and what the smallest device of its stages has.
   std::vector<std::pair<double, double>> needs(int64_t workers) const;
 

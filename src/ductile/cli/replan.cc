@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <utility>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -30,9 +31,52 @@ constexpr const char* kRemedy =
     "go on with as many workers as before (--workers), or give it a plan for those that there are "
     "as a new run";
 
+// The plan of a report with the same stages, each of which keeps less: it computes all of its
+// operators once more for the backward pass, and has, `in_turn`, one micro-batch at a time. Nothing
+// where the report holds no plan.
+std::optional<json> leaner_plan(const json& report, int64_t micro_batches, bool in_turn) {
+  if (!report.contains("plan")) return std::nullopt;
+  json plan = report.at("plan");
+  if (!plan.is_object() || !plan.contains("stages") || !plan["stages"].is_array())
+    return std::nullopt;
+  for (json& stage : plan["stages"]) {
+    if (!stage.is_object() || !stage.contains("ops") || !stage.contains("micro_batch"))
+      return std::nullopt;
+    stage["recompute"] = stage["ops"];
+    if (!in_turn) continue;
+    std::string order;
+    for (int64_t m = 0; m < micro_batches; ++m) order += "FB";
+    stage["order"] = std::move(order);
+    stage["k"] = 1;
+    stage["in_flight"] = stage["micro_batch"];
+  }
+  if (in_turn) plan["schedule"] = "kfkb";
+  return plan;
+}
+
+// The run's job by another plan.
+spec::JobOptions job_by(spec::JobOptions job, const PlanSearch::Found& found) {
+  const TempFolder temporary("ductile-replan");
+  const fs::path file = temporary.path() / "plan.json";
+  write_file_atomic(file, found.plan);
+  if (found.same_result) {
+    change_plan(job, file);  // refuses one that would change it
+  } else {
+    set_plan(job, file);
+    ++job.train.pipelined.replans;
+    if (job.train.virtual_ranks == 1) job.train.shard_optimizer = false;
+  }
+  spec::check(job);
+  check_memory(job, found.plan, file);
+  return job;
+}
+
+spec::Cluster devices_of(const json& report) {
+  return spec::cluster_from_json(report.at("cluster"), "the run's plan: cluster");
+}
+
 // One node with so many of the devices for which the plan was made.
-std::string devices_left(const json& report, int64_t workers) {
-  spec::Cluster cluster = spec::cluster_from_json(report.at("cluster"), "the run's plan: cluster");
+spec::Cluster devices_left(spec::Cluster cluster, int64_t workers) {
   cluster.groups.resize(1);
   cluster.teams.clear();
   spec::NodeGroup& group = cluster.groups.front();
@@ -40,7 +84,7 @@ std::string devices_left(const json& report, int64_t workers) {
   group.addresses.clear();
   group.count = 1;
   group.devices = std::min(workers, spec::kMostDevicesOfNode);
-  return spec::to_toml(cluster);
+  return cluster;
 }
 
 // Those that are listed are of other virtual ranks than the job has now. One that is still at work
@@ -74,7 +118,14 @@ int64_t Replanner::workers_before(const run::RunFolder& folder) {
   return wanted.is_number_integer() ? std::max<int64_t>(1, wanted.get<int64_t>()) : 1;
 }
 
-std::string plan_anew(const spec::JobOptions& job, const std::string& plan, int64_t workers) {
+PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers,
+                       double here)
+    : job_(job),
+      workers_(workers),
+      here_(here),
+      what_(fmt::format("a plan for {} of the run",
+                        page::plural(static_cast<double>(workers), "worker"))),
+      folder_("ductile-replan") {
   const json report = parse_json(plan);
   if (!report.is_object() || !report.contains("profile") || !report.contains("cluster")) {
     fail(ErrorCode::conflict,
@@ -83,16 +134,67 @@ std::string plan_anew(const spec::JobOptions& job, const std::string& plan, int6
          "does; {}",
          page::plural(static_cast<double>(workers), "worker"), kRemedy);
   }
-  const TempFolder folder("ductile-replan");
-  const fs::path graph = folder.path() / "graph.json", devices = folder.path() / "devices.toml";
-  write_file_atomic(graph, dump_json(report.at("profile")));
-  write_file_atomic(devices, devices_left(report, workers));
-  return fleet_output(
-      {"plan", graph.string(), "--devices", devices.string(), "--batch",
-       std::to_string(job.train.batch_size), "--runnable", "--time-limit", "3", "--json"},
-      fmt::format("a plan for {} of the run",
-                  page::plural(static_cast<double>(workers), "worker")));
+  const fs::path& folder = folder_.path();
+  const spec::Cluster cluster = devices_of(report);
+  write_file_atomic(folder / "graph.json", dump_json(report.at("profile")));
+  write_file_atomic(folder / "devices.toml", spec::to_toml(cluster));
+  write_file_atomic(folder / "left.toml", spec::to_toml(devices_left(cluster, workers)));
+  for (const bool in_turn : {true, false}) {  // the last one is tried first
+    const auto leaner = leaner_plan(report, job.train.pipelined.micro_batches, in_turn);
+    if (!leaner) continue;
+    leaner_.push_back(folder / (in_turn ? "in_turn.json" : "again.json"));
+    write_file_atomic(leaner_.back(), dump_json(*leaner));
+  }
+  if (report.contains("evaluation")) {
+    const StateScale scale =
+        state_scale(job, report.at("evaluation"), "the run's plan: evaluation");
+    if (scale.factor > 1) options_ = {"--optimizer-state", fmt::format("{}", scale.optimizer)};
+  }
+  try_next();
 }
+
+void PlanSearch::try_next() {
+  const fs::path& folder = folder_.path();
+  judges_ = !leaner_.empty();
+  std::vector<std::string> words = {"plan", (folder / "graph.json").string(), "--json", "--batch",
+                                    std::to_string(job_.train.batch_size)};
+  words.insert(words.end(), options_.begin(), options_.end());
+  if (judges_) {
+    words.insert(words.end(), {"--devices", (folder / "devices.toml").string(), "--plan",
+                               leaner_.back().string()});
+    leaner_.pop_back();
+  } else {
+    words.insert(words.end(),
+                 {"--devices", (folder / "left.toml").string(), "--runnable", "--time-limit", "3"});
+  }
+  command_ = std::make_unique<FleetCommand>(words, what_);
+}
+
+// Whether the plan that was judged will do; begins the next command where it does not.
+bool PlanSearch::settle() {
+  try {
+    Found judged{command_->output(), /*same_result=*/true};
+    const auto memory = PlanMemory::of(job_by(job_, judged), judged.plan);
+    if (memory && memory->fits(workers_, here_)) {
+      kept_ = std::move(judged.plan);
+      judges_ = false;
+      return true;
+    }
+  } catch (const Error&) {  // it does not fit the plan's devices, or would change the result
+  }
+  try_next();
+  return false;
+}
+
+bool PlanSearch::ended() { return command_->ended() && (!judges_ || settle()); }
+
+PlanSearch::Found PlanSearch::found() {
+  while (judges_) settle();
+  if (!kept_.empty()) return {kept_, true};
+  return {command_->output(), false};
+}
+
+PlanSearch::~PlanSearch() = default;
 
 Replanner::Replanner(JobConfig& config, const run::RunFolder& folder,
                      const server::HostSetup& setup, const fs::path& program, Console& console)
@@ -105,8 +207,9 @@ int64_t Replanner::begin(int64_t workers) {
   const auto memory = PlanMemory::of(config_.job, plan_);
   if (!memory) return workers;
   const int64_t asked = workers > 0 ? workers : workers_before(folder_);
-  if (memory->fits(asked, memory_here(setup_))) return workers;
-  put(plan_anew(config_.job, plan_, asked), asked);
+  const double here = memory_here(setup_);
+  if (memory->fits(asked, here)) return workers;
+  put(PlanSearch(config_.job, plan_, asked, here).found(), asked);
   return std::min(asked, config_.job.train.virtual_ranks);
 }
 
@@ -116,49 +219,46 @@ int64_t Replanner::fewest() const {
 }
 
 bool Replanner::find_plan(int64_t workers) {
-  if (std::exchange(tried_for_, workers) == workers) return found_for_ == workers;
   try {
-    std::string plan = plan_anew(config_.job, plan_, workers);
-    (void)job_by(plan);  // which may refuse it
-    found_ = std::move(plan);
-    found_for_ = workers;
-    return true;
+    if (std::exchange(tried_for_, workers) != workers) {
+      give_up();  // one for another number of workers
+      search_ = std::make_unique<PlanSearch>(config_.job, plan_, workers, memory_here(setup_));
+    }
+    if (search_ && search_->ended()) {
+      const std::unique_ptr<PlanSearch> search = std::move(search_);
+      PlanSearch::Found found = search->found();
+      (void)job_by(config_.job, found);  // which may refuse it
+      found_ = std::move(found);
+      found_for_ = workers;
+    }
   } catch (const Error& error) {
+    search_.reset();
     console_.error(fmt::format("the run waits for workers: {}", error.message()));
-    return false;
   }
+  return found_.has_value();
+}
+
+void Replanner::give_up() {
+  search_.reset();
+  found_.reset();
 }
 
 std::optional<int64_t> Replanner::put_found() {
-  if (found_.empty()) return std::nullopt;
-  put(std::exchange(found_, {}), found_for_);
+  if (!found_) return std::nullopt;
+  put(*std::exchange(found_, std::nullopt), found_for_);
   return std::min(found_for_, config_.job.train.virtual_ranks);
 }
 
-// The run's job by another plan.
-spec::JobOptions Replanner::job_by(const std::string& plan) const {
-  const TempFolder temporary("ductile-replan");
-  const fs::path file = temporary.path() / "plan.json";
-  write_file_atomic(file, plan);
-  spec::JobOptions job = config_.job;
-  set_plan(job, file);
-  ++job.train.pipelined.replans;
-  if (job.train.virtual_ranks == 1) job.train.shard_optimizer = false;
-  spec::check(job);
-  check_memory(job, plan, file);
-  return job;
-}
-
 // The job first: a plan.json of other stages than its own says nothing of them.
-void Replanner::put(const std::string& plan, int64_t workers) {
+void Replanner::put(const PlanSearch::Found& found, int64_t workers) {
   spec::JobOptions& job = config_.job;
   const int64_t before = job.train.virtual_ranks;
-  job = job_by(plan);
+  job = job_by(job, found);
   end_workers_here(folder_, program_);
-  forget_workers(folder_);
+  if (!found.same_result) forget_workers(folder_);
   write_file_atomic(folder_.job_file(), config_.options.to_toml());
-  write_file_atomic(run::plan_file(folder_), plan);
-  plan_ = plan;
+  write_file_atomic(run::plan_file(folder_), found.plan);
+  plan_ = found.plan;
   planned_anew_ = true;
   const auto saved = ckpt::list(folder_.checkpoints());
   const int64_t step = saved.empty() ? 0 : saved.front().step;
@@ -171,11 +271,21 @@ void Replanner::put(const std::string& plan, int64_t workers) {
                {"step", step},
                {"workers", workers},
                {"from", before},
-               {"to", job.train.virtual_ranks}});
-  console_.say(
-      "memory of {}: too little for the {} stages of the run's plan, with all replicas; planned "
-      "anew with {}; from step {} on the result is that of another plan",
-      page::plural(static_cast<double>(workers), "worker"), before, job.train.virtual_ranks, step);
+               {"to", job.train.virtual_ranks},
+               {"same_result", found.same_result}});
+  const std::string who = page::plural(static_cast<double>(workers), "worker");
+  if (found.same_result) {
+    console_.say(
+        "memory of {}: too little for the {} stages of the run's plan, with all replicas; they go "
+        "on from step {}, where they compute more than once what they would have kept, with the "
+        "same result",
+        who, before, step);
+  } else {
+    console_.say(
+        "memory of {}: too little for the {} stages of the run's plan, with all replicas; planned "
+        "anew with {}; from step {} on the result is that of another plan",
+        who, before, job.train.virtual_ranks, step);
+  }
 }
 
 }  // namespace ductile::cli

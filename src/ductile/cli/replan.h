@@ -1,9 +1,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "ductile/base/files.h"
 #include "ductile/cli/console.h"
 #include "ductile/cli/job_config.h"
 #include "ductile/run/folder.h"
@@ -12,19 +15,54 @@
 
 namespace ductile::cli {
 
-// Another plan of the job for so many workers, each on a device as those of `plan`, the text by
-// which it runs so far: `ductile plan --runnable --json` of the graph and the devices that this
-// holds. Throws conflict where it holds none, invalid_argument where no plan fits.
-std::string plan_anew(const spec::JobOptions& job, const std::string& plan, int64_t workers);
+class FleetCommand;  // other_commands.h
+
+// Another plan of the job for so many workers that have no room for `plan`, the text by which it
+// runs so far. Processes of their own seek it, which end with this object.
+//
+// First the same stages, whose operators are all computed once more for the backward pass; then so
+// that each stage also has one micro-batch at a time: the result is the same to the bit. If neither
+// has room, what `ductile plan --runnable` makes, of the graph and the devices that `plan` holds,
+// for so many of these devices: the result is that of another plan.
+class PlanSearch {
+ public:
+  struct Found {
+    std::string plan;  // text
+    bool same_result = false;
+  };
+  // `here`: memory_here(). Throws conflict where the plan holds neither graph nor devices.
+  PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers, double here);
+  ~PlanSearch();
+  PlanSearch(const PlanSearch&) = delete;
+  PlanSearch& operator=(const PlanSearch&) = delete;
+
+  bool ended();   // whether found() answers at once
+  Found found();  // throws invalid_argument where no plan fits
+
+ private:
+  void try_next();
+  bool settle();
+
+  const spec::JobOptions job_;
+  const int64_t workers_;
+  const double here_;
+  const std::string what_;  // is sought, for errors
+  const TempFolder folder_;
+  std::vector<fs::path> leaner_;  // plans of the same stages that are still to be judged
+  bool judges_ = false;           // one of them
+  std::vector<std::string> options_;
+  std::unique_ptr<FleetCommand> command_;
+  std::string kept_;  // the one that will do
+};
 
 // Ends those workers of an earlier controller that are still at work on this machine, by the job as
 // they read it. The caller holds the run's lock, so there is no controller.
 void end_workers_here(const run::RunFolder& folder, const fs::path& program);
 
 // A run by a plan, and what becomes of it where the memory of the workers that are left does not
-// hold its stages: it is planned anew for these, and goes on from its last checkpoint. That changes
-// its result, so it is an event (`replan`) and part of the job (train.pipelined.replans). The
-// caller holds the run's lock.
+// hold its stages: it is planned anew for these, and goes on from its last checkpoint, which is an
+// event (`replan`). Where that changes its result, it is part of the job, too
+// (train.pipelined.replans). The caller holds the run's lock.
 class Replanner {
  public:
   // As many as the controller before wanted; 1 where there was none.
@@ -35,22 +73,24 @@ class Replanner {
             const fs::path& program, Console& console);
 
   // Before a run goes on with so many workers (0: as many as before): plans anew where they have no
-  // room. Returns their number. Throws as plan_anew().
+  // room. Returns their number. Throws as PlanSearch does.
   int64_t begin(int64_t workers);
   bool planned_anew() const { return planned_anew_; }  // since this object was made
   // So many workers have to be there at least; 1 where the plan says nothing of memory.
   int64_t fewest() const;
 
   // While the run waits for workers, of which so many are left: whether it is to be ended, since
-  // there is a plan for these. It says once why not.
+  // there is a plan for these. It is sought beside the caller, who asks again later; it says once
+  // why there is none.
   bool find_plan(int64_t workers);
+  // The run is to end, or has: nothing is sought any more, and what was found is not put in place.
+  void give_up();
   // When no worker is left: puts that plan in place. Returns the number of workers to go on with;
   // nothing where none was found.
   std::optional<int64_t> put_found();
 
  private:
-  spec::JobOptions job_by(const std::string& plan) const;
-  void put(const std::string& plan, int64_t workers);
+  void put(const PlanSearch::Found& found, int64_t workers);
 
   JobConfig& config_;
   const run::RunFolder& folder_;
@@ -58,7 +98,8 @@ class Replanner {
   const fs::path& program_;
   Console& console_;
   std::string plan_;  // text; empty: none
-  std::string found_;
+  std::unique_ptr<PlanSearch> search_;
+  std::optional<PlanSearch::Found> found_;
   bool planned_anew_ = false;
   int64_t found_for_ = 0, tried_for_ = 0;  // workers
 };

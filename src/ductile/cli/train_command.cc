@@ -520,6 +520,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   run.fewest = replanner.fewest();
   run.patience = config.job.train.pipelined.replan_after;
   run.on_short = [&](int64_t left) { return replanner.find_plan(left); };
+  run.on_interrupt = [&] { replanner.give_up(); };
   run.on_line = [&](std::string_view line) {
     listener.line(line);
     if (change) change->hear(line);

@@ -62,16 +62,19 @@ class JobRunner {
   // Devices that somebody wants it to have, and those that its processes use, also those which were
   // told to go and have not gone: by node, where the service's own machine may have no name.
   virtual int64_t wanted() const = 0;
+  // With fewer devices it does nothing; to have fewer it is to begin anew.
+  virtual int64_t least() const { return 1; }
   virtual std::map<std::string, int64_t> used() const = 0;
   virtual JobProgress progress() const = 0;
 };
 
 // Training: a server::JobHost on the run directory `run`, which is made if it is missing. Throws
 // conflict if somebody else runs it, and as run::RunFolder does.
-// `alone`: server::JobHostOptions::alone. `plan`: as made_run() has it.
+// `alone`: server::JobHostOptions::alone. `plan`: as made_run() has it. `least`: workers without
+// which it does no step, since fewer have no memory for it.
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                              spec::JobOptions& job, std::chrono::seconds alone,
-                                             const std::string& plan);
+                                             const std::string& plan, int64_t least);
 
 // Any program (command_impl.h), on devices of one node: one keeper for each attempt, on the run
 // directory `run`. `lease`: of a keeper on a node that may not be reached at times, in seconds; 0:

@@ -1,8 +1,10 @@
 // Jobs by stages in a service, with real processes: they grow and shrink by whole pipelines, and
 // their results are those of undisturbed ones.
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <set>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -120,6 +122,40 @@ TEST(PipelinedJob, WaitsForAWholePipeline) {
   cluster.expect_result(id);
 }
 
+// How many workers each generation has that was formed.
+std::vector<int64_t> sizes_of_generations(const fs::path& run) {
+  std::vector<int64_t> out;
+  std::istringstream lines(read_file(run / "events.jsonl"));
+  for (std::string line; std::getline(lines, line);) {
+    const Json event = Json::parse(line, nullptr, false);
+    if (!event.is_object() || event.value("event", "") != "generation") continue;
+    const std::string text = event.value("text", "");
+    const size_t with = text.find(" with ");
+    if (with != std::string::npos) out.push_back(std::stoll(text.substr(with + 6)));
+  }
+  return out;
+}
+
+// A lost worker's stages would else move to the others, until there is another one.
+TEST(PipelinedJob, WorkersOfWhichTooFewHaveMemoryWaitForAnother) {
+  LiveService cluster(choose_four, take_work);
+  Json plan = plan_of(4, two_pipelines(), 0.02, "");
+  plan["least_devices"] = 4;
+  const JobId id = cluster.submit("roomy", kForEver, 4, 1, by_plans(kForEver, Json::array({plan})));
+  const Json job = cluster.wait(id, [](const Json& now) { return devices_of(now) == 4; });
+  const fs::path run = job.value("run", "");
+  wait_for_steps(cluster, id, run);
+  const size_t before = sizes_of_generations(run).size();
+  const auto workers = link::workers_of(run.string());
+  ASSERT_FALSE(workers.empty());
+  ::kill(*workers.begin(), SIGKILL);
+  cluster.wait(id, [&](const Json&) { return sizes_of_generations(run).size() > before; });
+  wait_for_steps(cluster, id, run);
+  expect_right_bits(run);
+  for (const int64_t size : sizes_of_generations(run)) EXPECT_EQ(size, 4);
+  cluster.act(id, "cancel");
+}
+
 // The plan for what it got, which stays with it, whatever becomes of the service.
 TEST(PipelinedJob, IsBegunByTheBestOfItsPlansAndGoesOnByIt) {
   LiveService cluster(choose_four, take_work);
@@ -178,6 +214,9 @@ TEST(PipelinedJob, PlansThatCannotBeComparedOrRunAreRefused) {
   EXPECT_NE(refused(Json::array({plan_of(4, "replica = 2\n", 1, "")})).find("replicas"),
             std::string::npos);
   EXPECT_NE(refused(Json::array({Json(7)})).find("plans"), std::string::npos);
+  Json roomless = good;
+  roomless["least_devices"] = 0;
+  EXPECT_NE(refused(Json::array({roomless})).find("least_devices"), std::string::npos);
 }
 
 }  // namespace

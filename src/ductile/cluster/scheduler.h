@@ -25,6 +25,7 @@ struct StagePlan {
   int32_t devices = 1;    // of one pipeline: a device for each part of a stage
   int32_t pipelines = 1;  // of the plan
   double seconds = 0;     // predicted, of a step with devices for all pipelines; 0: not known
+  int32_t least = 1;      // devices without which there is no memory for it
   bool operator==(const StagePlan&) const = default;
 };
 
@@ -102,7 +103,8 @@ class Scheduler {
   // and it was granted all of that.
   spec::Allocation next_whole(JobId job, const spec::Allocation& now,
                               const spec::Allocation& granted, spec::Allocation there) const;
-  // The least number of devices of a job by stages; 0: of other jobs, as they were submitted.
+  // The least number of devices of a job by stages, as its plans and its user allow; 0: of other
+  // jobs, as they were submitted.
   int32_t least_of_stages(JobId job) const;
   // Of several plans, the one for these devices, by its place in JobDemand::plans: the fastest, or
   // the first that has so many virtual ranks.

@@ -112,14 +112,19 @@ sched::Allocation cut_to(sched::Allocation allocation, int32_t devices) {
 }
 
 // Each device hosts at least one virtual rank, and the job's user may have asked for more when it
-// had other plans.
-JobDemand within_ranks(JobDemand demand) {
+// had other plans. With fewer devices than any plan of those that the policy sees has memory on,
+// the job does not run, unless its user lets it have no more.
+JobDemand within_plans(JobDemand demand, const sched::PolicyTraits& traits) {
   int64_t ranks = 0;
   for (const StagePlan& plan : demand.plans)
     ranks = std::max(ranks, int64_t{plan.devices} * plan.pipelines);
   if (demand.plans.empty()) return demand;
   demand.min_devices = static_cast<int32_t>(std::min<int64_t>(demand.min_devices, ranks));
   demand.max_devices = static_cast<int32_t>(std::min<int64_t>(demand.max_devices, ranks));
+  int32_t least = demand.plans.front().least;
+  if (traits.sees_plans)
+    for (const StagePlan& plan : demand.plans) least = std::min(least, plan.least);
+  if (least <= demand.max_devices) demand.min_devices = std::max(demand.min_devices, least);
   return demand;
 }
 
@@ -138,7 +143,8 @@ std::vector<int32_t> offer_pipelines(const JobDemand& demand, const sched::Polic
   if (!columns && !demand.plans.empty() && demand.plans.front().devices == 1) return {};
   std::set<int32_t> sizes;
   for (const StagePlan& plan : demand.plans) {
-    for (const int32_t devices : sizes_of(plan, demand.min_devices, demand.max_devices, columns)) {
+    const int32_t least = std::max(demand.min_devices, plan.least);
+    for (const int32_t devices : sizes_of(plan, least, demand.max_devices, columns)) {
       sizes.insert(devices);
       if (!columns) continue;
       for (size_t type = 0; type < facts.types.size(); ++type)
@@ -168,7 +174,7 @@ std::vector<int32_t> offer_pipelines(const JobDemand& demand, const sched::Polic
 
 void Scheduler::set_agent(Job& job, const JobDemand& asked) {
   const sched::PolicyTraits traits = policy_->traits();
-  const JobDemand demand = within_ranks(asked);
+  const JobDemand demand = within_plans(asked, traits);
   sched::AgentFacts facts = facts_of(demand, cluster_);
   job.sizes = offer_pipelines(demand, traits, facts);
   job.agent = std::make_unique<sched::JobAgent>(std::move(facts), traits, fits_, &shared_);
@@ -234,11 +240,15 @@ size_t Scheduler::best_plan(JobId id, const spec::Allocation& devices) const {
   double most = 0;
   // A policy that sees no plans has the job by the first one.
   const size_t offered = policy_->traits().sees_plans ? plans.size() : 1;
+  const auto has_room = [count](const StagePlan& plan) { return plan.least <= count; };
   for (size_t i = 0; i < offered; ++i)
-    if (const double rate = predicted_rate(plans[i], count, job.staged->batch); rate > most)
+    if (const double rate = predicted_rate(plans[i], count, job.staged->batch);
+        rate > most && has_room(plans[i]))
       most = rate, best = i;
-  for (size_t i = 0; i < plans.size() && best == plans.size(); ++i)
-    if (int64_t{plans[i].devices} * plans[i].pipelines >= count) best = i;
+  for (const bool any : {false, true})
+    for (size_t i = 0; i < plans.size() && best == plans.size(); ++i)
+      if (int64_t{plans[i].devices} * plans[i].pipelines >= count && (any || has_room(plans[i])))
+        best = i;
   return best == plans.size() ? 0 : best;
 }
 

@@ -297,6 +297,34 @@ TEST(Pipelines, OfSeveralPlansTheOneForItsDevicesIsKept) {
   EXPECT_EQ(rounds.devices(1), 4);
 }
 
+// The second plan is the faster one on two devices, whose workers have no memory for its stages.
+TEST(Pipelines, APlanIsNotForFewerDevicesThanHaveMemoryForIt) {
+  JobDemand job = staged(1, 1, 4, 2, 1, 4);
+  job.plans.push_back({2, 2, 0.2, 4});
+  Rounds rounds(one_machine(4), "ductile");
+  rounds.scheduler.add(job);
+  EXPECT_EQ(rounds.scheduler.least_of_stages(1), 1);
+  EXPECT_EQ(rounds.scheduler.best_plan(1, {{0, 2}}), 0u);
+  EXPECT_EQ(rounds.scheduler.best_plan(1, {{0, 3}}), 0u);
+  EXPECT_EQ(rounds.scheduler.best_plan(1, {{0, 4}}), 1u);
+  rounds.scheduler.keep_plan(1, 1);
+  EXPECT_EQ(rounds.scheduler.least_of_stages(1), 4) << "that of the plan that it has";
+  EXPECT_EQ(rounds.scheduler.whole_sizes(1), std::vector<int32_t>{4});
+  rounds.scheduler.set_bounds(1, 1, 2);
+  EXPECT_EQ(rounds.scheduler.least_of_stages(1), 1) << "its user wants it so";
+}
+
+TEST(Pipelines, WhereNoWholePipelineHasDevicesTheMemoryOfThePlanStillCounts) {
+  for (const char* const policy : {"ductile", "fifo"}) {
+    JobDemand job = staged(1, 4, 1, 1, 1, 3);
+    job.plans.front().least = 2;
+    Scheduler scheduler(one_machine(4), policy, kInterval);
+    scheduler.add(job);
+    EXPECT_TRUE(scheduler.whole_sizes(1).empty()) << policy;
+    EXPECT_EQ(scheduler.least_of_stages(1), 2) << policy;
+  }
+}
+
 TEST(Pipelines, AServiceThatTakesOverDecidesAsTheOneBefore) {
   for (const char* const policy : {"ductile", "regional", "fleet", "sia"}) {
     const std::vector<JobDemand> jobs{staged(1, 2, 4, 1, 1, 8), staged(2, 2, 2, 0, 1, 4, 1),

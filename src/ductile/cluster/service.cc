@@ -411,6 +411,10 @@ bool Service::Impl::approach(Live& live, Counts& free) {
     if (++live.waits > kMostWaits) preempt(live);
     return true;
   }
+  if (spec::device_count(next) < live.runner->least()) {
+    preempt(live);
+    return true;
+  }
   const bool too_many = live.runner->wanted() > spec::device_count(live.asked);
   if (next != live.asked || (next == live.granted && too_many)) {
     for (const spec::NodeShare& share : next) {
@@ -465,8 +469,11 @@ void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
     if (const auto* serve = std::get_if<ServeSpec>(&live.work); serve != nullptr && !live.front)
       open_front(live, *serve);
     settle_plan(live, devices);
+    // Its user may have it on fewer than have memory for its plan by the plan's figures.
+    const int64_t count = std::max<int64_t>(1, spec::device_count(devices));
+    const int64_t least = live.plans.empty() ? 1 : std::min(live.plans.front().least, count);
     live.runner = make_runner(loop_, *engine_, options_, live.record, live.run, live.work,
-                              live.front.get(), plan_text(live));
+                              live.front.get(), plan_text(live), least);
     live.runner->start(nodes_.holdings(devices),
                        [this, id](RunnerEnd end) { ended(id, std::move(end)); });
   } catch (const std::exception&) {

@@ -56,13 +56,14 @@ std::vector<TrainPlan> plans_of(const std::string& kind, const nlohmann::json& s
     if (!item.is_object() || out.size() == kMostPlans)
       fields.wrong("plans", "a list of at most 16 plans", item);
     const JsonFields one(item, fmt::format("spec.plans: plan {}", out.size() + 1));
-    one.only({"virtual_ranks", "shard_optimizer", "pipelined", "seconds", "plan"});
+    one.only({"virtual_ranks", "shard_optimizer", "pipelined", "seconds", "least_devices", "plan"});
     if (one.has("plan")) (void)one.text("plan");
     TrainPlan plan;
     plan.place = out.size();
     plan.virtual_ranks = one.integer("virtual_ranks", 1, 1 << 16);
     plan.shard_optimizer = one.boolean("shard_optimizer", false);
     if (one.has("seconds")) plan.seconds = one.number("seconds", 0, kMostSeconds);
+    plan.least = one.integer_or("least_devices", 1, 1, 1 << 16);
     OptionSet options(plan.pipelined);
     options.read_toml_text(one.text("pipelined"), one.where());
     out.push_back(std::move(plan));
@@ -85,15 +86,15 @@ void follow_plan(spec::JobOptions& job, const TrainPlan& plan) {
 
 std::vector<StagePlan> stage_plans(const Work& work, std::span<const TrainPlan> plans) {
   std::vector<StagePlan> out;
-  const auto add = [&out](int64_t ranks, int64_t pipelines, double seconds) {
+  const auto add = [&out](int64_t ranks, int64_t pipelines, double seconds, int64_t least) {
     out.push_back({static_cast<int32_t>(std::max<int64_t>(1, ranks / pipelines)),
-                   static_cast<int32_t>(pipelines), seconds});
+                   static_cast<int32_t>(pipelines), seconds, static_cast<int32_t>(least)});
   };
   for (const TrainPlan& plan : plans)
-    add(plan.virtual_ranks, plan.pipelined.replicas, plan.seconds);
+    add(plan.virtual_ranks, plan.pipelined.replicas, plan.seconds, plan.least);
   const auto* job = std::get_if<spec::JobOptions>(&work);
   if (plans.empty() && job != nullptr && spec::is_pipelined(*job))
-    add(job->train.virtual_ranks, job->train.pipelined.replicas, 0);
+    add(job->train.virtual_ranks, job->train.pipelined.replicas, 0, 1);
   return out;
 }
 
@@ -195,11 +196,11 @@ JobDemand demand_of(const JobRecord& record, const Work& work, const std::string
 std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
                                        const fs::path& run, Work& work, Front* front,
-                                       const std::string& plan) {
+                                       const std::string& plan, int64_t least) {
   // A command's runner waits for the folder itself: what it started may go on without it.
   if (!std::holds_alternative<CommandSpec>(work)) require_folder_of_runs(run.parent_path());
   if (auto* job = std::get_if<spec::JobOptions>(&work))
-    return make_train_runner(loop, engine, run, *job, options.alone, plan);
+    return make_train_runner(loop, engine, run, *job, options.alone, plan, least);
   if (front != nullptr) return make_serve_runner(loop, engine, run, *front, options.alone);
   CommandSpec command = std::get<CommandSpec>(work);
   command.environment.emplace_back("DUCTILE_JOB", std::to_string(record.id));

@@ -37,6 +37,7 @@ struct TrainPlan {
   bool shard_optimizer = false;
   spec::PipelinedOptions pipelined;
   double seconds = 0;  // predicted, of a step with a device for each virtual rank; 0: not known
+  int64_t least = 1;   // devices without which there is no memory for it
 };
 
 // The plans of a spec, of which one is chosen when the job begins: results are equal to the bit for
@@ -77,12 +78,12 @@ JobDemand demand_of(const JobRecord& record, const Work& work, const std::string
                     const std::map<std::string, int32_t>& teams, int64_t devices, double arrival,
                     std::span<const TrainPlan> plans = {});
 
-// The processes of the job. `front`: of a job of kind "serve". `plan`: as made_run() has it. Throws
-// as the runners of the kinds do.
+// The processes of the job. `front`: of a job of kind "serve". `plan`, `least`: as
+// make_train_runner() has them. Throws as the runners of the kinds do.
 std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
                                        const fs::path& run, Work& work, Front* front,
-                                       const std::string& plan = "");
+                                       const std::string& plan = "", int64_t least = 1);
 
 // The job whose run is served. Throws not_found if there is no such run.
 spec::JobOptions served_job(const ServeSpec& serve);

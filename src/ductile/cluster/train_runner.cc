@@ -36,8 +36,10 @@ RunnerEnd end_of(const server::JobOutcome& outcome) {
 class TrainRunner : public JobRunner {
  public:
   TrainRunner(net::Loop& loop, Engine& engine, const run::RunFolder& folder,
-              const spec::JobOptions& job, std::chrono::seconds alone)
-      : loop_(loop), lock_(folder.path(), run::RunLock::kController) {
+              const spec::JobOptions& job, std::chrono::seconds alone, int64_t least)
+      : loop_(loop),
+        lock_(folder.path(), run::RunLock::kController),
+        least_(std::min(least, job.train.virtual_ranks)) {
     folder.remove_leftovers();
     auto launcher = engine.launcher(folder, !job.python.object.empty());
     launcher_ = launcher.get();
@@ -45,6 +47,7 @@ class TrainRunner : public JobRunner {
     options.run = folder.path();
     options.membership = link::membership_options(job);
     options.membership.max_workers = job.train.virtual_ranks;
+    options.membership.min_workers = least_;
     if (const std::chrono::seconds most(engine.checkpoint_every()); most.count() > 0) {
       control::Time& every = options.membership.checkpoint_every;
       every = every > control::Time{0} ? std::min<control::Time>(every, most) : most;
@@ -85,6 +88,7 @@ class TrainRunner : public JobRunner {
   }
 
   int64_t wanted() const override { return host_->wanted_workers(); }
+  int64_t least() const override { return least_; }
   std::map<std::string, int64_t> used() const override { return launcher_->by_host(); }
 
   JobProgress progress() const override {
@@ -146,6 +150,7 @@ class TrainRunner : public JobRunner {
 
   net::Loop& loop_;
   const run::RunLock lock_;
+  const int64_t least_;
   server::Launcher* launcher_ = nullptr;  // the host's
   int64_t total_steps_ = 0;
   PauseMeter meter_;
@@ -160,7 +165,7 @@ class TrainRunner : public JobRunner {
 
 std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                              spec::JobOptions& job, std::chrono::seconds alone,
-                                             const std::string& plan) {
+                                             const std::string& plan, int64_t least) {
   std::error_code unknown;
   if (!fs::exists(run, unknown) && !unknown) end_strays(run, SIGKILL);
   const run::RunFolder folder = made_run(run, job, plan);
@@ -175,7 +180,7 @@ std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, co
         "with `ductile train --resume {0}` and cancel the job, or submit the new plan as a job of "
         "its own",
         run.string(), saved.train.virtual_ranks, job.train.virtual_ranks);
-  return std::make_unique<TrainRunner>(loop, engine, folder, job, alone);
+  return std::make_unique<TrainRunner>(loop, engine, folder, job, alone, least);
 }
 
 RunnerEnd end_by(const std::exception_ptr& error) {

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <new>
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -17,6 +18,20 @@ namespace ductile::comm {
 namespace {
 
 size_t round_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
+
+// Of bytes [begin, end) of the segment, which lie at `from`, those that were ever touched. To read
+// the others would take memory for them, twice.
+void copy_touched(int file, size_t begin, size_t end, const std::byte* from, std::byte* to) {
+  for (size_t at = begin; at < end;) {
+    const off_t data = lseek(file, static_cast<off_t>(at), SEEK_DATA);
+    if (data < 0 && errno == ENXIO) return;  // nothing from here on
+    const off_t hole = data < 0 ? -1 : lseek(file, data, SEEK_HOLE);
+    if (hole < 0) fail_errno("look for what is in the arena's segment", errno);
+    const size_t first = std::min(static_cast<size_t>(data), end);
+    at = std::min(static_cast<size_t>(hole), end);
+    std::memcpy(to + (first - begin), from + (first - begin), at - first);
+  }
+}
 
 }  // namespace
 
@@ -54,7 +69,9 @@ ArenaLayout::ArenaLayout(int num_ranks, size_t region_bytes) {
   total = regions + ranks * region_bytes;
 }
 
-ArenaMapping::ArenaMapping(int fd, size_t size) : bytes(size) {
+ArenaMapping::ArenaMapping(int fd, size_t size)
+    : bytes(size),
+      file(fd < 0 ? Descriptor() : opened(fcntl(fd, F_DUPFD_CLOEXEC, 0), "the arena's segment")) {
   // Reserve more than needed, then map over it at a 2 MiB boundary, and give the rest back.
   const size_t reserved = bytes + kHugePage;
   void* const space =
@@ -377,11 +394,12 @@ void Arena::detach() {
   const auto apart = [](int fd) { return fd >= 0; };
   if (std::none_of(impl_->pidfds.begin(), impl_->pidfds.end(), apart)) return;  // one process
   std::byte* const own = impl_->region(impl_->rank);
-  const size_t used = impl_->cursor;  // all that was allocated, touched or not
   void* const copy = mmap(nullptr, impl_->region_bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (copy == MAP_FAILED) fail_errno("copy the arena's region", errno);
-  std::memcpy(copy, own, used);
+  const auto begin = static_cast<size_t>(own - impl_->mapping->base);
+  copy_touched(impl_->mapping->file.get(), begin, begin + impl_->cursor, own,
+               static_cast<std::byte*>(copy));
   // By its number: UCX puts an mremap of its own before the C library's, which drops the address.
   if (syscall(SYS_mremap, copy, impl_->region_bytes, impl_->region_bytes,
               MREMAP_MAYMOVE | MREMAP_FIXED, own) == -1) {

@@ -12,6 +12,7 @@
 
 #include <sched.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/comm/arena.h"
 #include "ductile/comm/futex_impl.h"
 
@@ -105,6 +106,7 @@ struct ArenaMapping {
   ArenaMapping& operator=(const ArenaMapping&) = delete;
   std::byte* base;
   size_t bytes;
+  Descriptor file;  // of the segment; none: for the threads of this process
 };
 
 struct Arena::Impl {

@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/comm/arena_impl.h"
@@ -359,6 +361,29 @@ TEST_F(ArenaFaults, ADetachedRegionIsOutOfReachOfPeersThatWakeUpLate) {
     std::memset(arena->peer(0, data), 9, 3 << 20);
     board_->ready[1] = 1;
     return 0;
+  });
+  EXPECT_EQ(processes.wait(0), 0);
+  EXPECT_EQ(processes.wait(1), 0);
+}
+
+TEST_F(ArenaFaults, ADetachedRegionTakesMemoryOnlyForWhatWasTouched) {
+  constexpr size_t kRoom = size_t{64} << 20, kTouched = size_t{1} << 20;
+  const std::string name = fresh_arena_name();
+  LocalProcesses processes(2, [&](int rank) {
+    const auto arena = Arena::meet(name, rank, 2, {.region_bytes = kRoom}, kPatience);
+    std::byte* const data = arena->allocate(kRoom / 2);
+    std::memset(data + kRoom / 4, 7, kTouched);
+    barrier(*arena);
+    arena->detach();
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    std::vector<unsigned char> pages(kRoom / 2 / page);
+    if (mincore(data, kRoom / 2, pages.data()) != 0) return 1;
+    const auto taken = static_cast<size_t>(
+        std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return (p & 1) != 0; }));
+    if (taken * page < kTouched || taken * page > 4 * kTouched) return 2;  // of huge pages: more
+    const bool whole = std::all_of(data + kRoom / 4, data + kRoom / 4 + kTouched,
+                                   [](std::byte b) { return b == std::byte{7}; });
+    return whole && data[0] == std::byte{0} && data[kRoom / 2 - 1] == std::byte{0} ? 0 : 3;
   });
   EXPECT_EQ(processes.wait(0), 0);
   EXPECT_EQ(processes.wait(1), 0);

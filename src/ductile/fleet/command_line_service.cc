@@ -219,9 +219,12 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
               "with --region: time to bring its data to another region: 90, 30m (default 0)")
       ->needs(region);
   sub->add_flag("--stay", c.stay, "with --region: it runs in that region alone")->needs(region);
-  sub->add_option("--devices", c.devices, "of a command: the devices that it runs on (default 1)")
-      ->option_text("N")
-      ->check(count);
+  sub->add_option("--devices", c.planned_for,
+                  "of a command: the number of devices that it runs on (default 1); of a Ductile "
+                  "job: measure the model here, plan its stages for the devices in this cluster "
+                  "file, and train by that plan")
+      ->option_text("N|FILE")
+      ->excludes("--plan");
   sub->add_option("--gpus", c.gpus,
                   "of a command: GPUs of one node that it has for itself; it sees no others "
                   "(default 0)")

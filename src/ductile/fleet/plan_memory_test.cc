@@ -10,7 +10,9 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
+#include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/replan.h"
+#include "ductile/spec/stage_state.h"
 
 namespace ductile::cli {
 namespace {
@@ -49,6 +51,23 @@ TEST(PlanMemory, StagesThatTakeTurnsNeedRoomSideBySide) {
   EXPECT_EQ(memory->fewest(60), 1);
 }
 
+// On devices of 5, two workers have three of these stages each, and three have the large ones
+// together.
+TEST(PlanMemory, ANumberOfWorkersIsEnoughOnlyIfAllLargerOnesAre) {
+  Json stages = Json::array();
+  for (const int peak : {1, 1, 3, 3, 1, 1})
+    stages.push_back({{"peak_memory", peak}, {"memory_limit", 5}, {"state_memory", 0}});
+  const std::string plan = dump_json(Json{{"evaluation", {{"stages", std::move(stages)}}}});
+  const auto memory = PlanMemory::of(job_of(6), plan);
+  ASSERT_TRUE(memory.has_value());
+  ASSERT_EQ(memory->most(2), 5);
+  ASSERT_EQ(memory->most(3), 6);
+  ASSERT_EQ(memory->most(5), 3);
+  EXPECT_EQ(memory->fewest(0), 5);
+  EXPECT_FALSE(memory->fits(2, 0));
+  EXPECT_TRUE(memory->fits(5, 0));
+}
+
 // A worker without sharded state holds that of all stages; one with two replicas of a stage holds
 // the stage's once.
 TEST(PlanMemory, CountsStateAsWorkersHoldIt) {
@@ -61,6 +80,21 @@ TEST(PlanMemory, CountsStateAsWorkersHoldIt) {
   spec::JobOptions beside = job_of(6);
   beside.train.pipelined.replicas = 2;
   EXPECT_EQ(PlanMemory::of(beside, three_stages())->most(1), 60) << "they run one after the other";
+}
+
+// A captured graph, which was planned, knows of no optimiser.
+TEST(PlanMemory, CountsTheStateThatTheJobHasBeyondItsPlan) {
+  spec::JobOptions job = job_of(3);
+  job.optimizer.name = "adamw";
+  Json plan = Json::parse(three_stages());
+  plan["evaluation"]["state_factor"] = 1;
+  plan["evaluation"]["optimizer_factor"] = 0;
+  const double has = spec::stage_state_factor(job) + 2;
+  const auto memory = PlanMemory::of(job, dump_json(plan));
+  ASSERT_TRUE(memory.has_value());
+  EXPECT_EQ(memory->most(3), 30 + (has - 1) * 6);
+  EXPECT_EQ(memory->most(1), 60 + (has - 1) * 15);
+  EXPECT_EQ(state_scale(job, plan["evaluation"], "plan").optimizer, has - 1);
 }
 
 TEST(PlanMemory, APlanThatDoesNotSayIsTakenAsItIs) {
@@ -84,7 +118,7 @@ TEST(PlanMemory, TooFewWorkersAreRefusedWithTheNumberThatWouldDo) {
 
 TEST(Replan, WithoutAGraphIsAnErrorThatSaysSo) {
   const std::string text =
-      testing::text_of([] { plan_anew(job_of(3), three_stages(), 1); }, ErrorCode::conflict);
+      testing::text_of([] { PlanSearch(job_of(3), three_stages(), 1, 0); }, ErrorCode::conflict);
   EXPECT_NE(text.find("memory of 1 worker: too little"), std::string::npos) << text;
   EXPECT_NE(text.find("plan.json holds no graph"), std::string::npos) << text;
 }

@@ -15,11 +15,13 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/base/log.h"
 #include "ductile/base/machine.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/held_signals.h"
+#include "ductile/cli/own_plan.h"
 #include "ductile/cli/python_job.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cluster/client.h"
@@ -66,6 +68,22 @@ Json environment_of(const ServiceCommand& command, const Context& context) {
   return out;
 }
 
+bool is_number(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+int64_t number_of_devices(const std::string& text) {
+  constexpr int64_t kMost = int64_t{1} << 20;
+  int64_t out = 0;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), out);
+  if (!is_number(text) || read.ec != std::errc() || out < 1 || out > kMost)
+    fail(ErrorCode::invalid_argument,
+         "--devices {}: a command runs on a number of devices, from 1 to {}; a file is of a "
+         "Ductile job",
+         text, kMost);
+  return out;
+}
+
 nlohmann::json command_body(const ServiceCommand& command, const Context& context) {
   if (command.command->empty()) fail(ErrorCode::invalid_argument, "submit: no command follows --");
   if (command.request.file || !command.request.assignments.empty())
@@ -76,7 +94,7 @@ nlohmann::json command_body(const ServiceCommand& command, const Context& contex
          "--min and --max are of Ductile jobs; a command takes --devices N");
   if (!command.plans.empty())
     fail(ErrorCode::invalid_argument, "--plan is of Ductile jobs, which it trains by stages");
-  const int64_t devices = command.devices.value_or(1);
+  const int64_t devices = command.planned_for ? number_of_devices(*command.planned_for) : 1;
   const std::string program = fs::path(command.command->front()).filename().string();
   nlohmann::json spec = {{"command", *command.command},
                          {"directory", fs::current_path().string()},
@@ -95,8 +113,8 @@ nlohmann::json command_body(const ServiceCommand& command, const Context& contex
 }
 
 nlohmann::json training_body(const ServiceCommand& command, const Context& context) {
-  if (command.devices || command.gpus > 0 || !command.environment.empty() || command.retries > 0 ||
-      command.time_limit > 0)
+  if (command.planned_for || command.gpus > 0 || !command.environment.empty() ||
+      command.retries > 0 || command.time_limit > 0)
     fail(ErrorCode::invalid_argument,
          "--devices, --gpus, --env, --retries and --time-limit are of a command, which follows --; "
          "a Ductile job takes --min and --max, and computes on cores");
@@ -115,7 +133,7 @@ nlohmann::json training_body(const ServiceCommand& command, const Context& conte
 }
 
 nlohmann::json serving_body(const ServiceCommand& command, const Context& context) {
-  if (command.request.file || !command.request.assignments.empty() || command.devices ||
+  if (command.request.file || !command.request.assignments.empty() || command.planned_for ||
       command.gpus > 0 || !command.environment.empty() || command.retries > 0 ||
       command.time_limit > 0 || !command.plans.empty())
     fail(ErrorCode::invalid_argument,
@@ -468,6 +486,25 @@ nlohmann::json body_of(const ServiceCommand& command, const Context& context) {
                                 : command_body(command, context);
 }
 
+// The same with --plan, in `folder`; nothing where a signal ended it.
+std::optional<ServiceCommand> with_plan_of_its_own(const ServiceCommand& command,
+                                                   const Context& context, const fs::path& folder) {
+  if (!command.array.empty())
+    fail(ErrorCode::invalid_argument,
+         "--devices {}: each job of --array would be measured; make one plan for all (ductile "
+         "profile, ductile plan), and give it as --plan",
+         *command.planned_for);
+  ServiceCommand out = command;
+  out.planned_for.reset();
+  (void)training_body(out, context);  // what is wrong with it is said before it is measured
+  JobRequest request = command.request;
+  request.arguments = command.command;  // of a Python job
+  const auto own = own_plan(request, *command.planned_for, context, folder);
+  if (!own) return std::nullopt;
+  out.plans = {own->file};
+  return out;
+}
+
 // One request for all of them, which differ in what they run alone.
 nlohmann::json array_body(const ServiceCommand& command, const Context& context) {
   constexpr std::string_view kIndex = "{index}";
@@ -521,6 +558,12 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
          "--service is a kind of job, and what follows -- another one");
   if (!command.served && (command.port || command.checkpoint || command.follow))
     fail(ErrorCode::invalid_argument, "--port, --checkpoint and --follow belong to --service RUN");
+  if (!command.served && command.planned_for && is_training(command) &&
+      !is_number(*command.planned_for)) {
+    const TempFolder folder("ductile-plan");  // the service keeps a copy of the plan
+    const auto planned = with_plan_of_its_own(command, context, folder.path());
+    return planned ? submit(*planned, context) : kInterrupted;
+  }
   nlohmann::json body =
       command.array.empty() ? body_of(command, context) : array_body(command, context);
   if (!command.region.empty()) {

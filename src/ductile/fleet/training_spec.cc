@@ -52,6 +52,8 @@ TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& reque
     nlohmann::json plan = {{"virtual_ranks", train.virtual_ranks},
                            {"shard_optimizer", train.shard_optimizer},
                            {"pipelined", OptionSet(train.pipelined).to_toml()}};
+    // An older service knows no such key; and with --min it is the user who says it.
+    if (least > 1 && !command.min) plan["least_devices"] = least;
     if (const double seconds = predicted_seconds(text); seconds > 0)
       plan["seconds"] = seconds;
     else if (command.plans.size() > 1)

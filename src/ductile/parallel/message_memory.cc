@@ -1,9 +1,11 @@
 #include "ductile/parallel/message_memory.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <set>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -94,15 +96,18 @@ int64_t MessageMemory::refused() const {
   return blocks_->refused;
 }
 
-std::map<int, size_t> PipelineHost::receive_bytes(const nn::OperatorGraph& operators,
+namespace {
+
+// Of one pipeline, by rank and the size of a block; pieces count as blocks of their whole tensor.
+std::map<int, std::map<size_t, size_t>> blocks_of(const nn::OperatorGraph& operators,
                                                   const Pipeline& pipeline,
-                                                  const Placement& placement) {
+                                                  const PipelineHost::Placement& placement) {
   const std::vector<Transfer> transfers = transfers_of(pipeline, operators);
   const auto form_at = [&](int stage, const nn::Source& source) -> const TensorForm& {
     const int replicas = pipeline.stages[static_cast<size_t>(stage)].replicas;
     return (replicas == 1 ? placement.forms : placement.shares.at(replicas)).at(source);
   };
-  std::map<int, size_t> out;
+  std::map<int, std::map<size_t, size_t>> out;
   std::set<std::tuple<size_t, int, bool>> counted;  // tensors of parts
   for (const Piece& piece : pieces_of(pipeline, transfers)) {
     const int maker = placement.hosts[static_cast<size_t>(piece.from)];
@@ -110,17 +115,32 @@ std::map<int, size_t> PipelineHost::receive_bytes(const nn::OperatorGraph& opera
     if (maker == reader) continue;
     const Transfer& t = transfers[piece.transfer];
     // Pieces come into one tensor, or each into a block of its own.
-    const auto bytes = [&](int part, int stage, bool gradient) {
+    const auto add = [&](int rank, int part, int stage, bool gradient) {
+      const size_t block = block_bytes(num_bytes(form_at(stage, t.source)));
       size_t all = block_bytes(1);
-      if (counted.emplace(piece.transfer, part, gradient).second)
-        all += block_bytes(num_bytes(form_at(stage, t.source)));
-      return all * static_cast<size_t>(pipeline.num_micro_batches);
+      if (counted.emplace(piece.transfer, part, gradient).second) all += block;
+      out[rank][block] += all * static_cast<size_t>(pipeline.num_micro_batches);
     };
-    out[reader] += bytes(piece.to, t.to, false);
+    add(reader, piece.to, t.to, false);
     // Whether a gradient comes back depends on which parameters are trained just now.
-    if (c10::isFloatingType(form_at(t.from, t.source).type))
-      out[maker] += bytes(piece.from, t.from, true);
+    if (c10::isFloatingType(form_at(t.from, t.source).type)) add(maker, piece.from, t.from, true);
   }
+  return out;
+}
+
+}  // namespace
+
+std::map<int, size_t> PipelineHost::receive_bytes(const nn::OperatorGraph& operators,
+                                                  const Pipeline& pipeline,
+                                                  std::span<const Placement> placements) {
+  // A block is lent again to tensors of its size alone: of each size the most of any pipeline.
+  std::map<int, std::map<size_t, size_t>> most;
+  for (const Placement& placement : placements)
+    for (const auto& [rank, blocks] : blocks_of(operators, pipeline, placement))
+      for (const auto& [size, bytes] : blocks) most[rank][size] = std::max(most[rank][size], bytes);
+  std::map<int, size_t> out;
+  for (const auto& [rank, blocks] : most)
+    for (const auto& [size, bytes] : blocks) out[rank] += bytes;
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -125,9 +126,11 @@ class PipelineHost {
   // By rank, the bytes of a MessageMemory that has room for all that comes from other ranks in a
   // step, whichever parameters are trained. That is more than is there at a time, as a rule, but
   // what is handed on as it came stays until it is taken there. Ranks that nothing comes to are
-  // left out. Of the placement only hosts, forms and shares count.
+  // left out. Several placements are of pipelines that run one after the other, and lend the same
+  // blocks as far as these are of the same sizes. Only hosts, forms and shares of them count.
   static std::map<int, size_t> receive_bytes(const nn::OperatorGraph& operators,
-                                             const Pipeline& pipeline, const Placement& placement);
+                                             const Pipeline& pipeline,
+                                             std::span<const Placement> placements);
 
   struct Step {
     // [micro-batch][input of the model]; inputs that no hosted stage reads may be undefined.

@@ -48,6 +48,25 @@ void add_cut(const Devices& devices, MachinePart part, std::vector<MachinePart>&
   }
 }
 
+// Of each group some nodes less than all, beside all of the others: numbers of which counts_of()
+// has only some.
+void add_nearly_whole(const Devices& devices, const MachinePart& whole,
+                      std::vector<MachinePart>& out) {
+  constexpr int kFewer = 8;
+  for (size_t g = 0; g < whole.nodes.size(); ++g) {
+    const int all = whole.nodes[g];
+    const std::vector<int> counts = counts_of(all);
+    MachinePart part = whole;
+    part.further = true;
+    for (int n = all - 1; n >= std::max(1, all - kFewer); --n) {
+      if (std::ranges::binary_search(counts, n)) continue;
+      part.nodes[g] = n;
+      part.capacity = capacity_of(devices, part);
+      out.push_back(part);
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<MachinePart> machine_parts(const Devices& devices) {
@@ -72,6 +91,7 @@ std::vector<MachinePart> machine_parts(const Devices& devices) {
     out.push_back(part);
     add_cut(devices, part, out);
   }
+  add_nearly_whole(devices, whole, out);
   std::stable_sort(out.begin(), out.end(), [](const MachinePart& a, const MachinePart& b) {
     return std::pair(b.further, a.capacity) > std::pair(a.further, b.capacity);
   });

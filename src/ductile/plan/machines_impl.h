@@ -19,10 +19,11 @@ struct MachinePart {
 // All of the devices first; then parts, the largest capacity first: of each group none of its nodes
 // or some (every number up to eight, then half as many again and twice), in all combinations; and
 // 1, 2, 4 ... devices of a single node. Behind these, in the same order, the further ones: other
-// numbers of devices of a single node, as of nodes; and of a machine of kSmallMachine devices at
-// most, each number of one node's beside whole nodes. With a machine the parts of its parts are in
-// the list, too, but for those that cut two nodes, so what is best over it is no worse than what is
-// best over a part's. At most kMostParts.
+// numbers of devices of a single node, as of nodes; of a machine of kSmallMachine devices at most,
+// each number of one node's beside whole nodes; and of one group up to eight nodes less than all,
+// beside all of the others, so that a machine with one node more has the smaller one as a part.
+// With a machine the parts of its parts are in the list, too, but for those that cut two nodes, so
+// what is best over it is no worse than what is best over a part's. At most kMostParts.
 std::vector<MachinePart> machine_parts(const Devices& devices);
 inline constexpr size_t kMostParts = 512;
 inline constexpr int kSmallMachine = 16;

@@ -108,5 +108,28 @@ TEST(MachineParts, OfSmallMachinesCutANodeBesideWholeOnes) {
   EXPECT_EQ(sizes_of_parts(large, true), std::vector<int>{3});
 }
 
+// So that no plan becomes slower with another node.
+TEST(MachineParts, OfManyNodesAreThoseOfAFewLess) {
+  const Devices eleven({group_of(11, 4)});
+  EXPECT_EQ(sizes_of_parts(eleven, true), (std::vector<int>{40, 36, 3}));
+  const Devices twenty({group_of(20, 1)});
+  EXPECT_EQ(sizes_of_parts(twenty, false), (std::vector<int>{20, 16, 12, 8, 7, 6, 5, 4, 3, 2, 1}));
+  EXPECT_EQ(sizes_of_parts(twenty, true), (std::vector<int>{19, 18, 17, 15, 14, 13}));
+  for (const int other : {0, 3}) {
+    for (int n = 2; n <= 40; ++n) {
+      const auto machine = [&](int nodes) {
+        std::vector<DeviceGroup> groups = {group_of(nodes, 1)};
+        if (other > 0) groups.push_back(group_of(other, 1, 2));
+        return Devices(groups);
+      };
+      std::set<Form> forms;
+      const Devices devices = machine(n);
+      for (const MachinePart& part : machine_parts(devices))
+        forms.insert(form_of(machine_of(devices, part).devices));
+      EXPECT_TRUE(forms.contains(form_of(machine(n - 1)))) << n;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ductile::plan

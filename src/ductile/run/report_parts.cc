@@ -211,6 +211,12 @@ Row describe_event(const json& event) {
   }
   if (kind == "replan") {
     const double workers = number_at(event, "workers");
+    if (event.contains("same_result") && event["same_result"] == true)
+      return {kind, "notice",
+              fmt::format("Planned anew for {} worker{}, whose memory did not hold the stages of "
+                          "the plan before: they keep less from step {} on, and the result is the "
+                          "same",
+                          count_text(workers), workers == 1 ? "" : "s", step)};
     return {kind, "bad",
             fmt::format("Planned anew for {} worker{}, whose memory did not hold the stages of the "
                         "plan before: from step {} on the result is that of another plan",

@@ -36,11 +36,13 @@ void describe(Describer& d, PipelinedOptions& o) {
           "model is refused; `ductile train --plan` sets it; empty = any that has the operators");
   d.field("replan_after", o.replan_after,
           "seconds that a run by a plan waits for lost workers, where those that are left have too "
-          "little memory for its stages, before it is planned anew for these, which changes the "
+          "little memory for its stages, before it is planned anew for these: by the same stages, "
+          "which keep less, or where these have no room either by another plan, which changes the "
           "result from the last checkpoint on; 0 = it waits")
       .range(0, 1e6);
   d.field("replans", o.replans,
-          "how often that has happened; the run sets it, and a new run begins with 0")
+          "how often the result has become that of another plan so; the run sets it, and a new "
+          "run begins with 0")
       .range(0, 1 << 20);
 }
 

@@ -48,13 +48,15 @@ size_t StageRunner::message_bytes(std::span<const int64_t> cut) {
   parallel::PipelineHost::Placement placement;
   placement.forms = forms_;
   placement.shares = shares_;
-  size_t most = 0;
+  std::vector<parallel::PipelineHost::Placement> placements;
   for (int64_t r = 0; r < num_replicas_; ++r) {  // which run one after the other
     placement.hosts = hosts_of_parts(r, hosts);
-    for (const auto& [worker, bytes] :
-         parallel::PipelineHost::receive_bytes(operators_, pipeline_, placement)) {
-      most = std::max(most, bytes);
-    }
+    placements.push_back(placement);
+  }
+  size_t most = 0;
+  for (const auto& [worker, bytes] :
+       parallel::PipelineHost::receive_bytes(operators_, pipeline_, placements)) {
+    most = std::max(most, bytes);
   }
   return most;
 }
