@@ -40,23 +40,38 @@ void moments(const float* pixels, int64_t n, int64_t channels, Moments* moments)
   }
 }
 
+// Calls f(first, end, c) for blocks of few pixels, which stay in the first cache, and for every
+// vector of channels from c on, whose constants f then loads once a block. f has copies of all that
+// it reads: what is written through vectors may lie anywhere, for all that a compiler knows, so
+// what is only pointed at would be loaded again behind each of them.
+template <class V, class F>
+void for_pixel_blocks(int64_t pixels, int64_t channels, const F& f) {
+  constexpr int64_t kBlock = 32;
+  for (int64_t first = 0; first < pixels; first += kBlock) {
+    const int64_t end = first + kBlock < pixels ? first + kBlock : pixels;
+    for (int64_t c = 0; c < channels; c += V::lanes) f(first, end, c);
+  }
+}
+
 template <class V>
 struct NormApplyRun {
   const NormApply& p;
 
   template <Storage S, bool kResidual, Act kAct>
   void loop() const {
-    for (int64_t i = 0; i < p.pixels; ++i) {
-      for (int64_t c = 0; c < p.channels; c += V::lanes) {
-        const int64_t at = i * p.channels + c;
-        auto x = V::fma(V::load(p.scale + c), load_as<V, S>(p.y, at), V::load(p.shift + c));
-        if constexpr (kResidual) x = V::add(x, load_as<V, S>(p.residual, at));
+    const NormApply q = p;
+    for_pixel_blocks<V>(q.pixels, q.channels, [q](int64_t first, int64_t end, int64_t c) {
+      const auto scale = V::load(q.scale + c), shift = V::load(q.shift + c);
+      for (int64_t i = first; i < end; ++i) {
+        const int64_t at = i * q.channels + c;
+        auto x = V::fma(scale, load_as<V, S>(q.y, at), shift);
+        if constexpr (kResidual) x = V::add(x, load_as<V, S>(q.residual, at));
         if constexpr (kAct == Act::relu) x = V::relu(x);
         if constexpr (kAct == Act::gelu) x = Gelu<V>(x).value();
         if constexpr (kAct == Act::silu) x = Silu<V>(x).value();
-        store_as<V, S>(p.out, at, x);
+        store_as<V, S>(q.out, at, x);
       }
-    }
+    });
   }
 
   template <Storage S, Act kAct>
@@ -149,18 +164,25 @@ struct LoadGrad {
 
   template <Storage S, bool kRelu>
   void loop() const {
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t c = 0; c < channels; c += V::lanes) {
-        const int64_t at = (first + i) * channels + c;
-        auto g = load_as<V, S>(p.grad, at);
-        const auto y = load_as<V, S>(p.y, at);
-        if constexpr (kRelu)
-          g = V::where_positive(V::fma(V::load(p.scale + c), y, V::load(p.shift + c)), g);
-        const auto centred = V::sub(y, V::load(p.mean + c));
-        const auto rest = V::fma(V::load(p.b + c), centred, V::load(p.d + c));
-        V::store(dst + i * channels + c, V::fma(V::load(p.a + c), g, rest));
+    const LoadGrad own = *this;
+    const GradSource q = p;
+    for_pixel_blocks<V>(n, channels, [own, q](int64_t begin, int64_t end, int64_t c) {
+      const auto a = V::load(q.a + c), b = V::load(q.b + c), d = V::load(q.d + c);
+      const auto mean = V::load(q.mean + c);
+      [[maybe_unused]] auto scale = V::zero(), shift = V::zero();
+      if constexpr (kRelu) {
+        scale = V::load(q.scale + c);
+        shift = V::load(q.shift + c);
       }
-    }
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t at = (own.first + i) * own.channels + c;
+        auto g = load_as<V, S>(q.grad, at);
+        const auto y = load_as<V, S>(q.y, at);
+        if constexpr (kRelu) g = V::where_positive(V::fma(scale, y, shift), g);
+        const auto rest = V::fma(b, V::sub(y, mean), d);
+        V::store(own.dst + i * own.channels + c, V::fma(a, g, rest));
+      }
+    });
   }
 
   template <Storage S>
