@@ -1,5 +1,7 @@
 #include "ductile/nn/kernels/conv.h"
 
+#include <vector>
+
 #include "ductile/nn/kernels/conv_impl.h"
 #include "ductile/nn/kernels/pool.h"
 
@@ -55,18 +57,23 @@ GradSource of_image(const GradSource& grad, int64_t image, int64_t pixels, int64
 
 void join_moments(const float* means, const float* m2s, const int64_t* counts, int64_t groups,
                   int64_t channels, float* mean, float* variance) {
-  for (int64_t c = 0; c < channels; ++c) {
-    double m = 0, m2 = 0;
-    int64_t count = 0;
-    for (int64_t g = 0; g < groups; ++g) {
-      const double delta = means[g * channels + c] - m;
-      const double added = static_cast<double>(counts[g]), before = static_cast<double>(count);
-      m += delta * added / (before + added);
-      m2 += m2s[g * channels + c] + delta * delta * before * added / (before + added);
-      count += counts[g];
+  // Channel by channel, each division would wait for the one before.
+  std::vector<double> joined(2 * channels, 0.0);
+  double* const m = joined.data();
+  double* const m2 = m + channels;
+  int64_t count = 0;
+  for (int64_t g = 0; g < groups; ++g, means += channels, m2s += channels) {
+    const double added = static_cast<double>(counts[g]), before = static_cast<double>(count);
+    for (int64_t c = 0; c < channels; ++c) {
+      const double delta = means[c] - m[c];
+      m[c] += delta * added / (before + added);
+      m2[c] += m2s[c] + delta * delta * before * added / (before + added);
     }
-    mean[c] = static_cast<float>(m);
-    variance[c] = static_cast<float>(m2 / static_cast<double>(count));
+    count += counts[g];
+  }
+  for (int64_t c = 0; c < channels; ++c) {
+    mean[c] = static_cast<float>(m[c]);
+    variance[c] = static_cast<float>(m2[c] / static_cast<double>(count));
   }
 }
 

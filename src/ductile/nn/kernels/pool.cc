@@ -15,7 +15,7 @@ bool max_pool_supported(const MaxPool& s) {
 void max_pool(const MaxPool& s, int64_t batch, const void* x, void* y, uint8_t* index) {
   const Isa& isa = *isa_for(s.channels);
   const int64_t in = s.height * s.width * s.channels, out = s.out_height * s.out_width * s.channels;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 1)
   for (int64_t b = 0; b < batch; ++b)
     isa.max_pool(s, static_cast<const char*>(x) + b * in * bytes_of(s.storage),
                  static_cast<char*>(y) + b * out * bytes_of(s.storage), index + b * out);
@@ -35,7 +35,7 @@ void max_pool_grad(const MaxPool& s, int64_t batch, const void* dy, const uint8_
                    void* dx) {
   const int64_t in = s.height * s.width * s.channels;
   const int64_t room = s.storage == Storage::f32 ? 0 : in;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 1)
   for (int64_t b = 0; b < batch; ++b)
     max_pool_grad_of_image(s, dy, index, b, scratch(ScratchKind::local, room),
                            static_cast<char*>(dx) + b * in * bytes_of(s.storage));
@@ -44,7 +44,7 @@ void max_pool_grad(const MaxPool& s, int64_t batch, const void* dy, const uint8_
 void average_pool(Storage storage, int64_t batch, int64_t pixels, int64_t channels, const void* x,
                   void* y) {
   const Isa& isa = *isa_for(channels);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 4)
   for (int64_t b = 0; b < batch; ++b) {
     float* image = scratch(ScratchKind::local, (pixels + 1) * channels);
     float* sum = image + pixels * channels;
@@ -62,7 +62,7 @@ void average_pool(Storage storage, int64_t batch, int64_t pixels, int64_t channe
 void average_pool_grad(Storage storage, int64_t batch, int64_t pixels, int64_t channels,
                        const void* dy, void* dx) {
   const Isa& isa = *isa_for(channels);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 4)
   for (int64_t b = 0; b < batch; ++b) {
     float* share = scratch(ScratchKind::local, channels);
     isa.to_float(static_cast<const char*>(dy) + b * channels * bytes_of(storage), storage, share,
