@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "ductile/nn/aten_conv.h"
+#include "ductile/nn/class_rows_impl.h"
 #include "ductile/nn/flops.h"
 #include "ductile/nn/kernels/conv.h"
 #include "ductile/nn/kernels/pool.h"
@@ -162,7 +163,9 @@ struct CrossEntropy : Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits,
                             const at::Tensor& labels, double smoothing) {
     const at::Tensor log_p = at::log_softmax(logits, 1);
-    at::Tensor loss = log_p.gather(1, labels.unsqueeze(1)).squeeze(1).mul_(smoothing - 1);
+    at::Tensor loss = plain_class_rows(log_p, labels)
+                          ? scores_of_labels(log_p, labels, static_cast<float>(smoothing - 1))
+                          : log_p.gather(1, labels.unsqueeze(1)).squeeze(1).mul_(smoothing - 1);
     if (smoothing != 0) loss.sub_(mean_of_rows(log_p), smoothing);
     ctx->save_for_backward({log_p, labels});
     ctx->saved_data["smoothing"] = smoothing;
@@ -172,9 +175,13 @@ struct CrossEntropy : Function<CrossEntropy> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const double smoothing = ctx->saved_data["smoothing"].toDouble();
-    const at::Tensor labels = saved[1].unsqueeze(1), scale = grads[0].unsqueeze(1);
     at::Tensor d = saved[0].exp();
     if (smoothing != 0) d.sub_(smoothing / static_cast<double>(d.size(1)));
+    if (grads[0].scalar_type() == at::kFloat && plain_class_rows(d, saved[1])) {
+      shift_labels_and_scale(d, saved[1], static_cast<float>(smoothing - 1), grads[0]);
+      return {d, {}, {}};
+    }
+    const at::Tensor labels = saved[1].unsqueeze(1), scale = grads[0].unsqueeze(1);
     d.scatter_add_(1, labels, at::full_like(labels, smoothing - 1, d.options()));
     return {d.mul_(scale), {}, {}};
   }

@@ -482,5 +482,25 @@ TEST(CrossEntropy, EqualsAtenForEverySample) {
             at::kFloat);
 }
 
+TEST(CrossEntropy, HasTheBitsOfSingleOperators) {
+  for (const double smoothing : {0.0, 0.1}) {
+    const Tensor logits = leaf(at::randn({128, 10}) * 3);
+    const Tensor labels = at::randint(10, {128}, at::kLong);
+    const Tensor log_p = at::log_softmax(logits.detach(), 1), at_labels = labels.unsqueeze(1);
+    Tensor want = log_p.gather(1, at_labels).squeeze(1).mul(smoothing - 1);
+    Tensor gradient = log_p.exp();
+    if (smoothing != 0) {
+      want.sub_(log_p.mean(1), smoothing);
+      gradient.sub_(smoothing / 10);
+    }
+    gradient.scatter_add_(1, at_labels, at::full({128, 1}, smoothing - 1)).mul_(1.0F / 128);
+    const Tensor loss = cross_entropy(logits, labels, smoothing);
+    EXPECT_TRUE(loss.equal(want));
+    loss.mean().backward();
+    EXPECT_TRUE(logits.grad().equal(gradient));
+  }
+  EXPECT_ANY_THROW(cross_entropy(at::randn({2, 3}), at::full({2}, 3, at::kLong), 0));
+}
+
 }  // namespace
 }  // namespace ductile::nn::ops
