@@ -4,7 +4,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "ductile/base/error.h"
 #include "ductile/nn/kernels/conv_impl.h"
 #include "ductile/nn/kernels/pool.h"
 #include "ductile/nn/kernels/scratch.h"
@@ -15,17 +14,6 @@ namespace {
 constexpr int64_t kBlockFloats = 16384;  // what one task handles: 64 KiB of each fp32 operand
 
 int64_t block_pixels(int64_t channels) { return std::max<int64_t>(1, kBlockFloats / channels); }
-
-// One row of windows that tile the images: it is an image by itself.
-MaxPool row_of_windows(const MaxPool& pool) {
-  DUCTILE_CHECK(pool.padding == 0 && pool.stride == pool.kernel &&
-                    pool.out_height * pool.kernel == pool.height,
-                "windows that overlap or leave pixels out");
-  MaxPool row = pool;
-  row.height = pool.kernel;
-  row.out_height = 1;
-  return row;
-}
 
 template <class T>
 T* at(T* base, int64_t element, Storage storage) {

@@ -35,24 +35,43 @@ void conv_backward(const ConvShape& shape, const void* x, const float* weight,
   run(shape, x, weight, grad, dx, dw);
 }
 
-int64_t room_of_image(const GradSource& grad) {
-  const MaxPool* const pool = grad.pool;
-  return pool == nullptr ? 0 : 2 * pool->height * pool->width * pool->channels;
+ImageGradient::ImageGradient(const Isa& isa, const GradSource& grad, int64_t image, int64_t pixels,
+                             int64_t channels, float* room)
+    : isa_(isa),
+      all_(grad),
+      first_pixel_(image * pixels),
+      channels_(channels),
+      own_(grad),
+      room_(room) {
+  if (grad.pool != nullptr) {
+    windows_ = row_of_windows(*grad.pool);
+    return;
+  }
+  const int64_t before = first_pixel_ * channels * bytes_of(grad.storage);
+  own_.grad = static_cast<const char*>(grad.grad) + before;
+  if (grad.y != nullptr) own_.y = static_cast<const char*>(grad.y) + before;
 }
 
-GradSource of_image(const GradSource& grad, int64_t image, int64_t pixels, int64_t channels,
-                    float* room) {
-  const int64_t before = image * pixels * channels * bytes_of(grad.storage);
-  GradSource own = grad;
-  if (grad.y != nullptr) own.y = static_cast<const char*>(grad.y) + before;
-  if (grad.pool == nullptr) {
-    own.grad = static_cast<const char*>(grad.grad) + before;
-    return own;
-  }
-  float* const dx = room + pixels * channels;
-  max_pool_grad_of_image(*grad.pool, grad.grad, grad.index, image, room, dx);
-  own.grad = dx;
-  return own;
+int64_t ImageGradient::room_of(const GradSource& grad) {
+  const MaxPool* const pool = grad.pool;
+  return pool == nullptr ? 0 : 2 * pool->kernel * pool->width * pool->channels;
+}
+
+void ImageGradient::make_row(int64_t row) {
+  const int64_t pixels = windows_.height * windows_.width, begin = first_pixel_ + row * pixels;
+  float* const dx = room_ + pixels * channels_;
+  max_pool_grad_of_image(windows_, all_.grad, all_.index, begin / pixels, room_, dx);
+  own_.grad = dx;
+  if (all_.y != nullptr)
+    own_.y = static_cast<const char*>(all_.y) + begin * channels_ * bytes_of(all_.storage);
+  row_ = row;
+}
+
+void ImageGradient::load(int64_t first, int64_t n, float* dst) {
+  if (all_.pool == nullptr) return isa_.load_grad(own_, first, n, channels_, dst);
+  const int64_t pixels = windows_.height * windows_.width, row = first / pixels;
+  if (row != row_) make_row(row);
+  isa_.load_grad(own_, first - row * pixels, n, channels_, dst);
 }
 
 void join_moments(const float* means, const float* m2s, const int64_t* counts, int64_t groups,

@@ -243,16 +243,16 @@ struct BackwardWork {
     const int64_t row_floats = std::max(l.s.width * l.wide, 2 * std::max(l.s.out, l.wide));
     const int64_t x_words = words(pad_x.floats(), l.width());
     const int64_t spread_floats = l.spread() ? pad_x.rows * l.run * l.ow : 0;
-    ScratchCutter cut(scratch(ScratchKind::local, x_words + pad_g.floats() + pairs + g_words +
-                                                      g_values + row_floats + room_of_image(grad) +
-                                                      spread_floats + 8 * 16));
+    ScratchCutter cut(scratch(ScratchKind::local,
+                              x_words + pad_g.floats() + pairs + g_words + g_values + row_floats +
+                                  ImageGradient::room_of(grad) + spread_floats + 8 * 16));
     x = cut.take(x_words);
     g = cut.take(pad_g.floats());
     x_pairs = cut.take(pairs);
     g_pairs = cut.take(g_words);
     g_bf16 = cut.take(g_values);
     row = cut.take(row_floats);
-    pool = cut.take(room_of_image(grad));
+    pool = cut.take(ImageGradient::room_of(grad));
     spread = cut.take(spread_floats);
   }
   float *x, *g, *x_pairs, *g_pairs, *g_bf16, *row, *pool, *spread;
@@ -262,10 +262,9 @@ void backward_image(const Layer& l, const void* x, const GradSource& grad, int64
                     const float* wt, const BackwardWork& work, void* dx, float* sums) {
   const ConvShape& s = l.s;
   const Padded pad_g = l.padded_g();
-  const GradSource own = of_image(grad, image, l.oh * l.ow, s.out, work.pool);
-  fill_padded(pad_g, l.oh, l.ow, work.g, [&](int64_t pixel, int64_t n, float* dst) {
-    l.out.load_grad(own, pixel, n, s.out, dst);
-  });
+  ImageGradient own(l.out, grad, image, l.oh * l.ow, s.out, work.pool);
+  fill_padded(pad_g, l.oh, l.ow, work.g,
+              [&](int64_t pixel, int64_t n, float* dst) { own.load(pixel, n, dst); });
   if (sums != nullptr) {
     load_image(l, x, image, grad.storage, work.x);
     if (l.bf16()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ductile/base/error.h"
 #include "ductile/nn/kernels/scratch.h"
 
 namespace ductile::nn::kernels {
@@ -10,6 +11,15 @@ bool max_pool_supported(const MaxPool& s) {
   return s.kernel >= 1 && s.kernel <= 15 && s.stride >= 1 && s.padding >= 0 &&
          2 * s.padding <= s.kernel && s.out_height > 0 && s.out_width > 0 &&
          isa_for(s.channels) != nullptr;
+}
+
+MaxPool row_of_windows(const MaxPool& s) {
+  DUCTILE_CHECK(s.padding == 0 && s.stride == s.kernel && s.out_height * s.kernel == s.height,
+                "windows that overlap or leave pixels out");
+  MaxPool row = s;
+  row.height = s.kernel;
+  row.out_height = 1;
+  return row;
 }
 
 void max_pool(const MaxPool& s, int64_t batch, const void* x, void* y, uint8_t* index) {

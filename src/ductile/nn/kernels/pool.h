@@ -15,6 +15,10 @@ void max_pool(const MaxPool& shape, int64_t batch, const void* x, void* y, uint8
 void max_pool_grad(const MaxPool& shape, int64_t batch, const void* dy, const uint8_t* index,
                    void* dx);
 
+// One row of the windows of a pool whose windows tile the images: it is an image by itself, so that
+// what belongs to it stays in the first cache.
+MaxPool row_of_windows(const MaxPool& shape);
+
 // The gradient of one image of the batch, into dx (storage type). `sums` is room for the image in
 // fp32, which is not used where that is the storage.
 void max_pool_grad_of_image(const MaxPool& shape, const void* dy, const uint8_t* index,
