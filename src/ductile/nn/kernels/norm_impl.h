@@ -20,22 +20,50 @@ void merge_moments(typename V::Reg mean, typename V::Reg m2, int64_t count, Mome
   V::store(moments->m2 + c, V::fma(V::mul(delta, delta), V::all(before * share), m2_sum));
 }
 
+// Joins kBlocks blocks of `count` pixels, which follow each other from p on, to channels
+// [c, c + lanes). The additions of one block wait for each other; those of several go side by side.
+template <class V, int kBlocks>
+void join_blocks(const float* p, int64_t count, int64_t channels, const Moments& before,
+                 int64_t c) {
+  typename V::Reg sum[kBlocks], mean[kBlocks], m2[kBlocks];
+  const int64_t apart = count * channels;
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b) sum[b] = m2[b] = V::zero();
+  for (int64_t i = 0; i < count; ++i)
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b)
+      sum[b] = V::add(sum[b], V::load(p + b * apart + i * channels));
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b)
+    mean[b] = V::mul(sum[b], V::all(1.0F / static_cast<float>(count)));
+  for (int64_t i = 0; i < count; ++i)
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) {
+      const auto d = V::sub(V::load(p + b * apart + i * channels), mean[b]);
+      m2[b] = V::fma(d, d, m2[b]);
+    }
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b) {
+    Moments so_far = before;
+    so_far.count += b * count;
+    merge_moments<V>(mean[b], m2[b], count, &so_far, c);
+  }
+}
+
 template <class V>
 void moments(const float* pixels, int64_t n, int64_t channels, Moments* moments) {
   constexpr int64_t kBlock = 32;
-  for (int64_t first = 0; first < n; first += kBlock) {
+  constexpr int kTogether = 2;
+  int64_t first = 0;
+  for (; first + kTogether * kBlock <= n; first += kTogether * kBlock) {
+    for (int64_t c = 0; c < channels; c += V::lanes)
+      join_blocks<V, kTogether>(pixels + first * channels + c, kBlock, channels, *moments, c);
+    moments->count += kTogether * kBlock;
+  }
+  for (; first < n; first += kBlock) {
     const int64_t count = n - first < kBlock ? n - first : kBlock;
-    for (int64_t c = 0; c < channels; c += V::lanes) {
-      const float* p = pixels + first * channels + c;
-      typename V::Reg sum = V::zero(), m2 = V::zero();
-      for (int64_t i = 0; i < count; ++i) sum = V::add(sum, V::load(p + i * channels));
-      const auto mean = V::mul(sum, V::all(1.0F / static_cast<float>(count)));
-      for (int64_t i = 0; i < count; ++i) {
-        const auto d = V::sub(V::load(p + i * channels), mean);
-        m2 = V::fma(d, d, m2);
-      }
-      merge_moments<V>(mean, m2, count, moments, c);
-    }
+    for (int64_t c = 0; c < channels; c += V::lanes)
+      join_blocks<V, 1>(pixels + first * channels + c, count, channels, *moments, c);
     moments->count += count;
   }
 }
