@@ -12,6 +12,7 @@
 #include "ductile/nn/flops.h"
 #include "ductile/nn/kernels/conv.h"
 #include "ductile/nn/kernels/pool.h"
+#include "ductile/nn/kernels/product.h"
 #include "ductile/nn/ops_impl.h"
 #include "ductile/nn/precision.h"
 #include "ductile/nn/spatial_ops_impl.h"
@@ -151,6 +152,25 @@ struct GlobalAvgPool : Function<GlobalAvgPool> {
   }
 };
 
+// [B,C,H,W], pixel by pixel in memory, in the order of its sizes.
+struct Flatten : Function<Flatten> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x) {
+    const int64_t channels = x.size(1), pixels = x.size(2) * x.size(3);
+    const at::Tensor y = at::empty({x.size(0), channels * pixels}, x.options());
+    kernels::transpose_each(x.size(0), x.data_ptr<float>(), pixels, channels, y.data_ptr<float>());
+    ctx->saved_data["sizes"] = x.sizes();
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor dy = grads[0].contiguous();
+    const at::Tensor dx = empty_nhwc(ctx->saved_data["sizes"].toIntVector(), dy);
+    kernels::transpose_each(dx.size(0), dy.data_ptr<float>(), dx.size(1), dx.size(2) * dx.size(3),
+                            dx.data_ptr<float>());
+    return {dx};
+  }
+};
+
 // libtorch cuts the sum of a single row by the number of threads.
 at::Tensor mean_of_rows(const at::Tensor& x_NK) {
   std::optional<OneThread> alone;
@@ -273,6 +293,12 @@ at::Tensor upsample_twice(const at::Tensor& x) {
 at::Tensor whole_image(const at::Tensor& x) {
   SpatialSplit* split = current_spatial_split();
   return split != nullptr ? spatial::whole_image(*split, x) : x;
+}
+
+at::Tensor flatten(const at::Tensor& x) {
+  const bool by_pixel = has_storage(x) && x.dim() == 4 && x.scalar_type() == at::kFloat &&
+                        !x.is_contiguous() && x.is_contiguous(at::MemoryFormat::ChannelsLast);
+  return by_pixel ? Flatten::apply(x) : x.flatten(1);
 }
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double smoothing) {

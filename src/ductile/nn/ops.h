@@ -68,6 +68,9 @@ at::Tensor upsample_twice(const at::Tensor& x);
 // need all pixels.
 at::Tensor whole_image(const at::Tensor& x);
 
+// x [B,C,H,W] -> [B, C * H * W], as torch.flatten(x, 1). Works on what whole_image() returns.
+at::Tensor flatten(const at::Tensor& x);
+
 // x [.., I], w [O,I], b [O] or undefined -> [.., O].
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);
 // The same with w [I,O] and a bias.

@@ -375,6 +375,30 @@ TEST(Pools, EqualAten) {
   EXPECT_EQ(max_pool2d(at::randn({1, 5, 4, 4}).to(at::kHalf), 2, 2, 0).scalar_type(), at::kHalf);
 }
 
+TEST(Flatten, IsAtensToTheBit) {
+  const int before = at::get_num_threads();
+  for (const Tensor& x : {at::randn({5, 32, 7, 7}), at::randn({128, 16, 6, 5}),
+                          at::randn({2, 1, 4, 4}), at::randn({3, 8, 1, 1}), at::randn({4, 6})}) {
+    for (const bool last : {true, false}) {
+      for (const int threads : {1, 3}) {
+        at::set_num_threads(threads);
+        Tensor one = leaf(x), two = leaf(x);
+        if (last && x.dim() == 4) {
+          for (Tensor* t : {&one, &two})
+            *t = leaf(t->detach().contiguous(at::MemoryFormat::ChannelsLast));
+        }
+        const Tensor want = one.flatten(1), got = ops::flatten(two), g = at::randn(want.sizes());
+        EXPECT_TRUE(got.equal(want));
+        EXPECT_TRUE(got.is_contiguous());
+        want.backward(g);
+        got.backward(g);
+        EXPECT_TRUE(two.grad().equal(one.grad()));
+      }
+    }
+  }
+  at::set_num_threads(before);
+}
+
 // Of the layers x -> y, with gradients in x and in all weights, against the same in double.
 void expect_layer(const std::function<Tensor(const std::vector<Tensor>&)>& layer,
                   const std::function<Tensor(const std::vector<Tensor>&)>& want,
