@@ -152,6 +152,33 @@ struct GlobalAvgPool : Function<GlobalAvgPool> {
   }
 };
 
+struct Subsample : Function<Subsample> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, int64_t stride,
+                            int64_t channels) {
+    const at::Tensor x = nhwc(x_any);
+    const auto shape = shape_of(x, stride, channels);
+    const at::Tensor y =
+        empty_nhwc({x.size(0), channels, shape.out_height(), shape.out_width()}, x);
+    kernels::subsample(shape, x.data_ptr(), y.data_ptr());
+    ctx->saved_data["sizes"] = x.sizes();
+    ctx->saved_data["stride"] = stride;
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor dy = nhwc(grads[0]);
+    const at::Tensor dx = empty_nhwc(ctx->saved_data["sizes"].toIntVector(), dy);
+    kernels::subsample_grad(shape_of(dx, ctx->saved_data["stride"].toInt(), dy.size(1)),
+                            dy.data_ptr(), dx.data_ptr());
+    return {dx, {}, {}};
+  }
+
+  static kernels::Subsample shape_of(const at::Tensor& x, int64_t stride, int64_t channels) {
+    const auto bytes = static_cast<int64_t>(x.element_size());
+    return {x.size(0), x.size(2), x.size(3), stride, x.size(1) * bytes, channels * bytes};
+  }
+};
+
 // [B,C,H,W], pixel by pixel in memory, in the order of its sizes.
 struct Flatten : Function<Flatten> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x) {
@@ -279,9 +306,15 @@ at::Tensor global_avg_pool(const at::Tensor& x) {
   return x.mean({2, 3});
 }
 
-at::Tensor subsample(const at::Tensor& x, int64_t stride) {
-  if (SpatialSplit* split = current_spatial_split()) return spatial::subsample(*split, x, stride);
-  return x.slice(2, 0, x.size(2), stride).slice(3, 0, x.size(3), stride);
+at::Tensor subsample(const at::Tensor& x, int64_t stride, int64_t channels) {
+  const int64_t more = channels == 0 ? 0 : channels - x.size(1);
+  SpatialSplit* const split = current_spatial_split();
+  if (split == nullptr && has_storage(x) && x.dim() == 4 && more >= 0)
+    return Subsample::apply(x, stride, x.size(1) + more);
+  const at::Tensor taken = split != nullptr
+                               ? spatial::subsample(*split, x, stride)
+                               : x.slice(2, 0, x.size(2), stride).slice(3, 0, x.size(3), stride);
+  return more == 0 ? taken : at::constant_pad_nd(taken, {0, 0, 0, 0, 0, more}, 0);
 }
 
 at::Tensor upsample_twice(const at::Tensor& x) {

@@ -58,8 +58,9 @@ at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64
 // [B,C,H,W] -> [B,C].
 at::Tensor global_avg_pool(const at::Tensor& x);
 
-// Every stride-th pixel in both directions, from the first on.
-at::Tensor subsample(const at::Tensor& x, int64_t stride);
+// Every stride-th pixel in both directions, from the first on; with `channels` channels, of which
+// those that x does not have are zero (0: those of x).
+at::Tensor subsample(const at::Tensor& x, int64_t stride, int64_t channels = 0);
 
 // Every pixel as 2x2 pixels (nearest neighbour): [B,C,H,W] -> [B,C,2H,2W].
 at::Tensor upsample_twice(const at::Tensor& x);

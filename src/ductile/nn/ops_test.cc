@@ -375,6 +375,30 @@ TEST(Pools, EqualAten) {
   EXPECT_EQ(max_pool2d(at::randn({1, 5, 4, 4}).to(at::kHalf), 2, 2, 0).scalar_type(), at::kHalf);
 }
 
+TEST(Subsample, IsAtensToTheBit) {
+  const int before = at::get_num_threads();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const int64_t stride : {1, 2, 3}) {
+      for (const int64_t more : {0, 5}) {
+        for (const int threads : {1, 3}) {
+          at::set_num_threads(threads);
+          const Tensor x = at::randn({3, 5, 8, 7}).to(type);
+          const Tensor one = leaf(x), two = leaf(x.contiguous(at::MemoryFormat::ChannelsLast));
+          const Tensor want = at::constant_pad_nd(one.slice(2, 0, 8, stride).slice(3, 0, 7, stride),
+                                                  {0, 0, 0, 0, 0, more}, 0);
+          const Tensor got = subsample(two, stride, 5 + more);
+          EXPECT_TRUE(got.equal(want));
+          const Tensor g = at::randn(want.sizes()).to(type);
+          want.backward(g);
+          got.backward(g);
+          EXPECT_TRUE(two.grad().equal(one.grad()));
+        }
+      }
+    }
+  }
+  at::set_num_threads(before);
+}
+
 TEST(Flatten, IsAtensToTheBit) {
   const int before = at::get_num_threads();
   for (const Tensor& x : {at::randn({5, 32, 7, 7}), at::randn({128, 16, 6, 5}),

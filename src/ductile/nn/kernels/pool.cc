@@ -1,6 +1,7 @@
 #include "ductile/nn/kernels/pool.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "ductile/base/error.h"
 #include "ductile/nn/kernels/scratch.h"
@@ -49,6 +50,34 @@ void max_pool_grad(const MaxPool& s, int64_t batch, const void* dy, const uint8_
   for (int64_t b = 0; b < batch; ++b)
     max_pool_grad_of_image(s, dy, index, b, scratch(ScratchKind::local, room),
                            static_cast<char*>(dx) + b * in * bytes_of(s.storage));
+}
+
+void subsample(const Subsample& s, const void* x, void* y) {
+  const int64_t rows = s.out_height(), cols = s.out_width(), padding = s.out_bytes - s.in_bytes;
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t b = 0; b < s.batch; ++b) {
+    char* to = static_cast<char*>(y) + b * rows * cols * s.out_bytes;
+    const char* row = static_cast<const char*>(x) + b * s.height * s.width * s.in_bytes;
+    for (int64_t i = 0; i < rows; ++i, row += s.stride * s.width * s.in_bytes)
+      for (int64_t j = 0; j < cols; ++j, to += s.out_bytes) {
+        std::memcpy(to, row + j * s.stride * s.in_bytes, s.in_bytes);
+        std::memset(to + s.in_bytes, 0, padding);
+      }
+  }
+}
+
+void subsample_grad(const Subsample& s, const void* dy, void* dx) {
+  const int64_t rows = s.out_height(), cols = s.out_width();
+  const int64_t image = s.height * s.width * s.in_bytes;
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t b = 0; b < s.batch; ++b) {
+    const char* from = static_cast<const char*>(dy) + b * rows * cols * s.out_bytes;
+    char* row = static_cast<char*>(dx) + b * image;
+    std::memset(row, 0, image);
+    for (int64_t i = 0; i < rows; ++i, row += s.stride * s.width * s.in_bytes)
+      for (int64_t j = 0; j < cols; ++j, from += s.out_bytes)
+        std::memcpy(row + j * s.stride * s.in_bytes, from, s.in_bytes);
+  }
 }
 
 void average_pool(Storage storage, int64_t batch, int64_t pixels, int64_t channels, const void* x,
