@@ -129,28 +129,29 @@ struct NormReduceRun {
 
   template <Storage S, Mask kMask, bool kWriteG>
   void loop() const {
-    for (int64_t c = 0; c < p.channels; c += V::lanes) {
-      V::store(p.sum_g + c, V::zero());
-      V::store(p.sum_gy + c, V::zero());
+    const NormReduce q = p;
+    for (int64_t c = 0; c < q.channels; c += V::lanes) {
+      V::store(q.sum_g + c, V::zero());
+      V::store(q.sum_gy + c, V::zero());
     }
     constexpr int64_t kBlock = 32;  // sums of blocks, then of their sums: less rounding
-    for (int64_t first = 0; first < p.pixels; first += kBlock) {
-      const int64_t end = first + kBlock < p.pixels ? first + kBlock : p.pixels;
-      for (int64_t c = 0; c < p.channels; c += V::lanes) {
-        const auto scale = V::load(p.scale + c), shift = V::load(p.shift + c);
-        const auto mean = V::load(p.mean + c);
+    for (int64_t first = 0; first < q.pixels; first += kBlock) {
+      const int64_t end = first + kBlock < q.pixels ? first + kBlock : q.pixels;
+      for (int64_t c = 0; c < q.channels; c += V::lanes) {
+        const auto scale = V::load(q.scale + c), shift = V::load(q.shift + c);
+        const auto mean = V::load(q.mean + c);
         typename V::Reg sum_g[2] = {V::zero(), V::zero()}, sum_gy[2] = {V::zero(), V::zero()};
         const auto take = [&](int64_t i, int chain) {
-          const int64_t at = i * p.channels + c;
-          auto g = load_as<V, S>(p.grad, at);
-          const auto y = load_as<V, S>(p.y, at);
+          const int64_t at = i * q.channels + c;
+          auto g = load_as<V, S>(q.grad, at);
+          const auto y = load_as<V, S>(q.y, at);
           if constexpr (kMask == Mask::from_y) g = V::where_positive(V::fma(scale, y, shift), g);
-          if constexpr (kMask == Mask::from_out) g = V::where_positive(load_as<V, S>(p.out, at), g);
+          if constexpr (kMask == Mask::from_out) g = V::where_positive(load_as<V, S>(q.out, at), g);
           if constexpr (kMask == Mask::gelu)
             g = V::mul(g, Gelu<V>(V::fma(scale, y, shift)).slope());
           if constexpr (kMask == Mask::silu)
             g = V::mul(g, Silu<V>(V::fma(scale, y, shift)).slope());
-          if constexpr (kWriteG) store_as<V, S>(p.g, at, g);
+          if constexpr (kWriteG) store_as<V, S>(q.g, at, g);
           sum_g[chain] = V::add(sum_g[chain], g);
           sum_gy[chain] = V::fma(g, V::sub(y, mean), sum_gy[chain]);
         };
@@ -160,8 +161,8 @@ struct NormReduceRun {
           take(i + 1, 1);
         }
         if (i < end) take(i, 0);
-        V::store(p.sum_g + c, V::add(V::load(p.sum_g + c), V::add(sum_g[0], sum_g[1])));
-        V::store(p.sum_gy + c, V::add(V::load(p.sum_gy + c), V::add(sum_gy[0], sum_gy[1])));
+        V::store(q.sum_g + c, V::add(V::load(q.sum_g + c), V::add(sum_g[0], sum_g[1])));
+        V::store(q.sum_gy + c, V::add(V::load(q.sum_gy + c), V::add(sum_gy[0], sum_gy[1])));
       }
     }
   }
