@@ -75,6 +75,7 @@ def ductile_burst(args, max_steps):
         folder = pathlib.Path(name)
         job_file(args, folder, max_steps)
         environment = dict(os.environ, OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000",
+                           GLIBC_TUNABLES="glibc.malloc.hugetlb=1",
                            OMP_NUM_THREADS=str(args.threads))
         worker = pathlib.Path(args.build) / "bin" / "ductile-worker"
         subprocess.run([worker, "--run", folder], check=True, env=environment)

@@ -182,5 +182,32 @@ RC_GTEST_PROP(ExactCrop, MatchesTheSlowTwin, (uint64_t sample)) {
   }
 }
 
+// Rows that are adjacent in image and target are normalised together: the same bits as one by one.
+RC_GTEST_PROP(ExactCrop, TakesWholeRowsTogetherWithTheBitsOfSingleOnes, ()) {
+  const int64_t channels = *rc::gen::element<int64_t>(1, 3);
+  const int64_t w = *rc::gen::inRange<int64_t>(1, 40);
+  const int64_t h = *rc::gen::inRange<int64_t>(1, 90), above = *rc::gen::inRange<int64_t>(0, 3);
+  const size_t row = static_cast<size_t>(w * channels), gap = *rc::gen::inRange<size_t>(0, 2);
+  const auto image = *rc::gen::container<std::vector<uint8_t>>(
+      (row + gap) * static_cast<size_t>(h + above), rc::gen::arbitrary<uint8_t>());
+  const Normalizer n(resolve_augment({}, info(h, w, channels)));
+  ExactCrop crop(n, {});
+  Geometry g;
+  g.exact = true;
+  g.y = static_cast<double>(above);
+  std::vector<float> out(row * static_cast<size_t>(h) + 1, 7);
+  crop.write({image.data(), h + above, w, channels, channels, row + gap}, g,
+             {out.data(), channels, h, w, true});
+  RC_ASSERT(out.back() == 7);
+  for (size_t y = 0; y < static_cast<size_t>(h); ++y) {
+    for (size_t i = 0; i < row; ++i) {
+      const size_t c = i % static_cast<size_t>(channels);
+      const uint8_t byte = image[(y + static_cast<size_t>(above)) * (row + gap) + i];
+      const float scaled = static_cast<float>(byte) * n.scale[c];
+      RC_ASSERT(out[y * row + i] == scaled + n.bias[c]);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ductile::data

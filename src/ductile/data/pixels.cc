@@ -7,6 +7,26 @@
 #include "ductile/data/kernels.h"
 
 namespace ductile::data {
+namespace {
+
+// Rows that follow each other are normalised together, about so many values in a call: for a row of
+// a small image, a call takes longer than its work.
+constexpr int64_t kValuesAtOnce = 1024;
+
+// Where a coordinate outside [0, size) falls when it is mirrored at the first or last pixel.
+int64_t reflected(int64_t at, int64_t size) {
+  return at < 0 ? -at : at >= size ? 2 * (size - 1) - at : at;
+}
+
+// Whether the target's rows are adjacent rows of the image, as they are, from row `y0` on.
+bool is_whole_rows(const ImageView& image, const Geometry& geometry, const ImageTarget& target,
+                   int64_t y0) {
+  return !geometry.flip && geometry.x == 0 && image.width == target.width &&
+         image.row_bytes == static_cast<size_t>(target.width * target.channels) && y0 >= 0 &&
+         y0 + target.height <= image.height && (target.channels_last || target.channels == 1);
+}
+
+}  // namespace
 
 Normalizer::Normalizer(const spec::AugmentOptions& resolved) {
   for (size_t c = 0; c < resolved.mean.size() && c < scale.size(); ++c) {
@@ -20,27 +40,44 @@ Normalizer::Normalizer(const spec::AugmentOptions& resolved) {
   }
 }
 
-namespace {
-
-// Where a coordinate outside [0, size) falls when it is mirrored at the first or last pixel.
-int64_t reflected(int64_t at, int64_t size) {
-  return at < 0 ? -at : at >= size ? 2 * (size - 1) - at : at;
+void ExactCrop::repeat_constants(size_t values, size_t channels) {
+  if (scales_.size() == values) return;
+  scales_.resize(values);
+  biases_.resize(values);
+  for (size_t i = 0; i < values; ++i) {
+    scales_[i] = normalizer_.scale[i % channels];
+    biases_[i] = normalizer_.bias[i % channels];
+  }
 }
 
-}  // namespace
+void ExactCrop::write_rows(const uint8_t* from, int64_t rows, int64_t at_once, size_t row_values,
+                           float* to) const {
+  const Kernels& k = kernels();
+  for (int64_t y = 0; y < rows; y += at_once) {
+    const size_t first = static_cast<size_t>(y) * row_values;
+    k.normalize(from + first, scales_.data(), biases_.data(), to + first,
+                static_cast<size_t>(std::min(at_once, rows - y)) * row_values);
+  }
+}
 
 void ExactCrop::write(const ImageView& image, const Geometry& geometry, const ImageTarget& target) {
   const int64_t channels = target.channels, width = target.width;
   DUCTILE_CHECK(image.channels == channels && image.step == channels, "channels differ");
   const size_t row_values = static_cast<size_t>(width * channels);
-  if (scale_row_.size() != row_values) {
-    scale_row_.resize(row_values);
-    bias_row_.resize(row_values);
-    for (size_t i = 0; i < row_values; ++i) {
-      scale_row_[i] = normalizer_.scale[i % static_cast<size_t>(channels)];
-      bias_row_[i] = normalizer_.bias[i % static_cast<size_t>(channels)];
-    }
+  const int64_t rows_at_once = std::max<int64_t>(1, kValuesAtOnce / (width * channels));
+  repeat_constants(static_cast<size_t>(rows_at_once) * row_values, static_cast<size_t>(channels));
+  if (const auto y0 = static_cast<int64_t>(geometry.y);
+      is_whole_rows(image, geometry, target, y0)) {
+    write_rows(image.row(y0), target.height, rows_at_once, row_values, target.data);
+  } else {
+    write_by_row(image, geometry, target, row_values);
   }
+  apply_cutout(geometry, normalizer_, target);
+}
+
+void ExactCrop::write_by_row(const ImageView& image, const Geometry& geometry,
+                             const ImageTarget& target, size_t row_values) {
+  const int64_t channels = target.channels, width = target.width;
   const int64_t x0 = static_cast<int64_t>(geometry.x), y0 = static_cast<int64_t>(geometry.y);
   // Columns of the target that lie inside the image.
   const int64_t left = std::clamp<int64_t>(-x0, 0, width);
@@ -74,7 +111,7 @@ void ExactCrop::write(const ImageView& image, const Geometry& geometry, const Im
       row = mirrored;
     }
     if (target.channels_last || channels == 1) {
-      k.normalize(row, scale_row_.data(), bias_row_.data(),
+      k.normalize(row, scales_.data(), biases_.data(),
                   target.data + static_cast<size_t>(y) * row_values, row_values);
     } else {
       for (int64_t c = 0; c < channels; ++c) {
@@ -87,7 +124,6 @@ void ExactCrop::write(const ImageView& image, const Geometry& geometry, const Im
       }
     }
   }
-  apply_cutout(geometry, normalizer_, target);
 }
 
 void apply_cutout(const Geometry& geometry, const Normalizer& normalizer,

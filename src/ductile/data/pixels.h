@@ -46,10 +46,17 @@ class ExactCrop {
   void write(const ImageView& image, const Geometry& geometry, const ImageTarget& target);
 
  private:
+  void repeat_constants(size_t values, size_t channels);
+  // Of adjacent rows of `row_values` bytes, `at_once` in a call.
+  void write_rows(const uint8_t* from, int64_t rows, int64_t at_once, size_t row_values,
+                  float* to) const;
+  void write_by_row(const ImageView& image, const Geometry& geometry, const ImageTarget& target,
+                    size_t row_values);
+
   Normalizer normalizer_;
   bool reflect_;
   std::vector<uint8_t> row_;
-  std::vector<float> scale_row_, bias_row_;  // the constants, repeated along one row
+  std::vector<float> scales_, biases_;  // the constants, repeated along some rows
 };
 
 // Fills the geometry's cut rectangle of a finished image.

@@ -68,7 +68,7 @@ class Airbench : public OperatorModel {
         init_uniform({args.num_classes(), features}, std::sqrt(3.0), seed(), "head.weight"));
     h = add_max_pool("pool", h, 3, 3, 0);
     finish(add("head", "linear", {h}, {head}, [head](Inputs in) {
-      const at::Tensor x = ops::whole_image(in[0]).flatten(1);
+      const at::Tensor x = ops::flatten(ops::whole_image(in[0]));
       return ops::linear(x, head, {}).div(static_cast<double>(x.size(1)));
     }));
   }

@@ -18,7 +18,7 @@ class Cnn : public OperatorModel {
     Source h = add_max_pool("pool1", add_conv_bn_act("conv1", conv1, input(), true), 2, 2, 0);
     h = add_max_pool("pool2", add_conv_bn_act("conv2", conv2, h, true), 2, 2, 0);
     const auto run = [this](Inputs in, Inputs weights, int64_t) {
-      return relu(ops::linear(ops::whole_image(in[0]).flatten(1), weights[0], weights[1]));
+      return relu(ops::linear(ops::flatten(ops::whole_image(in[0])), weights[0], weights[1]));
     };
     h = add_columns("fc1", {h}, {fc1.weight, fc1.bias}, {{0, 0}, run});
     finish(add_dense("fc2", fc2, h, false));

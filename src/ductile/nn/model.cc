@@ -5,6 +5,7 @@
 #include <ATen/ops/argmax.h>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/class_rows_impl.h"
 #include "ductile/nn/first_values.h"
 #include "ductile/nn/generator.h"
 #include "ductile/nn/ops.h"
@@ -56,7 +57,10 @@ LossOutput Model::loss(const at::Tensor& logits, const at::Tensor& labels, doubl
     out.losses = out.losses.reshape({logits.size(0), -1}).mean(1);
   }
   out.predictions = labels_N.numel();
-  out.correct = at::argmax(rows_NK.detach().to(at::kFloat), 1).eq(labels_N).sum().item<int64_t>();
+  const at::Tensor scores_NK = rows_NK.detach().to(at::kFloat);
+  out.correct = plain_class_rows(scores_NK, labels_N)
+                    ? num_labels_first(scores_NK, labels_N)
+                    : at::argmax(scores_NK, 1).eq(labels_N).sum().item<int64_t>();
   return out;
 }
 

@@ -8,9 +8,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "ductile/nn/aten_conv.h"
+#include "ductile/nn/class_rows_impl.h"
 #include "ductile/nn/flops.h"
 #include "ductile/nn/kernels/conv.h"
 #include "ductile/nn/kernels/pool.h"
+#include "ductile/nn/kernels/product.h"
 #include "ductile/nn/ops_impl.h"
 #include "ductile/nn/precision.h"
 #include "ductile/nn/spatial_ops_impl.h"
@@ -150,6 +152,52 @@ struct GlobalAvgPool : Function<GlobalAvgPool> {
   }
 };
 
+struct Subsample : Function<Subsample> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x_any, int64_t stride,
+                            int64_t channels) {
+    const at::Tensor x = nhwc(x_any);
+    const auto shape = shape_of(x, stride, channels);
+    const at::Tensor y =
+        empty_nhwc({x.size(0), channels, shape.out_height(), shape.out_width()}, x);
+    kernels::subsample(shape, x.data_ptr(), y.data_ptr());
+    ctx->saved_data["sizes"] = x.sizes();
+    ctx->saved_data["stride"] = stride;
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor dy = nhwc(grads[0]);
+    const at::Tensor dx = empty_nhwc(ctx->saved_data["sizes"].toIntVector(), dy);
+    kernels::subsample_grad(shape_of(dx, ctx->saved_data["stride"].toInt(), dy.size(1)),
+                            dy.data_ptr(), dx.data_ptr());
+    return {dx, {}, {}};
+  }
+
+  static kernels::Subsample shape_of(const at::Tensor& x, int64_t stride, int64_t channels) {
+    const auto bytes = static_cast<int64_t>(x.element_size());
+    return {x.size(0), x.size(2), x.size(3), stride, x.size(1) * bytes, channels * bytes};
+  }
+};
+
+// [B,C,H,W], pixel by pixel in memory, in the order of its sizes.
+struct Flatten : Function<Flatten> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x) {
+    const int64_t channels = x.size(1), pixels = x.size(2) * x.size(3);
+    const at::Tensor y = at::empty({x.size(0), channels * pixels}, x.options());
+    kernels::transpose_each(x.size(0), x.data_ptr<float>(), pixels, channels, y.data_ptr<float>());
+    ctx->saved_data["sizes"] = x.sizes();
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const at::Tensor dy = grads[0].contiguous();
+    const at::Tensor dx = empty_nhwc(ctx->saved_data["sizes"].toIntVector(), dy);
+    kernels::transpose_each(dx.size(0), dy.data_ptr<float>(), dx.size(1), dx.size(2) * dx.size(3),
+                            dx.data_ptr<float>());
+    return {dx};
+  }
+};
+
 // libtorch cuts the sum of a single row by the number of threads.
 at::Tensor mean_of_rows(const at::Tensor& x_NK) {
   std::optional<OneThread> alone;
@@ -162,7 +210,9 @@ struct CrossEntropy : Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits,
                             const at::Tensor& labels, double smoothing) {
     const at::Tensor log_p = at::log_softmax(logits, 1);
-    at::Tensor loss = log_p.gather(1, labels.unsqueeze(1)).squeeze(1).mul_(smoothing - 1);
+    at::Tensor loss = plain_class_rows(log_p, labels)
+                          ? scores_of_labels(log_p, labels, static_cast<float>(smoothing - 1))
+                          : log_p.gather(1, labels.unsqueeze(1)).squeeze(1).mul_(smoothing - 1);
     if (smoothing != 0) loss.sub_(mean_of_rows(log_p), smoothing);
     ctx->save_for_backward({log_p, labels});
     ctx->saved_data["smoothing"] = smoothing;
@@ -172,9 +222,13 @@ struct CrossEntropy : Function<CrossEntropy> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const variable_list saved = ctx->get_saved_variables();
     const double smoothing = ctx->saved_data["smoothing"].toDouble();
-    const at::Tensor labels = saved[1].unsqueeze(1), scale = grads[0].unsqueeze(1);
     at::Tensor d = saved[0].exp();
     if (smoothing != 0) d.sub_(smoothing / static_cast<double>(d.size(1)));
+    if (grads[0].scalar_type() == at::kFloat && plain_class_rows(d, saved[1])) {
+      shift_labels_and_scale(d, saved[1], static_cast<float>(smoothing - 1), grads[0]);
+      return {d, {}, {}};
+    }
+    const at::Tensor labels = saved[1].unsqueeze(1), scale = grads[0].unsqueeze(1);
     d.scatter_add_(1, labels, at::full_like(labels, smoothing - 1, d.options()));
     return {d.mul_(scale), {}, {}};
   }
@@ -252,9 +306,15 @@ at::Tensor global_avg_pool(const at::Tensor& x) {
   return x.mean({2, 3});
 }
 
-at::Tensor subsample(const at::Tensor& x, int64_t stride) {
-  if (SpatialSplit* split = current_spatial_split()) return spatial::subsample(*split, x, stride);
-  return x.slice(2, 0, x.size(2), stride).slice(3, 0, x.size(3), stride);
+at::Tensor subsample(const at::Tensor& x, int64_t stride, int64_t channels) {
+  const int64_t more = channels == 0 ? 0 : channels - x.size(1);
+  SpatialSplit* const split = current_spatial_split();
+  if (split == nullptr && has_storage(x) && x.dim() == 4 && more >= 0)
+    return Subsample::apply(x, stride, x.size(1) + more);
+  const at::Tensor taken = split != nullptr
+                               ? spatial::subsample(*split, x, stride)
+                               : x.slice(2, 0, x.size(2), stride).slice(3, 0, x.size(3), stride);
+  return more == 0 ? taken : at::constant_pad_nd(taken, {0, 0, 0, 0, 0, more}, 0);
 }
 
 at::Tensor upsample_twice(const at::Tensor& x) {
@@ -266,6 +326,12 @@ at::Tensor upsample_twice(const at::Tensor& x) {
 at::Tensor whole_image(const at::Tensor& x) {
   SpatialSplit* split = current_spatial_split();
   return split != nullptr ? spatial::whole_image(*split, x) : x;
+}
+
+at::Tensor flatten(const at::Tensor& x) {
+  const bool by_pixel = has_storage(x) && x.dim() == 4 && x.scalar_type() == at::kFloat &&
+                        !x.is_contiguous() && x.is_contiguous(at::MemoryFormat::ChannelsLast);
+  return by_pixel ? Flatten::apply(x) : x.flatten(1);
 }
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& labels, double smoothing) {

@@ -58,8 +58,9 @@ at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64
 // [B,C,H,W] -> [B,C].
 at::Tensor global_avg_pool(const at::Tensor& x);
 
-// Every stride-th pixel in both directions, from the first on.
-at::Tensor subsample(const at::Tensor& x, int64_t stride);
+// Every stride-th pixel in both directions, from the first on; with `channels` channels, of which
+// those that x does not have are zero (0: those of x).
+at::Tensor subsample(const at::Tensor& x, int64_t stride, int64_t channels = 0);
 
 // Every pixel as 2x2 pixels (nearest neighbour): [B,C,H,W] -> [B,C,2H,2W].
 at::Tensor upsample_twice(const at::Tensor& x);
@@ -67,6 +68,9 @@ at::Tensor upsample_twice(const at::Tensor& x);
 // Returns x; under a spatial split it returns the whole activation on every cell, for layers that
 // need all pixels.
 at::Tensor whole_image(const at::Tensor& x);
+
+// x [B,C,H,W] -> [B, C * H * W], as torch.flatten(x, 1). Works on what whole_image() returns.
+at::Tensor flatten(const at::Tensor& x);
 
 // x [.., I], w [O,I], b [O] or undefined -> [.., O].
 at::Tensor linear(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b);

@@ -433,6 +433,54 @@ TEST(Pools, EqualAten) {
   EXPECT_EQ(max_pool2d(at::randn({1, 5, 4, 4}).to(at::kHalf), 2, 2, 0).scalar_type(), at::kHalf);
 }
 
+TEST(Subsample, IsAtensToTheBit) {
+  const int before = at::get_num_threads();
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
+    for (const int64_t stride : {1, 2, 3}) {
+      for (const int64_t more : {0, 5}) {
+        for (const int threads : {1, 3}) {
+          at::set_num_threads(threads);
+          const Tensor x = at::randn({3, 5, 8, 7}).to(type);
+          const Tensor one = leaf(x), two = leaf(x.contiguous(at::MemoryFormat::ChannelsLast));
+          const Tensor want = at::constant_pad_nd(one.slice(2, 0, 8, stride).slice(3, 0, 7, stride),
+                                                  {0, 0, 0, 0, 0, more}, 0);
+          const Tensor got = subsample(two, stride, 5 + more);
+          EXPECT_TRUE(got.equal(want));
+          const Tensor g = at::randn(want.sizes()).to(type);
+          want.backward(g);
+          got.backward(g);
+          EXPECT_TRUE(two.grad().equal(one.grad()));
+        }
+      }
+    }
+  }
+  at::set_num_threads(before);
+}
+
+TEST(Flatten, IsAtensToTheBit) {
+  const int before = at::get_num_threads();
+  for (const Tensor& x : {at::randn({5, 32, 7, 7}), at::randn({128, 16, 6, 5}),
+                          at::randn({2, 1, 4, 4}), at::randn({3, 8, 1, 1}), at::randn({4, 6})}) {
+    for (const bool last : {true, false}) {
+      for (const int threads : {1, 3}) {
+        at::set_num_threads(threads);
+        Tensor one = leaf(x), two = leaf(x);
+        if (last && x.dim() == 4) {
+          for (Tensor* t : {&one, &two})
+            *t = leaf(t->detach().contiguous(at::MemoryFormat::ChannelsLast));
+        }
+        const Tensor want = one.flatten(1), got = ops::flatten(two), g = at::randn(want.sizes());
+        EXPECT_TRUE(got.equal(want));
+        EXPECT_TRUE(got.is_contiguous());
+        want.backward(g);
+        got.backward(g);
+        EXPECT_TRUE(two.grad().equal(one.grad()));
+      }
+    }
+  }
+  at::set_num_threads(before);
+}
+
 // Of the layers x -> y, with gradients in x and in all weights, against the same in double.
 void expect_layer(const std::function<Tensor(const std::vector<Tensor>&)>& layer,
                   const std::function<Tensor(const std::vector<Tensor>&)>& want,
@@ -538,6 +586,26 @@ TEST(CrossEntropy, EqualsAtenForEverySample) {
   EXPECT_EQ(cross_entropy(at::randn({2, 3}).to(at::kBFloat16), at::zeros({2}, at::kLong), 0)
                 .scalar_type(),
             at::kFloat);
+}
+
+TEST(CrossEntropy, HasTheBitsOfSingleOperators) {
+  for (const double smoothing : {0.0, 0.1}) {
+    const Tensor logits = leaf(at::randn({128, 10}) * 3);
+    const Tensor labels = at::randint(10, {128}, at::kLong);
+    const Tensor log_p = at::log_softmax(logits.detach(), 1), at_labels = labels.unsqueeze(1);
+    Tensor want = log_p.gather(1, at_labels).squeeze(1).mul(smoothing - 1);
+    Tensor gradient = log_p.exp();
+    if (smoothing != 0) {
+      want.sub_(log_p.mean(1), smoothing);
+      gradient.sub_(smoothing / 10);
+    }
+    gradient.scatter_add_(1, at_labels, at::full({128, 1}, smoothing - 1)).mul_(1.0F / 128);
+    const Tensor loss = cross_entropy(logits, labels, smoothing);
+    EXPECT_TRUE(loss.equal(want));
+    loss.mean().backward();
+    EXPECT_TRUE(logits.grad().equal(gradient));
+  }
+  EXPECT_ANY_THROW(cross_entropy(at::randn({2, 3}), at::full({2}, 3, at::kLong), 0));
 }
 
 }  // namespace

@@ -2,18 +2,11 @@
 #include <string>
 #include <vector>
 
-#include <ATen/ops/constant_pad_nd.h>
-
 #include "ductile/nn/operator_model.h"
 #include "ductile/nn/zoo_impl.h"
 
 namespace ductile::nn {
 namespace {
-
-// Option A: every second pixel, and zeros for the channels that are new.
-at::Tensor padded_shortcut(const at::Tensor& x, int64_t stride, int64_t out) {
-  return at::constant_pad_nd(ops::subsample(x, stride), {0, 0, 0, 0, 0, out - x.size(1)}, 0);
-}
 
 struct Block {
   std::string name;
@@ -87,9 +80,10 @@ class ResNet : public OperatorModel {
     if (block.downsample) {
       shortcut = add_conv_bn_act(block.name + "downsample.0", *block.downsample, x, false);
     } else if (block.stride != 1 || block.in != block.out) {
+      // Option A: every second pixel, and zeros for the channels that are new.
       shortcut = add(block.name + "shortcut", "pad", {x}, {},
                      [stride = block.stride, out = block.out](Inputs in) {
-                       return padded_shortcut(in[0], stride, out);
+                       return ops::subsample(in[0], stride, out);
                      });
     }
     Source h = x;

@@ -108,7 +108,9 @@ class SharedExchange final : public Exchange {
       partials_.push_back(arena_->allocate(vector_bytes(layout_)));
     }
     for (size_t r = 0; r < layout_.cut.size(); ++r) vote_bounds_.push_back(r);
-    const bool in_place = layout_.reduction == Reduction::fast && !layout_.in_parts;
+    // Alone there is one node, and nothing to add.
+    const bool in_place =
+        !layout_.in_parts && (layout_.reduction == Reduction::fast || arena_->size() == 1);
     sum_ = in_place ? partials_.front() : arena_->allocate(vector_bytes(layout_));
     if (layout_.in_parts) gathered_ = arena_->allocate(vector_bytes(layout_));
     std::vector<LeafRange> pieces;
@@ -135,6 +137,7 @@ class SharedExchange final : public Exchange {
     const auto size = static_cast<size_t>(layout_.vector_size - begin);
     const size_t skipped = static_cast<size_t>(begin) * sizeof(float);
     if (layout_.reduction == Reduction::canonical) {
+      if (sum_ == partials_.front()) return floats(sum_, layout_.vector_size);
       std::vector<const std::byte*> inputs;
       for (const std::byte* input : inputs_) inputs.push_back(input + skipped);
       comm::all_reduce_combine(*arena_, DType::f32, inputs, steps_, sum_ + skipped, size);
@@ -238,7 +241,7 @@ class SharedExchange final : public Exchange {
   const Summands summands_;
   std::byte* votes_;                 // a word a worker
   std::vector<size_t> vote_bounds_;  // 0, 1 ...
-  std::byte* sum_ = nullptr;         // with Reduction::fast and in one piece the partial itself
+  std::byte* sum_ = nullptr;         // in place: the partial itself
   std::byte* gathered_ = nullptr;    // what this worker gives in all_gather(); in_parts alone
   std::vector<std::byte*> partials_;
   std::vector<const std::byte*> inputs_;  // of all workers, in leaf order

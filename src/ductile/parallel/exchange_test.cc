@@ -42,6 +42,24 @@ RC_GTEST_PROP(Exchange, SumsAsOneProcessDoesWhateverTheCut, ()) {
   RC_ASSERT(right == std::vector<int>(static_cast<size_t>(workers + idle), 3));
 }
 
+TEST(Exchange, OfAWorkerThatIsAloneHasItsSumInThePartial) {
+  const int64_t num_leaves = 3, size = 1000;
+  const Vec expected = serial_sum(num_leaves, size);
+  for (const bool alone : {true, false}) {
+    ExchangeLayout layout{{0, num_leaves}, size};
+    if (!alone) layout.cut.push_back(num_leaves);  // a member without virtual ranks
+    with_workers(Kind::shared, layout, [&](Exchange& exchange) {
+      for (const int64_t begin : {0, 7}) {
+        fill_partials(exchange);
+        const std::span<const float> sum = exchange.reduce_from(begin);
+        EXPECT_EQ(sum.data() == exchange.partial(0).data(), alone);
+        EXPECT_TRUE(std::equal(sum.begin() + begin, sum.end(), expected.begin() + begin));
+        exchange.largest(0);
+      }
+    });
+  }
+}
+
 RC_GTEST_PROP(Exchange, AFastSumIsTheSameOnAllAndNearTheCanonicalOne, ()) {
   const Kind kind = *rc::gen::element(Kind::shared, Kind::messages);
   const int64_t num_leaves = *rc::gen::inRange<int64_t>(1, 13);

@@ -51,11 +51,14 @@ TEST(LogTail, IsTheLastLines) {
 }
 
 TEST(WorkerEnvironment, IsSetUnlessTheUserDid) {
+  unsetenv("GLIBC_TUNABLES");
   unsetenv("OMP_WAIT_POLICY");
   unsetenv("GOMP_SPINCOUNT");
   unsetenv("OMP_NUM_THREADS");
   using Pairs = std::vector<std::pair<std::string, std::string>>;
-  const Pairs always = {{"OMP_DYNAMIC", "FALSE"}, {"OPENBLAS_NUM_THREADS", "1"}};
+  Pairs always = {{"OMP_DYNAMIC", "FALSE"},
+                  {"OPENBLAS_NUM_THREADS", "1"},
+                  {"GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"}};
   const auto with = [&](Pairs more) {
     more.insert(more.begin(), always.begin(), always.end());
     return more;
@@ -68,6 +71,10 @@ TEST(WorkerEnvironment, IsSetUnlessTheUserDid) {
   setenv("OMP_NUM_THREADS", "5", 1);
   EXPECT_EQ(worker_environment(0), always);
   EXPECT_EQ(worker_environment(2), with({{"OMP_NUM_THREADS", "2"}}));
+  setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0", 1);
+  always.pop_back();
+  EXPECT_EQ(worker_environment(0), always);
+  unsetenv("GLIBC_TUNABLES");
   setenv("OMP_WAIT_POLICY", "PASSIVE", 1);
   unsetenv("OMP_NUM_THREADS");
 }

@@ -44,6 +44,8 @@ fs::path python_worker(const fs::path& worker) {
 std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads) {
   std::vector<std::pair<std::string, std::string>> environment = {{"OMP_DYNAMIC", "FALSE"},
                                                                   {"OPENBLAS_NUM_THREADS", "1"}};
+  if (std::getenv("GLIBC_TUNABLES") == nullptr)
+    environment.emplace_back("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
   if (std::getenv("OMP_WAIT_POLICY") == nullptr) {
     environment.emplace_back("OMP_WAIT_POLICY", "PASSIVE");
     if (std::getenv("GOMP_SPINCOUNT") == nullptr)

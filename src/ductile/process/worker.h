@@ -24,9 +24,11 @@ fs::path python_worker(const fs::path& worker);
 // this process may use, or the user's own OMP_NUM_THREADS). OpenMP threads that spin while they
 // wait make a step ten times slower beside any other busy process, hence OMP_WAIT_POLICY=PASSIVE.
 // GOMP_SPINCOUNT then lets them look for work some tens of microseconds before they sleep: to be
-// woken takes as long, for each of a step's hundred parallel loops. A user's own setting stays.
-// What would choose the number of threads by the machine's load or by the product's size, and so
-// change bits, is switched off.
+// woken takes as long, for each of a step's hundred parallel loops. GLIBC_TUNABLES has malloc ask
+// for huge pages: a step goes through tens of megabytes of activations, and in a virtual machine it
+// is dear to look up where a small page lies. A user's own setting stays. What would choose the
+// number of threads by the machine's load or by the product's size, and so change bits, is switched
+// off.
 std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads);
 
 // The last lines of a log, at most `lines` of them and 8 KiB. Empty where there is none.

@@ -49,6 +49,21 @@ at::Tensor view(float* data, const at::Tensor& like) {
   return at::from_blob(data, like.sizes(), at::kFloat);
 }
 
+// to = the parameter's gradient. A small one needs no operator of libtorch, whose call takes longer
+// than the copy; it would use one thread, too.
+void write_gradient(const at::Tensor& gradient, const at::Tensor& parameter, float* to) {
+  constexpr int64_t kSmall = 32768;
+  const bool plain = gradient.scalar_type() == at::kFloat && gradient.device().is_cpu() &&
+                     gradient.layout() == at::kStrided && !gradient.is_neg() &&
+                     !gradient._is_zerotensor();
+  if (plain && gradient.numel() < kSmall && gradient.is_contiguous() &&
+      gradient.sizes() == parameter.sizes()) {
+    std::copy_n(gradient.data_ptr<float>(), gradient.numel(), to);
+  } else {
+    view(to, parameter).copy_(gradient);
+  }
+}
+
 }  // namespace
 
 // Takes the gradient of each parameter where autograd would add it to .grad.
@@ -64,7 +79,7 @@ struct FlatModel::Sink {
     if (ready == nullptr || error) return;
     const at::NoGradGuard no_grad;
     at::Tensor& gradient = parameter.mutable_grad();
-    view(out.data() + layout.segments()[i].offset, parameter).copy_(gradient);
+    write_gradient(gradient, parameter, out.data() + layout.segments()[i].offset);
     gradient = at::Tensor();
     written[i] = true;
     const size_t before = complete;
@@ -180,7 +195,7 @@ void FlatModel::write_gradients(std::span<const at::Tensor> gradients, std::span
     const optim::Segment& segment = layout_.segments()[i];
     std::fill(out.begin() + end, out.begin() + segment.offset, 0.0f);
     if (gradients[i].defined()) {
-      view(out.data() + segment.offset, parameters_[i].tensor).copy_(gradients[i]);
+      write_gradient(gradients[i], parameters_[i].tensor, out.data() + segment.offset);
     } else {
       std::fill_n(out.begin() + segment.offset, segment.size, 0.0f);
     }
@@ -204,7 +219,7 @@ void FlatModel::write_gradients(std::span<const at::Tensor> gradients,
       return r.begin <= segment.offset && segment.offset + segment.size <= r.end;
     });
     if (inside) {
-      view(out.data() + segment.offset, parameters_[i].tensor).copy_(gradients[i]);
+      write_gradient(gradients[i], parameters_[i].tensor, out.data() + segment.offset);
     } else {
       write_part(gradients[i], segment, ranges, out);
     }

@@ -4,7 +4,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "ductile/base/error.h"
 #include "ductile/nn/kernels/conv_impl.h"
 #include "ductile/nn/kernels/pool.h"
 #include "ductile/nn/kernels/scratch.h"
@@ -27,7 +26,7 @@ T* at(T* base, int64_t element, Storage storage) {
 void norm_apply(const NormApply& all) {
   const Isa& isa = *isa_for(all.channels);
   const int64_t step = block_pixels(all.channels);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 1)
   for (int64_t first = 0; first < all.pixels; first += step) {
     NormApply part = all;
     const int64_t offset = first * all.channels;
@@ -41,17 +40,22 @@ void norm_apply(const NormApply& all) {
 
 void norm_apply_pool(const NormApply& all, const MaxPool& pool, void* pooled, uint8_t* index) {
   const Isa& isa = *isa_for(all.channels);
-  const int64_t pixels = pool.height * pool.width, in = pixels * all.channels;
-  const int64_t out = pool.out_height * pool.out_width * all.channels;
-#pragma omp parallel for schedule(static)
-  for (int64_t b = 0; b < all.pixels / pixels; ++b) {
+  const int64_t images = all.pixels / (pool.height * pool.width);
+  // What lies between stays in the first cache.
+  const MaxPool row = row_of_windows(pool);
+  const int64_t pixels = row.height * row.width, in = pixels * all.channels;
+  const int64_t out = row.out_width * all.channels;
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t b = 0; b < images; ++b) {
     NormApply part = all;
-    part.y = at(all.y, b * in, all.storage);
-    part.residual = at(all.residual, b * in, all.storage);
     part.out = scratch(ScratchKind::local, in);
     part.pixels = pixels;
-    isa.norm_apply(part);
-    isa.max_pool(pool, part.out, at(pooled, b * out, all.storage), index + b * out);
+    for (int64_t i = b * pool.out_height; i < (b + 1) * pool.out_height; ++i) {
+      part.y = at(all.y, i * in, all.storage);
+      part.residual = at(all.residual, i * in, all.storage);
+      isa.norm_apply(part);
+      isa.max_pool(row, part.out, at(pooled, i * out, all.storage), index + i * out);
+    }
   }
 }
 
@@ -63,7 +67,7 @@ void channel_statistics(Storage storage, const void* y, int64_t pixels, int64_t 
   float* m2s = means + blocks * channels;
   std::fill_n(means, blocks * 2 * channels, 0.0F);
   std::vector<int64_t> counts(static_cast<size_t>(blocks));
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 1)
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t first = block * step, n = std::min(step, pixels - first);
     float* values = scratch(ScratchKind::local, n * channels);
@@ -79,7 +83,7 @@ void write_gradient(const GradSource& source, int64_t pixels, int64_t channels, 
                     void* out) {
   const Isa& isa = *isa_for(channels);
   const int64_t step = block_pixels(channels);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 1)
   for (int64_t first = 0; first < pixels; first += step) {
     const int64_t n = std::min(step, pixels - first);
     void* const target = at(out, first * channels, storage);
@@ -102,7 +106,7 @@ void reduce(const NormReduce& all, const GradOf& grad_of) {
   const int64_t step = block_pixels(all.channels), blocks = (all.pixels + step - 1) / step;
   const int64_t c = all.channels;
   float* sums = scratch(ScratchKind::shared, blocks * 2 * c);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(dynamic, 1)
   for (int64_t block = 0; block < blocks; ++block) {
     NormReduce part = all;
     const int64_t first = block * step, offset = first * c;
@@ -115,14 +119,12 @@ void reduce(const NormReduce& all, const GradOf& grad_of) {
     part.sum_gy = part.sum_g + c;
     isa.norm_reduce(part);
   }
+  std::vector<double> total(static_cast<size_t>(2 * c), 0.0);
+  for (int64_t block = 0; block < blocks; ++block, sums += 2 * c)
+    for (int64_t i = 0; i < 2 * c; ++i) total[static_cast<size_t>(i)] += sums[i];
   for (int64_t i = 0; i < c; ++i) {
-    double sum_g = 0, sum_gy = 0;
-    for (int64_t block = 0; block < blocks; ++block) {
-      sum_g += sums[block * 2 * c + i];
-      sum_gy += sums[block * 2 * c + c + i];
-    }
-    all.sum_g[i] = static_cast<float>(sum_g);
-    all.sum_gy[i] = static_cast<float>(sum_gy);
+    all.sum_g[i] = static_cast<float>(total[static_cast<size_t>(i)]);
+    all.sum_gy[i] = static_cast<float>(total[static_cast<size_t>(c + i)]);
   }
 }
 
@@ -134,13 +136,7 @@ void norm_reduce(const NormReduce& all) {
 }
 
 void norm_reduce_pool(const NormReduce& all, const MaxPool& pool, const uint8_t* index) {
-  DUCTILE_CHECK(pool.padding == 0 && pool.stride == pool.kernel &&
-                    pool.out_height * pool.kernel == pool.height,
-                "windows that overlap or leave pixels out");
-  // Windows tile the images, so each row of them is an image by itself, and a block lies in few.
-  MaxPool row = pool;
-  row.height = pool.kernel;
-  row.out_height = 1;
+  const MaxPool row = row_of_windows(pool);  // a block lies in few of them
   const int64_t pixels = row.height * row.width, image = pixels * all.channels;
   const int64_t step = block_pixels(all.channels), most = (step + pixels - 1) / pixels + 1;
   // The gradients of the rows that a block touches are made one behind the other.

@@ -11,8 +11,8 @@ namespace ductile::nn::kernels {
 // out = act(scale * y + shift (+ residual)).
 void norm_apply(const NormApply& all);
 
-// The same with a max pool behind it, image by image: what lies between is not kept. `out` is not
-// read; `pooled` and `index` are those of max_pool().
+// The same with a max pool behind it, whose windows tile the images: what lies between is not kept.
+// `out` is not read; `pooled` and `index` are those of max_pool().
 void norm_apply_pool(const NormApply& all, const MaxPool& pool, void* pooled, uint8_t* index);
 
 // Mean and variance (biased) of each channel.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "ductile/nn/kernels/conv.h"
+#include "ductile/nn/kernels/isa.h"
 
 // What the two ways to convolve share.
 namespace ductile::nn::kernels {
@@ -38,15 +39,29 @@ inline int64_t part_begin(int64_t n, int64_t p, int64_t parts) { return n * p / 
 void join_moments(const float* means, const float* m2s, const int64_t* counts, int64_t groups,
                   int64_t channels, float* mean, float* variance);
 
-// The source of one image, whose pixels count from 0: with a pool the gradient in front of it, made
-// in `room`, which has room_of_image() floats.
-int64_t room_of_image(const GradSource& grad);
-GradSource of_image(const GradSource& grad, int64_t image, int64_t pixels, int64_t channels,
-                    float* room);
+// The gradient of one image, whose pixels count from 0. With a pool it is made here, that of one
+// row of windows at a time, in `room`, which has room_of() floats.
+class ImageGradient {
+ public:
+  ImageGradient(const Isa& isa, const GradSource& grad, int64_t image, int64_t pixels,
+                int64_t channels, float* room);
+  static int64_t room_of(const GradSource& grad);
 
-// n pixels of such a source from `pixel` on, into dst and to where they are kept.
-void make_gradient(const Isa& isa, const GradSource& own, int64_t pixel, int64_t n,
-                   int64_t channels, float* dst);
+  // dst[0 .. n * channels) = gradient of pixels [first, first + n), which lie in one row. It goes
+  // to where gradients are kept as well.
+  void load(int64_t first, int64_t n, float* dst);
+
+ private:
+  void make_row(int64_t row);
+
+  const Isa& isa_;
+  const GradSource& all_;
+  const int64_t first_pixel_, channels_;
+  GradSource own_;  // of the image, or of a row of windows
+  MaxPool windows_{};
+  int64_t row_ = -1;  // of windows, that was made last
+  float* room_;
+};
 
 bool winograd_supported(const ConvShape& shape);
 void winograd_forward(const ConvShape& shape, const void* x, const float* weight, Storage storage,

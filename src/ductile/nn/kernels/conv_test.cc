@@ -242,6 +242,34 @@ TEST_F(Conv, LeavesOutTheGradientThatIsNotWanted) {
   }
 }
 
+// Few inputs: all of the filter's gradient in one product. With inputs that are zero beside them it
+// is made row by row, of the same sums.
+TEST_F(Conv, MakesTheGradientOfFewInputsWithTheBitsOfSingleRows) {
+  for (const ConvShape& s : {ConvShape{5, 28, 28, 1, 16, 3, 1, 1},
+                             {3, 9, 11, 1, 40, 5, 2, 2},
+                             {2, 8, 7, 2, 24, 3, 1, 0},
+                             {2, 13, 13, 1, 8, 7, 3, 3}}) {
+    ConvShape more = s;
+    more.in = 9;
+    const auto x = normals(1, inputs(s)), g = normals(3, outputs(s));
+    std::vector<float> wide(inputs(more), 0.0F), dw(weights(s)), dw_wide(weights(more));
+    for (int64_t i = 0; i < inputs(s); ++i) wide[i / s.in * more.in + i % s.in] = x[i];
+    const auto gradient = [&](const ConvShape& shape, const std::vector<float>& from,
+                              std::vector<float>& to) {
+      const std::vector<float> w(weights(shape), 0.0F);
+      conv_backward(shape, from.data(), w.data(), plain(g.data(), Storage::f32), nullptr,
+                    to.data());
+    };
+    gradient(s, x, dw);
+    gradient(more, wide, dw_wide);
+    const int64_t taps = s.kernel * s.kernel;
+    for (int64_t i = 0; i < weights(s); ++i) {
+      const int64_t o = i / (s.in * taps), rest = i % (s.in * taps);
+      ASSERT_EQ(dw[i], dw_wide[o * more.in * taps + rest]) << i << " of kernel " << s.kernel;
+    }
+  }
+}
+
 TEST_F(Conv, RefusesWhatItCannotDo) {
   EXPECT_FALSE(conv_supported({1, 8, 8, 8, 12, 3, 1, 1}));  // outputs not in multiples of 8
   EXPECT_FALSE(conv_supported({1, 1, 8, 8, 8, 3, 1, 0}));   // kernel higher than the image

@@ -11,6 +11,7 @@ namespace ductile::nn::kernels {
 namespace {
 
 constexpr int64_t kBatchParts = 16;
+constexpr int64_t kFewRows = 8;  // multiply-adds that a vector unit has under way at once
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -40,6 +41,9 @@ struct Layer {
     in_bf16 = bf16_isa_for(wide);
   }
   bool bf16() const { return out_bf16 != nullptr; }
+  // Whether the products of one kernel row are so few that they would wait for each other: then
+  // the filter's gradient is made of all of them at once, from the image spread out.
+  bool spread() const { return !bf16() && s.kernel > 1 && run < kFewRows; }
   int64_t width() const { return bf16() ? 2 : 1; }                 // values in 32 bits
   int64_t depth() const { return (run + width() - 1) / width(); }  // of a kernel row, in 32 bits
   int64_t batch_parts() const { return std::min(s.batch, kBatchParts); }
@@ -169,10 +173,34 @@ void input_gradient(const Layer& l, const float* g, const float* wt, Storage sto
   }
 }
 
-// sums [kernel row, kernel column, in, out] += one image's share, from padded fp32 images.
-void add_filter_gradient(const Layer& l, const float* x, const float* g, float* sums) {
+// to[row of the padded image, value of a kernel row, column of y]: there the rows of all taps are
+// at one distance from each other.
+void spread_image(const Layer& l, const float* x, float* to) {
+  const Padded pad = l.padded_x();
+  const int64_t step = l.s.stride * l.s.in;
+  for (int64_t r = 0; r < pad.rows; ++r)
+    for (int64_t k = 0; k < l.run; ++k, to += l.ow) {
+      const float* const from = x + r * pad.row() + k;
+      if (step == 1) {
+        std::memcpy(to, from, l.ow * sizeof(float));
+      } else {
+        for (int64_t j = 0; j < l.ow; ++j) to[j] = from[j * step];
+      }
+    }
+}
+
+// sums [kernel row, kernel column, in, out] += one image's share, from padded fp32 images. `spread`
+// is room for what spread_image() makes. Both ways add the same products in the same order.
+void add_filter_gradient(const Layer& l, const float* x, const float* g, float* spread,
+                         float* sums) {
   const Padded pad_x = l.padded_x(), pad_g = l.padded_g();
   const float* first = g + pad_g.border * (pad_g.row() + l.s.out);
+  if (l.spread()) {
+    spread_image(l, x, spread);
+    l.out.gemm({spread, l.ow, 1, l.s.stride * l.run * l.ow, first, l.s.out, pad_g.row(), sums,
+                l.s.out, l.s.kernel * l.run, l.s.out, l.ow, l.oh, true});
+    return;
+  }
   for (int64_t k = 0; k < l.s.kernel; ++k)
     l.out.gemm({x + k * pad_x.row(), 1, l.s.stride * l.s.in, l.s.stride * pad_x.row(), first,
                 l.s.out, pad_g.row(), sums + k * l.run * l.s.out, l.s.out, l.run, l.s.out, l.ow,
@@ -214,34 +242,35 @@ struct BackwardWork {
     const int64_t g_values = l.bf16() ? words(pad_g.floats(), 2) : 0;
     const int64_t row_floats = std::max(l.s.width * l.wide, 2 * std::max(l.s.out, l.wide));
     const int64_t x_words = words(pad_x.floats(), l.width());
-    ScratchCutter cut(scratch(ScratchKind::local, x_words + pad_g.floats() + pairs + g_words +
-                                                      g_values + row_floats + room_of_image(grad) +
-                                                      7 * 16));
+    const int64_t spread_floats = l.spread() ? pad_x.rows * l.run * l.ow : 0;
+    ScratchCutter cut(scratch(ScratchKind::local,
+                              x_words + pad_g.floats() + pairs + g_words + g_values + row_floats +
+                                  ImageGradient::room_of(grad) + spread_floats + 8 * 16));
     x = cut.take(x_words);
     g = cut.take(pad_g.floats());
     x_pairs = cut.take(pairs);
     g_pairs = cut.take(g_words);
     g_bf16 = cut.take(g_values);
     row = cut.take(row_floats);
-    pool = cut.take(room_of_image(grad));
+    pool = cut.take(ImageGradient::room_of(grad));
+    spread = cut.take(spread_floats);
   }
-  float *x, *g, *x_pairs, *g_pairs, *g_bf16, *row, *pool;
+  float *x, *g, *x_pairs, *g_pairs, *g_bf16, *row, *pool, *spread;
 };
 
 void backward_image(const Layer& l, const void* x, const GradSource& grad, int64_t image,
                     const float* wt, const BackwardWork& work, void* dx, float* sums) {
   const ConvShape& s = l.s;
   const Padded pad_g = l.padded_g();
-  const GradSource own = of_image(grad, image, l.oh * l.ow, s.out, work.pool);
-  fill_padded(pad_g, l.oh, l.ow, work.g, [&](int64_t pixel, int64_t n, float* dst) {
-    make_gradient(l.out, own, pixel, n, s.out, dst);
-  });
+  ImageGradient own(l.out, grad, image, l.oh * l.ow, s.out, work.pool);
+  fill_padded(pad_g, l.oh, l.ow, work.g,
+              [&](int64_t pixel, int64_t n, float* dst) { own.load(pixel, n, dst); });
   if (sums != nullptr) {
     load_image(l, x, image, grad.storage, work.x);
     if (l.bf16()) {
       add_filter_gradient_bf16(l, work.x, work.g, work.x_pairs, work.g_pairs, sums);
     } else {
-      add_filter_gradient(l, work.x, work.g, sums);
+      add_filter_gradient(l, work.x, work.g, work.spread, sums);
     }
   }
   if (dx == nullptr) return;

@@ -93,8 +93,8 @@ struct MaxPool;
 // Gradient of a convolution's output, made pixel by pixel while it is loaded.
 // Without y: the stored gradient itself. With y: batch normalisation's backward map
 //   a * g + (b * (y - mean) + d),   g = grad masked by scale * y + shift > 0 where relu.
-// With a pool, grad is the gradient behind it; conv_backward makes that in front of it, image by
-// image (of_image in conv_impl.h), and load_grad knows nothing of pools.
+// With a pool, whose windows tile the images, grad is the gradient behind it; conv_backward makes
+// that in front of it (ImageGradient in conv_impl.h), and load_grad knows nothing of pools.
 struct GradSource {
   const void* grad;
   Storage storage;

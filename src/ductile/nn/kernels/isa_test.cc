@@ -1,5 +1,6 @@
 #include "ductile/nn/kernels/isa.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -282,13 +283,22 @@ TEST_F(IsaTable, NormalisesWithTheSameBits) {
       });
     }
   }
-  expect_same([&](const Isa& isa) {
-    const auto x = normals(5, n);
+}
+
+TEST_F(IsaTable, GathersMomentsWithTheSameBits) {
+  const int64_t pixels = 205;
+  const auto x = normals(5, pixels * kChannels);
+  // `at_once` pixels in a call: blocks of 32 are joined one by one, however they are computed.
+  const auto moments = [&](const Isa& isa, int64_t at_once) {
     std::vector<float> out(2 * kChannels);
     Moments m{out.data(), out.data() + kChannels, 0};
-    isa.moments(x.data(), pixels, kChannels, &m);
+    for (int64_t i = 0; i < pixels; i += at_once)
+      isa.moments(x.data() + i * kChannels, std::min(at_once, pixels - i), kChannels, &m);
+    EXPECT_EQ(m.count, pixels);
     return out;
-  });
+  };
+  expect_same([&](const Isa& isa) { return moments(isa, pixels); });
+  EXPECT_EQ(moments(*base_, pixels), moments(*base_, 32));
 }
 
 TEST_F(IsaTable, PoolsWithTheSameBits) {

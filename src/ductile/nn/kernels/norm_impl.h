@@ -20,23 +20,64 @@ void merge_moments(typename V::Reg mean, typename V::Reg m2, int64_t count, Mome
   V::store(moments->m2 + c, V::fma(V::mul(delta, delta), V::all(before * share), m2_sum));
 }
 
+// Joins kBlocks blocks of `count` pixels, which follow each other from p on, to channels
+// [c, c + lanes). The additions of one block wait for each other; those of several go side by side.
+template <class V, int kBlocks>
+void join_blocks(const float* p, int64_t count, int64_t channels, const Moments& before,
+                 int64_t c) {
+  typename V::Reg sum[kBlocks], mean[kBlocks], m2[kBlocks];
+  const int64_t apart = count * channels;
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b) sum[b] = m2[b] = V::zero();
+  for (int64_t i = 0; i < count; ++i)
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b)
+      sum[b] = V::add(sum[b], V::load(p + b * apart + i * channels));
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b)
+    mean[b] = V::mul(sum[b], V::all(1.0F / static_cast<float>(count)));
+  for (int64_t i = 0; i < count; ++i)
+#pragma GCC unroll 4
+    for (int b = 0; b < kBlocks; ++b) {
+      const auto d = V::sub(V::load(p + b * apart + i * channels), mean[b]);
+      m2[b] = V::fma(d, d, m2[b]);
+    }
+#pragma GCC unroll 4
+  for (int b = 0; b < kBlocks; ++b) {
+    Moments so_far = before;
+    so_far.count += b * count;
+    merge_moments<V>(mean[b], m2[b], count, &so_far, c);
+  }
+}
+
 template <class V>
 void moments(const float* pixels, int64_t n, int64_t channels, Moments* moments) {
   constexpr int64_t kBlock = 32;
-  for (int64_t first = 0; first < n; first += kBlock) {
+  constexpr int kTogether = 2;
+  int64_t first = 0;
+  for (; first + kTogether * kBlock <= n; first += kTogether * kBlock) {
+    for (int64_t c = 0; c < channels; c += V::lanes)
+      join_blocks<V, kTogether>(pixels + first * channels + c, kBlock, channels, *moments, c);
+    moments->count += kTogether * kBlock;
+  }
+  for (; first < n; first += kBlock) {
     const int64_t count = n - first < kBlock ? n - first : kBlock;
-    for (int64_t c = 0; c < channels; c += V::lanes) {
-      const float* p = pixels + first * channels + c;
-      typename V::Reg sum = V::zero(), m2 = V::zero();
-      for (int64_t i = 0; i < count; ++i) sum = V::add(sum, V::load(p + i * channels));
-      const auto mean = V::mul(sum, V::all(1.0F / static_cast<float>(count)));
-      for (int64_t i = 0; i < count; ++i) {
-        const auto d = V::sub(V::load(p + i * channels), mean);
-        m2 = V::fma(d, d, m2);
-      }
-      merge_moments<V>(mean, m2, count, moments, c);
-    }
+    for (int64_t c = 0; c < channels; c += V::lanes)
+      join_blocks<V, 1>(pixels + first * channels + c, count, channels, *moments, c);
     moments->count += count;
+  }
+}
+
+// Calls f(first, end, c) for blocks of few pixels, which stay in the first cache, and for every
+// vector of channels from c on, whose constants f then loads once a block. f has copies of all that
+// it reads: what is written through vectors may lie anywhere, for all that a compiler knows, so
+// what is only pointed at would be loaded again behind each of them.
+template <class V, class F>
+void for_pixel_blocks(int64_t pixels, int64_t channels, const F& f) {
+  constexpr int64_t kBlock = 32;
+  for (int64_t first = 0; first < pixels; first += kBlock) {
+    const int64_t end = first + kBlock < pixels ? first + kBlock : pixels;
+    for (int64_t c = 0; c < channels; c += V::lanes) f(first, end, c);
   }
 }
 
@@ -46,17 +87,19 @@ struct NormApplyRun {
 
   template <Storage S, bool kResidual, Act kAct>
   void loop() const {
-    for (int64_t i = 0; i < p.pixels; ++i) {
-      for (int64_t c = 0; c < p.channels; c += V::lanes) {
-        const int64_t at = i * p.channels + c;
-        auto x = V::fma(V::load(p.scale + c), load_as<V, S>(p.y, at), V::load(p.shift + c));
-        if constexpr (kResidual) x = V::add(x, load_as<V, S>(p.residual, at));
+    const NormApply q = p;
+    for_pixel_blocks<V>(q.pixels, q.channels, [q](int64_t first, int64_t end, int64_t c) {
+      const auto scale = V::load(q.scale + c), shift = V::load(q.shift + c);
+      for (int64_t i = first; i < end; ++i) {
+        const int64_t at = i * q.channels + c;
+        auto x = V::fma(scale, load_as<V, S>(q.y, at), shift);
+        if constexpr (kResidual) x = V::add(x, load_as<V, S>(q.residual, at));
         if constexpr (kAct == Act::relu) x = V::relu(x);
         if constexpr (kAct == Act::gelu) x = Gelu<V>(x).value();
         if constexpr (kAct == Act::silu) x = Silu<V>(x).value();
-        store_as<V, S>(p.out, at, x);
+        store_as<V, S>(q.out, at, x);
       }
-    }
+    });
   }
 
   template <Storage S, Act kAct>
@@ -86,28 +129,29 @@ struct NormReduceRun {
 
   template <Storage S, Mask kMask, bool kWriteG>
   void loop() const {
-    for (int64_t c = 0; c < p.channels; c += V::lanes) {
-      V::store(p.sum_g + c, V::zero());
-      V::store(p.sum_gy + c, V::zero());
+    const NormReduce q = p;
+    for (int64_t c = 0; c < q.channels; c += V::lanes) {
+      V::store(q.sum_g + c, V::zero());
+      V::store(q.sum_gy + c, V::zero());
     }
     constexpr int64_t kBlock = 32;  // sums of blocks, then of their sums: less rounding
-    for (int64_t first = 0; first < p.pixels; first += kBlock) {
-      const int64_t end = first + kBlock < p.pixels ? first + kBlock : p.pixels;
-      for (int64_t c = 0; c < p.channels; c += V::lanes) {
-        const auto scale = V::load(p.scale + c), shift = V::load(p.shift + c);
-        const auto mean = V::load(p.mean + c);
+    for (int64_t first = 0; first < q.pixels; first += kBlock) {
+      const int64_t end = first + kBlock < q.pixels ? first + kBlock : q.pixels;
+      for (int64_t c = 0; c < q.channels; c += V::lanes) {
+        const auto scale = V::load(q.scale + c), shift = V::load(q.shift + c);
+        const auto mean = V::load(q.mean + c);
         typename V::Reg sum_g[2] = {V::zero(), V::zero()}, sum_gy[2] = {V::zero(), V::zero()};
         const auto take = [&](int64_t i, int chain) {
-          const int64_t at = i * p.channels + c;
-          auto g = load_as<V, S>(p.grad, at);
-          const auto y = load_as<V, S>(p.y, at);
+          const int64_t at = i * q.channels + c;
+          auto g = load_as<V, S>(q.grad, at);
+          const auto y = load_as<V, S>(q.y, at);
           if constexpr (kMask == Mask::from_y) g = V::where_positive(V::fma(scale, y, shift), g);
-          if constexpr (kMask == Mask::from_out) g = V::where_positive(load_as<V, S>(p.out, at), g);
+          if constexpr (kMask == Mask::from_out) g = V::where_positive(load_as<V, S>(q.out, at), g);
           if constexpr (kMask == Mask::gelu)
             g = V::mul(g, Gelu<V>(V::fma(scale, y, shift)).slope());
           if constexpr (kMask == Mask::silu)
             g = V::mul(g, Silu<V>(V::fma(scale, y, shift)).slope());
-          if constexpr (kWriteG) store_as<V, S>(p.g, at, g);
+          if constexpr (kWriteG) store_as<V, S>(q.g, at, g);
           sum_g[chain] = V::add(sum_g[chain], g);
           sum_gy[chain] = V::fma(g, V::sub(y, mean), sum_gy[chain]);
         };
@@ -117,8 +161,8 @@ struct NormReduceRun {
           take(i + 1, 1);
         }
         if (i < end) take(i, 0);
-        V::store(p.sum_g + c, V::add(V::load(p.sum_g + c), V::add(sum_g[0], sum_g[1])));
-        V::store(p.sum_gy + c, V::add(V::load(p.sum_gy + c), V::add(sum_gy[0], sum_gy[1])));
+        V::store(q.sum_g + c, V::add(V::load(q.sum_g + c), V::add(sum_g[0], sum_g[1])));
+        V::store(q.sum_gy + c, V::add(V::load(q.sum_gy + c), V::add(sum_gy[0], sum_gy[1])));
       }
     }
   }
@@ -149,18 +193,25 @@ struct LoadGrad {
 
   template <Storage S, bool kRelu>
   void loop() const {
-    for (int64_t i = 0; i < n; ++i) {
-      for (int64_t c = 0; c < channels; c += V::lanes) {
-        const int64_t at = (first + i) * channels + c;
-        auto g = load_as<V, S>(p.grad, at);
-        const auto y = load_as<V, S>(p.y, at);
-        if constexpr (kRelu)
-          g = V::where_positive(V::fma(V::load(p.scale + c), y, V::load(p.shift + c)), g);
-        const auto centred = V::sub(y, V::load(p.mean + c));
-        const auto rest = V::fma(V::load(p.b + c), centred, V::load(p.d + c));
-        V::store(dst + i * channels + c, V::fma(V::load(p.a + c), g, rest));
+    const LoadGrad own = *this;
+    const GradSource q = p;
+    for_pixel_blocks<V>(n, channels, [own, q](int64_t begin, int64_t end, int64_t c) {
+      const auto a = V::load(q.a + c), b = V::load(q.b + c), d = V::load(q.d + c);
+      const auto mean = V::load(q.mean + c);
+      [[maybe_unused]] auto scale = V::zero(), shift = V::zero();
+      if constexpr (kRelu) {
+        scale = V::load(q.scale + c);
+        shift = V::load(q.shift + c);
       }
-    }
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t at = (own.first + i) * own.channels + c;
+        auto g = load_as<V, S>(q.grad, at);
+        const auto y = load_as<V, S>(q.y, at);
+        if constexpr (kRelu) g = V::where_positive(V::fma(scale, y, shift), g);
+        const auto rest = V::fma(b, V::sub(y, mean), d);
+        V::store(own.dst + i * own.channels + c, V::fma(a, g, rest));
+      }
+    });
   }
 
   template <Storage S>

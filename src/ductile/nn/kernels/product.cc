@@ -301,6 +301,13 @@ void product(const Product& p) {
     }
 }
 
+void transpose_each(int64_t count, const float* from, int64_t rows, int64_t cols, float* to) {
+  const int64_t size = rows * cols;
+#pragma omp parallel for schedule(dynamic, 4) if (static_cast <double>(count * size) > kSerial / 16)
+  for (int64_t n = 0; n < count; ++n)
+    pack_transposed(from + n * size, cols, rows, cols, rows, to + n * size);
+}
+
 void column_sums(const Matrix& m, int64_t rows, int64_t cols, float* sums) {
   std::fill(sums, sums + cols, 0.0F);
   for (int64_t i = 0; i < rows; ++i) {

@@ -30,6 +30,10 @@ bool product_supported();
 // ascending, so the bits depend neither on the number of threads nor on the instruction set.
 void product(const Product& p);
 
+// to[n, j, i] = from[n, i, j] for `count` matrices [rows, cols], on the OpenMP team of the calling
+// thread.
+void transpose_each(int64_t count, const float* from, int64_t rows, int64_t cols, float* to);
+
 // sums[j] = the sum over i of m(i, j), with i ascending.
 void column_sums(const Matrix& m, int64_t rows, int64_t cols, float* sums);
 

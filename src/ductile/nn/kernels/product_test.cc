@@ -1,6 +1,7 @@
 #include "ductile/nn/kernels/product.h"
 
 #include <cmath>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -122,6 +123,21 @@ TEST_F(Products, NotANumberStaysInItsRowAndColumn) {
   for (int64_t i = 0; i < s.rows; ++i)
     for (int64_t j = 0; j < s.cols; ++j)
       EXPECT_EQ(std::isfinite(c[i * s.cols + j]), i != 3 && j != 34) << i << " " << j;
+}
+
+TEST(TransposeEach, TurnsEveryMatrix) {
+  for (const auto& [count, rows, cols] :
+       {std::tuple{1, 1, 1}, {3, 4, 8}, {5, 49, 32}, {2, 7, 3}, {64, 33, 50}}) {
+    const int64_t size = int64_t{rows} * cols;
+    std::vector<float> from(count * size), to(count * size, -1), want(count * size);
+    for (int64_t i = 0; i < count * size; ++i) from[i] = static_cast<float>(i);
+    for (int64_t n = 0; n < count; ++n)
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < cols; ++j)
+          want[n * size + j * rows + i] = from[n * size + i * cols + j];
+    transpose_each(count, from.data(), rows, cols, to.data());
+    EXPECT_EQ(to, want) << rows << " x " << cols;
+  }
 }
 
 TEST(ColumnSums, AreThoseOfTheRowsInOrder) {

@@ -35,14 +35,16 @@ struct ToFloat {
 
   template <Storage S>
   void run() const {
+    const auto [from, to, size] = *this;  // copies, which no store to `to` can change
     int64_t i = 0;
-    for (; i + V::lanes <= n; i += V::lanes) V::store(dst + i, load_as<V, S>(src, i));
-    if (i == n) return;
+    for (; i + V::lanes <= size; i += V::lanes) V::store(to + i, load_as<V, S>(from, i));
+    if (i == size) return;
     char in[4 * V::lanes] = {};
     float out[V::lanes];
-    __builtin_memcpy(in, static_cast<const char*>(src) + i * bytes_of(S), (n - i) * bytes_of(S));
+    __builtin_memcpy(in, static_cast<const char*>(from) + i * bytes_of(S),
+                     (size - i) * bytes_of(S));
     V::store(out, load_as<V, S>(in, 0));
-    __builtin_memcpy(dst + i, out, (n - i) * sizeof(float));
+    __builtin_memcpy(to + i, out, (size - i) * sizeof(float));
   }
 };
 
@@ -59,14 +61,15 @@ struct FromFloat {
 
   template <Storage S>
   void run() const {
+    const auto [from, to, size] = *this;  // as above
     int64_t i = 0;
-    for (; i + V::lanes <= n; i += V::lanes) store_as<V, S>(dst, i, V::load(src + i));
-    if (i == n) return;
+    for (; i + V::lanes <= size; i += V::lanes) store_as<V, S>(to, i, V::load(from + i));
+    if (i == size) return;
     float in[V::lanes] = {};
     char out[4 * V::lanes];
-    __builtin_memcpy(in, src + i, (n - i) * sizeof(float));
+    __builtin_memcpy(in, from + i, (size - i) * sizeof(float));
     store_as<V, S>(out, 0, V::load(in));
-    __builtin_memcpy(static_cast<char*>(dst) + i * bytes_of(S), out, (n - i) * bytes_of(S));
+    __builtin_memcpy(static_cast<char*>(to) + i * bytes_of(S), out, (size - i) * bytes_of(S));
   }
 };
 

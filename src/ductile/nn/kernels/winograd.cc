@@ -187,16 +187,14 @@ void pad_images(const Tables& tables, const ConvShape& s, const Padded& pad, con
   }
 }
 
-// The gradient in y of the same images; `pool` has room_of_image(grad) floats.
+// The gradient in y of the same images; `pool` has ImageGradient::room_of(grad) floats.
 void pad_gradient(const Tables& tables, const ConvShape& s, const Padded& pad,
                   const GradSource& grad, int64_t first, int64_t n, float* pool, float* padded) {
   const int64_t pixels = s.out_height() * s.out_width();
   for (int64_t i = 0; i < n; ++i) {
-    const GradSource own = of_image(grad, first + i, pixels, s.out, pool);
+    ImageGradient own(tables.out, grad, first + i, pixels, s.out, pool);
     fill_padded(pad, s.out_height(), s.out_width(), padded + i * pad.floats(),
-                [&](int64_t pixel, int64_t count, float* dst) {
-                  make_gradient(tables.out, own, pixel, count, s.out, dst);
-                });
+                [&](int64_t pixel, int64_t count, float* dst) { own.load(pixel, count, dst); });
   }
 }
 
@@ -281,13 +279,13 @@ struct Backward {
     pad_g.cols = std::max(pad_g.cols, 4 * tiles_along(ow) + border);
     const int64_t v_floats = 36 * frequency_stride(s.in), d_floats = 36 * frequency_stride(s.out);
     ScratchCutter local(scratch(ScratchKind::local, images * (pad_x.floats() + pad_g.floats()) +
-                                                        v_floats + d_floats + room_of_image(grad) +
-                                                        80));
+                                                        v_floats + d_floats +
+                                                        ImageGradient::room_of(grad) + 80));
     v = local.take(v_floats);
     d = local.take(d_floats);
     padded_x = local.take(images * pad_x.floats());
     padded_g = local.take(images * pad_g.floats());
-    pool = local.take(room_of_image(grad));
+    pool = local.take(ImageGradient::room_of(grad));
   }
 
   float* work() { return s.in > s.out ? v : d; }  // free before and after the loop over the batch

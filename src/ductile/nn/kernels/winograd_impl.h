@@ -126,8 +126,10 @@ struct WinogradOutput {
 
   template <Storage S>
   void run() const {
+    // Copies, for the reason given at for_pixel_blocks().
+    const auto [in, stride, n, channels, tiles, row, moments] = *this;
     for (int64_t t = 0; t < n; ++t) {
-      const OutTile& tile = tiles[t];
+      const OutTile tile = tiles[t];
       const bool whole = tile.rows == 4 && tile.cols == 4;
       const int64_t count = int64_t{tile.rows} * tile.cols;
       for (int64_t c = 0; c < channels; c += V::lanes) {
