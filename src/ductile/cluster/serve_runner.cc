@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,17 @@ constexpr milliseconds kHandOver{150'000};  // those that go wait for those that
 static_assert(kHandOver > kStart, "whoever comes has its whole time before others have gone");
 constexpr milliseconds kLeave{5'000};  // at the end, for nodes that do not answer
 constexpr int kMostFailures = 4;       // of starts, one after the other, before any succeeds
+
+// That the run which is served cannot be seen, as where its disk is not mounted; it need not lie
+// where the service's own runs do. Empty: it is there, or was deleted.
+std::string absence_of_served(const fs::path& run) {
+  std::error_code unknown;
+  if (fs::exists(run.parent_path(), unknown) || unknown) return "";
+  return fmt::format(
+      "The run that is served, {}, is not there, and neither is the folder that it lies in, as "
+      "where its disk is not mounted: mount the disk, and it is served again",
+      run.string());
+}
 
 class ServeRunner final : public JobRunner {
  public:
@@ -354,7 +366,11 @@ class ServeRunner final : public JobRunner {
     const auto found = replicas_.find(id);
     if (found == replicas_.end()) return;
     const State state = found->second.state;
-    const std::optional<Error> failed = found->second.failed;
+    std::optional<Error> failed = found->second.failed;
+    // Neither the run nor the checkpoint that all have counts as deleted for that.
+    if (failed && failed->code() == ErrorCode::not_found)
+      if (const std::string absence = absence_of_served(front_.spec().run); !absence.empty())
+        failed.emplace(ErrorCode::unavailable, absence);
     replicas_.erase(found);
     leaving_.erase(id);
     front_.router().remove(id);
@@ -437,6 +453,8 @@ std::unique_ptr<JobRunner> make_serve_runner(net::Loop& loop, Engine& engine, co
   // Replicas that live are taken over whatever has become of the run that they serve.
   if (kind_of(run / "job.toml") != FileKind::none)
     return std::make_unique<ServeRunner>(loop, engine, run::RunFolder::open(run), front, alone);
+  if (const std::string absence = absence_of_served(front.spec().run); !absence.empty())
+    fail(ErrorCode::unavailable, "{}", absence);
   spec::JobOptions job = served_job(front.spec());
   return std::make_unique<ServeRunner>(loop, engine, made_run(run, job), front, alone);
 }

@@ -335,6 +335,43 @@ TEST(ServingJob, ItsReplicasAreTakenOverThoughTheirRunIsGone) {
   service.wait_for_no_workers();
 }
 
+// A disk that is not mounted is no run, and no checkpoint, that was deleted.
+TEST(ServingJob, WaitsForTheDiskOfTheRunThatItServes) {
+  LiveService service(with_replicas(2));
+  const ServedRun files;
+  const TempFolder place;
+  const fs::path mounted = place.path() / "disk", away = place.path() / "away";
+  fs::create_directory(mounted);
+  fs::copy(files.folder.path(), mounted / "run");
+  const Json at = {{"run", (mounted / "run").string()}};
+  const JobId id = submit_service(service, files, 1, 1, at);
+  wait_for_replicas(service, id, 1);
+  service.send("POST", "/v1/jobs/" + std::to_string(id) + "/reload", R"({"version": 3})");
+  service.wait(id, [&](const Json&) {
+    return service.get("/v1/events?limit=1000").dump().find("all replicas have the weights of") !=
+           std::string::npos;
+  });
+  service.act(id, "pause");
+  service.wait_for(id, "paused");
+  service.send("POST", "/v1/nodes/here/drain", "{}");
+  const JobId fresh = submit_service(service, files, 1, 1, at);
+  fs::rename(mounted, away);
+  service.act(id, "resume");
+  service.send("POST", "/v1/nodes/here/undrain", "{}");
+  for (const JobId job : {id, fresh})
+    service.wait(job, [](const Json& now) {
+      return now.at("phase") == "queued" &&
+             now.value("reason", "").find("mount the disk") != std::string::npos;
+    });
+  fs::rename(away, mounted);
+  wait_for_replicas(service, fresh, 1);
+  Clients clients(address_of(wait_for_replicas(service, id, 1)), 1);
+  clients.wait_for_more(20);
+  clients.stop();
+  EXPECT_EQ(clients.first_wrong(), "");
+  EXPECT_EQ(clients.versions(), (std::set<int64_t>{3})) << "it has forgotten what it was to load";
+}
+
 // They could not be asked, and hold devices that others get.
 TEST(ServingJob, ItsReplicasEndWhereItsAddressIsTaken) {
   LiveService service(with_replicas(1));
