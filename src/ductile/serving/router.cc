@@ -327,9 +327,10 @@ void Router::Impl::ask_health(ReplicaId id, Replica& replica) {
     probe.sent = false;
     probe.watch = loop_.watch(probe.socket.fd(), net::Interest::both,
                               [this, id](net::Ready) { on_probe(id); });
-  } catch (const Error&) {  // no descriptor is left: that says nothing of the replica
+  } catch (const Error& error) {
     probe.socket = {};
-    probe.heard = loop_.now();
+    // No descriptor is left: that says nothing of the replica.
+    if (error.code() == ErrorCode::unavailable) probe.heard = loop_.now();
   }
 }
 

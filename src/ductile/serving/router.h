@@ -38,8 +38,8 @@ class Router {
  public:
   using ReplicaId = uint64_t;
   // A new stream to the replica's server, in a socket that does not block; it may still be being
-  // made, and ends where that fails. Throws Error where this process has no descriptors for it,
-  // which says nothing of the replica.
+  // made, and ends where that fails. Throws unavailable where this process has no descriptors for
+  // it, which says nothing of the replica; any other error counts as silence.
   using Connect = std::function<net::Socket()>;
 
   // Throws as HttpServer does.
