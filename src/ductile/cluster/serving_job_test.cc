@@ -1,11 +1,15 @@
 // Jobs that answer requests, with real services, replicas, connections and clients.
 #include <atomic>
 #include <csignal>
+#include <iterator>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -128,6 +132,11 @@ TEST(ServingJob, OthersServeRunsOfTheirOwnJobsAlone) {
   EXPECT_EQ(serve("/etc"), 403);
   fs::create_directory(run.parent_path() / "2-other");
   EXPECT_EQ(serve(run.parent_path() / "2-other"), 403) << "not the folder of that job";
+  const fs::path runs = run.parent_path(), away = service.folder() / "away";
+  fs::rename(runs, away);
+  EXPECT_NE(serve(run), 403) << "their disk is not mounted";
+  fs::rename(away, runs);
+  EXPECT_EQ(serve(run), 201);
 }
 
 TEST(ServingJob, GrowsWithItsLoadAndShrinksWithoutIt) {
@@ -441,6 +450,38 @@ TEST(ServingJob, GivesItsAddressUpWhenItIsPausedOrCancelledWithoutADevice) {
     EXPECT_EQ(address_of(wait_for_replicas(service, id, 1)).port, at.port);
   }
   EXPECT_EQ(service.wait_for(id, "cancelled").at("phase"), "cancelled");
+}
+
+// Of a process that may open few files: each client takes one, and each request that is on its way
+// one more.
+TEST(ServingJob, ManyClientsTakeNoDescriptorsFromOtherJobs) {
+  constexpr int kFiles = 1000, kClients = 900;
+  LiveService service(with_replicas(2), [] {
+    const rlimit few{kFiles, kFiles};
+    if (::setrlimit(RLIMIT_NOFILE, &few) != 0) ::_exit(9);
+  });
+  const ServedRun run(20'000);
+  const JobId id = submit_service(service, run, 1, 1);
+  const net::Address at = address_of(wait_for_replicas(service, id, 1));
+  const std::string body = body_of(std::vector<float>(16));
+  std::vector<net::Socket> clients;
+  for (int i = 0; i < kClients; ++i) {
+    clients.push_back(net::connect(at, {}, net::Clock::now() + kPatience));
+    const std::string text =
+        fmt::format("POST /v2/models/small/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n",
+                    body.size()) +
+        body;
+    try {
+      clients.back().write_all(std::as_bytes(std::span(text)), net::Clock::now() + kPatience);
+    } catch (const Error&) {  // told to come again
+    }
+  }
+  const fs::path files = fs::path("/proc") / std::to_string(service.process()) / "fd";
+  ASSERT_LT(std::distance(fs::directory_iterator(files), fs::directory_iterator()), kFiles - 200);
+  service.expect_result(service.submit("other", 40));
+  clients.clear();
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
 }
 
 // Under a policy that knows no services it holds its least number of devices.
