@@ -415,9 +415,13 @@ class ServeRunner final : public JobRunner {
     front_.save();
   }
 
-  // on_end may destroy this object, so nobody is in its functions then.
+  // The launcher is at its end first, so that its destructor waits for nobody: all that the service
+  // does would wait with it for an agent that gives no sign. on_end may destroy this object, so
+  // nobody is in its functions then.
   void look_ended() {
     if (!ending_ || !replicas_.empty() || !on_end_) return;
+    if (!std::exchange(finishing_, true)) launcher_->finish();
+    if (!launcher_->finished()) return;
     end_timer_ = loop_.after(milliseconds(0), [this, on_end = std::exchange(on_end_, {})] {
       RunnerEnd end;
       if (failed_) end = end_by(std::make_exception_ptr(*failed_));
@@ -440,7 +444,7 @@ class ServeRunner final : public JobRunner {
   serving::ReplicaPace pace_{loop_, [this] { settle(); }};
   std::optional<net::Deadline> leave_at_;
   int failures_ = 0;
-  bool was_ready_ = false, ending_ = false, noted_ = false;
+  bool was_ready_ = false, ending_ = false, finishing_ = false, noted_ = false;
   net::Loop::Timer look_, hand_over_, end_timer_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   const std::unique_ptr<server::Launcher> launcher_;
