@@ -52,7 +52,8 @@ class Router {
 
   // `version`: of its weights; none: unknown. The first one decides what all are to have, until a
   // request to load has succeeded in one replica. One that comes with other weights gets no
-  // requests until it has loaded those; if they are there no more, the others load its own.
+  // requests until it has loaded those; if they are there no more, the others load its own. At an
+  // address nobody is believed but processes of this user and of root, as far as the kernel says.
   void add(ReplicaId id, const net::Address& address, std::optional<int64_t> version = {});
   void add(ReplicaId id, Connect connect, std::optional<int64_t> version = {});
   // It gets no more requests; `on_idle` is called when it has answered those that it has.
