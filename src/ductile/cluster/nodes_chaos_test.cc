@@ -50,7 +50,7 @@ using std::chrono::milliseconds;
 
 constexpr int kNodes = 4;
 constexpr int64_t kCounts = 20;
-constexpr int64_t kWeights = 7;  // the version that is served
+constexpr int64_t kWeights = 7;  // the newest version, which is served first
 constexpr int64_t kReplicas = 2;
 constexpr double kNotice = 2, kLeave = 1;  // seconds, of a machine that is taken back
 
@@ -74,7 +74,7 @@ int64_t from_environment(const char* name, int64_t otherwise) {
 }
 
 // Who asks one question after the other, whatever becomes of the service: what is not answered is
-// asked again. Each answer has the bits of the weights.
+// asked again. Each answer has the bits of the weights that it names.
 class Asker {
  public:
   // `enter` is called in the thread that asks.
@@ -90,7 +90,8 @@ class Asker {
   }
   int64_t answers() const { return answers_; }
   int64_t repeated() const { return repeated_; }
-  int64_t in_a_row() const { return in_a_row_; }  // answers, the last ones
+  int64_t in_a_row() const { return in_a_row_; }  // answers of one version, the last ones
+  int64_t version() const { return version_; }    // of the last one
   std::string wrong() {
     const std::lock_guard lock(mutex_);
     return wrong_;
@@ -98,15 +99,13 @@ class Asker {
 
  private:
   void ask() {
-    const auto model = serving::testing::make_small_model({}, kWeights);
     Rng rng(3, 5);
     enter_();
     std::optional<serving::testing::Client> client;
     while (!stop_) {
-      std::vector<float> values(16), expected(3);
+      std::vector<float> values(16);
       for (float& v : values) v = rng.normal();
-      model->run(reinterpret_cast<const std::byte*>(values.data()), 1, expected.data());
-      if (!answered(client, values, expected)) {
+      if (!answered(client, values)) {
         client.reset();
         ++repeated_;
         in_a_row_ = 0;
@@ -116,8 +115,7 @@ class Asker {
   }
 
   // Nobody may listen just now, and a replica may be missing.
-  bool answered(std::optional<serving::testing::Client>& client, const std::vector<float>& values,
-                const std::vector<float>& expected) {
+  bool answered(std::optional<serving::testing::Client>& client, const std::vector<float>& values) {
     const Json input = {
         {"name", "images"}, {"datatype", "FP32"}, {"shape", {1, 1, 4, 4}}, {"data", values}};
     const Json question = {{"inputs", {input}}, {"outputs", {{{"name", "logits"}}}}};
@@ -126,11 +124,14 @@ class Asker {
       const auto answer = client->post("/v2/models/small/infer", dump_json(question));
       if (!answer || answer->status >= 500) return false;
       const Json json = answer->status == 200 ? serving::testing::json_of(*answer) : Json();
-      if (!json.is_object() || json.at("model_version") != std::to_string(kWeights) ||
-          json.at("outputs").at(0).at("data").get<std::vector<float>>() != expected)
+      const int64_t version =
+          json.is_object() ? std::stoll(json.at("model_version").get<std::string>()) : 0;
+      if (version < 1 || version > kWeights ||
+          json.at("outputs").at(0).at("data").get<std::vector<float>>() !=
+              right_answer(values, version))
         fail(ErrorCode::data_loss, "{}: {}", answer->status, answer->body);
       ++answers_;
-      ++in_a_row_;
+      in_a_row_ = version_.exchange(version) == version ? in_a_row_ + 1 : 1;
       return true;
     } catch (const std::exception& error) {
       const auto* known = dynamic_cast<const Error*>(&error);
@@ -141,10 +142,19 @@ class Asker {
     }
   }
 
+  std::vector<float> right_answer(const std::vector<float>& values, int64_t version) {
+    auto& model = models_[version];
+    if (!model) model = serving::testing::make_small_model({}, version);
+    std::vector<float> out(3);
+    model->run(reinterpret_cast<const std::byte*>(values.data()), 1, out.data());
+    return out;
+  }
+
   const net::Address at_;
   const std::function<void()> enter_;
+  std::map<int64_t, std::unique_ptr<serving::Model>> models_;  // of the thread
   std::atomic<bool> stop_ = false;
-  std::atomic<int64_t> answers_ = 0, repeated_ = 0, in_a_row_ = 0;
+  std::atomic<int64_t> answers_ = 0, repeated_ = 0, in_a_row_ = 0, version_ = 0;
   std::mutex mutex_;
   std::string wrong_;
   std::thread thread_;  // begins last
@@ -288,14 +298,18 @@ class Chaos {
     asker_.emplace(address_, enter());
   }
 
-  // It answers again, each time, until it is cancelled.
+  // It answers again, each time, with the weights that were asked for last, until it is cancelled.
   void end_serving() {
     constexpr int64_t kInARow = 100;
+    const auto answers = [&] {
+      return asker_->version() == weights_ && asker_->in_a_row() >= kInARow;
+    };
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (asker_->in_a_row() < kInARow && std::chrono::steady_clock::now() < deadline)
+    while (!answers() && std::chrono::steady_clock::now() < deadline)
       std::this_thread::sleep_for(milliseconds(5));
-    EXPECT_GE(asker_->in_a_row(), kInARow)
-        << service_->get("/v1/jobs/" + std::to_string(serving_)).dump(1);
+    EXPECT_TRUE(answers()) << asker_->in_a_row() << " with " << asker_->version() << ", wanted was "
+                           << weights_ << "\n"
+                           << service_->get("/v1/jobs/" + std::to_string(serving_)).dump(1);
     asker_->stop();
     EXPECT_EQ(asker_->wrong(), "");
     done_["requests answered"] = static_cast<int>(asker_->answers());
@@ -379,7 +393,8 @@ class Chaos {
   }
 
   void disturb() {
-    const uint32_t dice = rng_.below(128);
+    const uint32_t dice = rng_.below(serves_ ? 136 : 128);
+    if (dice >= 128) return reload();
     if (dice >= 124) return notify();
     if (dice >= 116) return pause_job();
     if (dice >= 100) return trouble_a_disk();
@@ -430,6 +445,17 @@ class Chaos {
     service_->act(id, "pause");  // refused where it has ended
     std::this_thread::sleep_for(milliseconds(rng_.below(1500)));
     service_->act(id, "resume");
+  }
+  void reload() {
+    const int64_t wanted = 1 + rng_.below(static_cast<uint32_t>(kWeights));
+    const Json answer = service_->send("POST", "/v1/jobs/" + std::to_string(serving_) + "/reload",
+                                       dump_json(Json{{"version", wanted}}));
+    const int status = answer.is_null() ? 0 : answer.at("status").get<int>();
+    EXPECT_TRUE(status == 200 || status == 503) << answer;
+    if (status != 200) return;
+    weights_ = wanted;
+    ++done_["other weights"];
+    ++faults_;
   }
   // Its machine is taken back, and comes again.
   void notify() {
@@ -518,7 +544,8 @@ class Chaos {
   std::map<std::string, int> done_;
   const TempFolder served_;  // what answers requests
   JobId serving_ = 0;
-  net::Address address_;  // where it answers
+  int64_t weights_ = kWeights;  // that it is to answer with
+  net::Address address_;        // where it answers
   std::optional<Asker> asker_;
 };
 
