@@ -263,6 +263,8 @@ class ServeRunner final : public JobRunner {
                                         link::job_name(run_)};
         request["front"] = front.to_json();
         start.environment = {{"DUCTILE_SECRET_FILE", (run_ / "secret").string()}};
+      } else if (const std::string absence = absence_of_served(spec.run); !absence.empty()) {
+        fail(ErrorCode::unavailable, "{}", absence);  // no process need find that out
       }
       start.arguments = {"--run",    run_.string(),
                          "--worker", std::to_string(id),
