@@ -150,8 +150,10 @@ class CommandRunner : public JobRunner {
   void begin(int64_t attempt) {
     require_folder_of_runs(run_.parent_path());
     std::error_code error;
-    fs::create_directories(run_ / "checkpoints", error);
-    if (error) fail_errno(run_.string(), error.value());
+    for (const fs::path& folder : {run_, run_ / "checkpoints"}) {  // and none that these lie in
+      fs::create_directory(folder, error);
+      if (error) fail_errno(folder.string(), error.value());
+    }
     if (attempt > 0 || at_.empty()) at_ = node_;
     KeeperOrders orders{command_, attempt, ++last_keeper_, at_, false, lease_};
     auto& environment = orders.command.environment;

@@ -119,8 +119,10 @@ FrontMemory FrontMemory::from_json(const json& value) try {
 
 namespace {
 
-serving::RouterOptions router_options(const ServeSpec& spec, uint16_t port) {
+serving::RouterOptions router_options(const ServeSpec& spec, uint16_t port,
+                                      size_t most_connections) {
   serving::RouterOptions out;
+  out.http.most_connections = most_connections;
   out.http.at = {"127.0.0.1", spec.port != 0 ? spec.port : port};
   if (!spec.follow) out.model = spec.model;
   return out;
@@ -136,12 +138,12 @@ std::string error_in(const serving::HttpResponse& answer) try {
 }  // namespace
 
 Front::Front(net::Loop& loop, ServeSpec spec, FrontMemory memory, double interval,
-             Callbacks callbacks)
+             Callbacks callbacks, size_t most_connections)
     : loop_(loop),
       spec_(std::move(spec)),
       memory_(std::move(memory)),
       callbacks_(std::move(callbacks)),
-      router_(loop, router_options(spec_, memory_.port)),
+      router_(loop, router_options(spec_, memory_.port, most_connections)),
       meter_(interval) {
   memory_.port = router_.address().port;
   router_.want(spec_.follow ? std::nullopt : memory_.version);

@@ -107,8 +107,14 @@ class Front {
     std::function<void(const std::string&)> tell;  // what happened, in a line
   };
 
-  // Throws unavailable where the port is taken.
-  Front(net::Loop& loop, ServeSpec spec, FrontMemory memory, double interval, Callbacks callbacks);
+  // Of this process, by each request on its way to a replica: those of its client, and of a
+  // connection to a door (serving::ReplicaLinks).
+  static constexpr int kDescriptorsOfARequest = 4;
+
+  // At most so many clients are connected at once; more are told to come again. Throws unavailable
+  // where the port is taken.
+  Front(net::Loop& loop, ServeSpec spec, FrontMemory memory, double interval, Callbacks callbacks,
+        size_t most_connections = serving::HttpOptions{}.most_connections);
   Front(const Front&) = delete;
   Front& operator=(const Front&) = delete;
   ~Front();  // what still waits is refused

@@ -22,6 +22,8 @@
 #include "ductile/base/rng.h"
 #include "ductile/cluster/client.h"
 #include "ductile/cluster/http_server.h"
+#include "ductile/cluster/service_spec_impl.h"
+#include "ductile/cluster/spec_reader_impl.h"
 
 namespace ductile::cluster {
 namespace {
@@ -262,7 +264,14 @@ void Hostile::attack(uint64_t seed) {
 
 class KnownHostile : public Hostile {
  protected:
-  KnownHostile() : Hostile(true) {}
+  // What is submitted is read, as a service does.
+  KnownHostile() : Hostile(true) {
+    api.check_submission([this](const Submission& s, nlohmann::json& spec, const Principal&) {
+      const auto read = specs.read(s.kind, spec);
+      check_spec(s, read->work, read->plans, kDevices, kDevices);
+    });
+  }
+  ~KnownHostile() override { server.reset(); }  // which reads with what is of this class
 
   std::string token_for(const std::string& name, Role role) {
     const std::string made = make_token();
@@ -276,6 +285,8 @@ class KnownHostile : public Hostile {
   void ask(const Descriptor& to, const std::string& who, Rng& rng);
   void read_errors(const Descriptor& from);
 
+  static constexpr int64_t kDevices = 4;
+  SpecReader specs;
   std::set<std::string> faults;  // answers that nobody may get, whatever was asked
 };
 
@@ -305,21 +316,43 @@ std::string spoilt(Rng& rng, std::string text) {
   return text;
 }
 
+constexpr const char* kJob = "[train]\nvirtual_ranks = 4\nbatch_size = 64\n";
+
+// Of jobs, of arrays of them, by plans, and of other things.
+std::string known_body(Rng& rng) {
+  const std::string job = "\"spec\":" + dump_json(Json{{"job", kJob}}) + "}";
+  return pick(
+      rng, {R"({"name":"mine",)" + job, R"({"name":"mine","team":"vision","tier":"premium",)" + job,
+            R"({"name":"mine","kind":"command","spec":{"command":["/bin/true"],"directory":"/"}})",
+            R"({"name":"m","min_devices":3,"max_devices":9,"region":"r","transfer":1e3,)"
+            R"("movable":false,"spec":{"job":"[train]"}})",
+            R"({"name":"mine","held":true,"after":[1],)" + job,
+            R"({"name":"mine","array":[{"index":0,)" + job + R"(,{"index":7,)" + job + "]}",
+            R"({"name":"mine","max_devices":4,"spec":{"job":"[train]\nbatch_size = 64\n","plans":[)"
+            R"({"virtual_ranks":4,"pipelined":"replicas = 2\nmicro_batches = 4\n","seconds":1,)"
+            R"("plan":"{}"},{"virtual_ranks":2,"pipelined":"","seconds":2.5}]}})",
+            R"({"name":"mine","kind":"serve","spec":{"run":"/nowhere","model":"m","max_batch":8}})",
+            R"({"min_devices":2,"max_devices":4})", R"({"reason":"r","in":5,"for":60})",
+            R"({"name":"eve","role":"admin","seconds":60})", R"({"version":3})", "{}", "[]", "null",
+            "1e999", ""});
+}
+
 std::string known_request(Rng& rng, const std::string& token, uint16_t port) {
   const bool posts = rng.below(2) == 0;
   std::string path =
-      posts ? pick(rng,
-                   {"/v1/jobs", "/v1/jobs", "/v1/jobs", "/v1/jobs/1/cancel", "/v1/jobs/1/pause",
-                    "/v1/jobs/1/resize", "/v1/jobs/1/reload", "/v1/jobs/mine/resume",
-                    "/v1/jobs/mine/cancel", "/v1/jobs/mine/resize", "/v1/nodes/a/drain",
-                    "/v1/nodes/a/undrain", "/v1/tokens", "/v1/tokens/ada/revoke", "/v1/page/links"})
-            : pick(rng, {"/v1/jobs", "/v1/jobs?live=1&limit=3", "/v1/jobs?part=%25&before=7",
-                         "/v1/jobs?phase=queued&name=mine", "/v1/jobs/1", "/v1/jobs/mine",
-                         "/v1/jobs/1/curves?known=0-0", "/v1/jobs/1/log?from=99999999999",
-                         "/v1/jobs/1/options", "/v1/events?limit=5&after=9223372036854775807",
-                         "/v1/events?newest=3&job=1", "/v1/nodes", "/v1/overview",
-                         "/v1/allocations?since=1", "/v1/accounts", "/v1/tokens", "/metrics",
-                         "/v1/openapi.json"});
+      posts
+          ? pick(rng,
+                 {"/v1/jobs", "/v1/jobs", "/v1/jobs", "/v1/jobs/1/cancel", "/v1/jobs/1/pause",
+                  "/v1/jobs/1/resize", "/v1/jobs/1/reload", "/v1/jobs/mine/resume",
+                  "/v1/jobs/mine/cancel", "/v1/jobs/mine/resize", "/v1/nodes/a/drain",
+                  "/v1/nodes/a/undrain", "/v1/tokens", "/v1/tokens/ada/revoke", "/v1/page/links"})
+          : pick(rng, {"/v1/jobs", "/v1/jobs?live=1&limit=3", "/v1/jobs?part=%25&before=7",
+                       "/v1/jobs?phase=queued&name=mine-*", "/v1/jobs/1", "/v1/jobs/mine",
+                       "/v1/jobs/mine-7/metrics", "/v1/jobs/1/curves?known=0-0",
+                       "/v1/jobs/1/log?from=99999999999", "/v1/jobs/1/options",
+                       "/v1/events?limit=5&after=9223372036854775807", "/v1/events?newest=3&job=1",
+                       "/v1/nodes", "/v1/overview", "/v1/allocations?since=1", "/v1/accounts",
+                       "/v1/tokens", "/metrics", "/v1/openapi.json"});
   if (rng.below(6) == 0) {
     path = spoilt(rng, path);
     std::erase_if(path, [](char c) { return c == ' ' || c == '\r' || c == '\n'; });
@@ -327,14 +360,7 @@ std::string known_request(Rng& rng, const std::string& token, uint16_t port) {
   }
   std::string body;
   if (posts) {
-    body = pick(rng,
-                {R"({"name":"mine","spec":{}})",
-                 R"({"name":"mine","team":"vision","tier":"premium","spec":{}})",
-                 R"({"name":"mine","kind":"command","spec":{"command":["/bin/true"]}})",
-                 R"({"name":"m","min_devices":3,"max_devices":9,"region":"r","transfer":1e3,)"
-                 R"("movable":false,"spec":{"job":"[train]"}})",
-                 R"({"min_devices":2,"max_devices":4})", R"({"reason":"r","in":5,"for":60})",
-                 R"({"name":"eve","role":"admin","seconds":60})", "{}", "[]", "null", "1e999", ""});
+    body = known_body(rng);
     if (rng.below(2) == 0) body = spoilt(rng, std::move(body));
   }
   std::string head = (posts ? "POST " : "GET ") + path +
@@ -396,7 +422,7 @@ TEST_F(KnownHostile, WhoMayOnlyReadChangesNothingAndWhoMaySubmitOnlyWhatIsHis) {
   const std::string reads = token_for("rita", Role::read), submits = token_for("sue", Role::submit);
   const Client honest(
       Access{"https://127.0.0.1:" + std::to_string(server->tls_port()), server->pin(), token});
-  honest.post("/v1/jobs", {{"name", "hers"}, {"spec", Json::object()}});
+  honest.post("/v1/jobs", {{"name", "hers"}, {"spec", {{"job", kJob}}}});
   Reader reader(file);
   const Revision before = reader.last_event();
   attack_as(reads, 1);

@@ -85,8 +85,8 @@ std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine, 
 class Front;
 
 // Replicas that answer inference requests behind `front`, which outlives the runner (front_impl.h):
-// one worker on each device. Throws not_found if the run that is to be served is not there, and
-// conflict if somebody else runs the job.
+// one worker on each device. Throws not_found if the run that is to be served is not there,
+// unavailable if its disk is not, and conflict if somebody else runs the job.
 std::unique_ptr<JobRunner> make_serve_runner(net::Loop& loop, Engine& engine, const fs::path& run,
                                              Front& front, std::chrono::seconds alone);
 
@@ -96,5 +96,8 @@ bool end_strays(const fs::path& run, int signal);
 
 // The end of a job whose processes cannot be started or controlled.
 RunnerEnd end_by(const std::exception_ptr& error);
+// The same end; but a job that failed is tried again where the folder of the runs cannot be seen
+// now (absence_of_runs()): what was looked for in it may be there.
+RunnerEnd unless_away(RunnerEnd end, const fs::path& runs);
 
 }  // namespace ductile::cluster

@@ -391,19 +391,20 @@ void write_end(const fs::path& run, uint64_t keeper, const Attempt& attempt) {
   for (const int signal : {SIGTERM, SIGQUIT}) sigaddset(&asked_to_end, signal);
   give_room_back(run);
   const auto begin = steady_clock::now();
+  const auto is_away = [&run] { return !absence_of_runs(run.parent_path()).empty(); };
+  const auto waits_for_it = [&] { return steady_clock::now() < begin + kMount && is_away(); };
   bool asked = false;
   for (bool said = false;; asked = sigtimedwait(&asked_to_end, nullptr, &kSecond) > 0) {
     try {
-      const bool away = !absence_of_runs(run.parent_path()).empty();
-      if (away && asked) return;
-      if (away && steady_clock::now() < begin + kMount) require_folder_of_runs(run.parent_path());
+      if (asked && is_away()) return;
+      if (waits_for_it()) require_folder_of_runs(run.parent_path());
       const Attempt written = read_attempt(run);
       if (is_present(attempt, written) ||
           (!is_replaced(run, keeper) && written.number <= attempt.number))
         write_attempt(run, attempt);
       return;
-    } catch (const Error& error) {
-      if (error.code() != ErrorCode::unavailable) throw;
+    } catch (const Error& error) {  // the disk may have gone since it was seen
+      if (error.code() != ErrorCode::unavailable && !waits_for_it()) throw;
       if (!std::exchange(said, true)) log_line(fmt::format("{}; trying again", error.what()));
     }
   }

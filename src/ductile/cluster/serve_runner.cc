@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,17 @@ constexpr milliseconds kHandOver{150'000};  // those that go wait for those that
 static_assert(kHandOver > kStart, "whoever comes has its whole time before others have gone");
 constexpr milliseconds kLeave{5'000};  // at the end, for nodes that do not answer
 constexpr int kMostFailures = 4;       // of starts, one after the other, before any succeeds
+
+// That the run which is served cannot be seen, as where its disk is not mounted; it need not lie
+// where the service's own runs do. Empty: it is there, or was deleted.
+std::string absence_of_served(const fs::path& run) {
+  std::error_code unknown;
+  if (fs::exists(run.parent_path(), unknown) || unknown) return "";
+  return fmt::format(
+      "The run that is served, {}, is not there, and neither is the folder that it lies in, as "
+      "where its disk is not mounted: mount the disk, and it is served again",
+      run.string());
+}
 
 class ServeRunner final : public JobRunner {
  public:
@@ -251,6 +263,8 @@ class ServeRunner final : public JobRunner {
                                         link::job_name(run_)};
         request["front"] = front.to_json();
         start.environment = {{"DUCTILE_SECRET_FILE", (run_ / "secret").string()}};
+      } else if (const std::string absence = absence_of_served(spec.run); !absence.empty()) {
+        fail(ErrorCode::unavailable, "{}", absence);  // no process need find that out
       }
       start.arguments = {"--run",    run_.string(),
                          "--worker", std::to_string(id),
@@ -354,7 +368,11 @@ class ServeRunner final : public JobRunner {
     const auto found = replicas_.find(id);
     if (found == replicas_.end()) return;
     const State state = found->second.state;
-    const std::optional<Error> failed = found->second.failed;
+    std::optional<Error> failed = found->second.failed;
+    // Neither the run nor the checkpoint that all have counts as deleted for that.
+    if (failed && failed->code() == ErrorCode::not_found)
+      if (const std::string absence = absence_of_served(front_.spec().run); !absence.empty())
+        failed.emplace(ErrorCode::unavailable, absence);
     replicas_.erase(found);
     leaving_.erase(id);
     front_.router().remove(id);
@@ -399,9 +417,13 @@ class ServeRunner final : public JobRunner {
     front_.save();
   }
 
-  // on_end may destroy this object, so nobody is in its functions then.
+  // The launcher is at its end first, so that its destructor waits for nobody: all that the service
+  // does would wait with it for an agent that gives no sign. on_end may destroy this object, so
+  // nobody is in its functions then.
   void look_ended() {
     if (!ending_ || !replicas_.empty() || !on_end_) return;
+    if (!std::exchange(finishing_, true)) launcher_->finish();
+    if (!launcher_->finished()) return;
     end_timer_ = loop_.after(milliseconds(0), [this, on_end = std::exchange(on_end_, {})] {
       RunnerEnd end;
       if (failed_) end = end_by(std::make_exception_ptr(*failed_));
@@ -424,7 +446,7 @@ class ServeRunner final : public JobRunner {
   serving::ReplicaPace pace_{loop_, [this] { settle(); }};
   std::optional<net::Deadline> leave_at_;
   int failures_ = 0;
-  bool was_ready_ = false, ending_ = false, noted_ = false;
+  bool was_ready_ = false, ending_ = false, finishing_ = false, noted_ = false;
   net::Loop::Timer look_, hand_over_, end_timer_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   const std::unique_ptr<server::Launcher> launcher_;
@@ -437,6 +459,8 @@ std::unique_ptr<JobRunner> make_serve_runner(net::Loop& loop, Engine& engine, co
   // Replicas that live are taken over whatever has become of the run that they serve.
   if (kind_of(run / "job.toml") != FileKind::none)
     return std::make_unique<ServeRunner>(loop, engine, run::RunFolder::open(run), front, alone);
+  if (const std::string absence = absence_of_served(front.spec().run); !absence.empty())
+    fail(ErrorCode::unavailable, "{}", absence);
   spec::JobOptions job = served_job(front.spec());
   return std::make_unique<ServeRunner>(loop, engine, made_run(run, job), front, alone);
 }

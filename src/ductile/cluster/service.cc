@@ -528,6 +528,7 @@ void Service::Impl::let_rest(Live& live, const std::string& why) {
 }
 
 void Service::Impl::ended(JobId id, RunnerEnd end) {
+  end = unless_away(std::move(end), runs_);
   Live& live = live_.at(id);
   live.runner.reset();
   live.stopping = live.starting = false;

@@ -105,6 +105,7 @@ class Service::Impl {
   void follow_devices(Live& live, const Submission& wanted);
   void measure(Live& live);
   void open_front(Live& live, const ServeSpec& spec);
+  size_t connections_of_front(JobId id) const;
   void close_front(Live& live);
   FrontMemory kept_front(JobId id);
   void end_replicas(const Live& live);

@@ -27,9 +27,11 @@ namespace {
 
 // Who may not act on a job may not offer its weights either. A run elsewhere may be read by the
 // service's user alone. The run of a job is called NUMBER-NAME. Returns its path without links,
-// which others could let lead elsewhere once it has been looked at.
+// which others could let lead elsewhere once it has been looked at. While nobody can see the runs
+// it is not refused for good: throws unavailable.
 fs::path require_own_run(const fs::path& run, const fs::path& runs, const fs::path& store,
                          const Principal& who) {
+  require_folder_of_runs(runs);
   std::error_code error;
   const fs::path real = fs::canonical(run, error);
   const std::string name = real.filename().string();

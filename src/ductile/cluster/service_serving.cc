@@ -1,4 +1,5 @@
 // Jobs that answer requests: their addresses, and what comes to them.
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -9,6 +10,8 @@
 #include "ductile/base/json.h"
 #include "ductile/base/log.h"
 #include "ductile/cluster/front_impl.h"
+#include "ductile/cluster/http_server.h"
+#include "ductile/cluster/limits_impl.h"
 #include "ductile/cluster/service_impl.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/launcher.h"
@@ -56,6 +59,25 @@ void Service::Impl::look_at_leftovers() {
   if (!leftovers_.empty()) leftovers_timer_ = loop_.after(kLook, [this] { look_at_leftovers(); });
 }
 
+// Whoever asks many questions at once must not take the descriptors of all other jobs: the limit of
+// this process is raised as far as that may be, and a front has what is then left to it.
+size_t Service::Impl::connections_of_front(JobId id) const {
+  constexpr int kEach = Front::kDescriptorsOfARequest;
+  constexpr int kLeast = 16;
+  const int wanted = static_cast<int>(serving::HttpOptions{}.most_connections);
+  int before = connections_for(HttpLimits{}.connections);
+  for (const auto& [other, live] : live_)
+    if (live.front) before += wanted * kEach;
+  const int left = connections_for(before + wanted * kEach) - before;
+  const int out = std::clamp(left / kEach, kLeast, wanted);
+  if (out < wanted)
+    log_line(
+        fmt::format("job {}: {} clients at once instead of {}, since this process may open few "
+                    "files: raise the hard limit (ulimit -Hn)",
+                    id, out, wanted));
+  return static_cast<size_t>(out);
+}
+
 // Where one was open before, this one has its port, and the replicas that still live.
 void Service::Impl::open_front(Live& live, const ServeSpec& spec) {
   const JobId id = live.record.id;
@@ -81,7 +103,7 @@ void Service::Impl::open_front(Live& live, const ServeSpec& spec) {
                          });
   };
   live.front = std::make_unique<Front>(loop_, spec, std::move(memory), options_.interval,
-                                       std::move(callbacks));
+                                       std::move(callbacks), connections_of_front(id));
   reload_as_asked(live);
 }
 

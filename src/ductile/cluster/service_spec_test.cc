@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/service_spec_impl.h"
 
 namespace ductile::cluster {
@@ -56,6 +58,24 @@ TEST(CheckSpec, PathsOfATrainingJobAreAbsolute) {
       EXPECT_NE(error.message().find("model.library"), std::string::npos) << error.message();
     }
   }
+}
+
+// A disk may go while a job starts, after everybody has seen that it is there.
+TEST(FolderOfRuns, WhatFailsWithoutItIsTriedAgainAndMakesNoOther) {
+  const TempFolder place;
+  const fs::path runs = place.path() / "runs";
+  const RunnerEnd failed{Phase::failed, "no such run directory"};
+  const RunnerEnd rests = unless_away(failed, runs);
+  EXPECT_EQ(rests.phase, Phase::queued);
+  EXPECT_TRUE(rests.rests);
+  EXPECT_NE(rests.reason.find("mount the disk"), std::string::npos) << rests.reason;
+  EXPECT_EQ(unless_away({Phase::finished, "done"}, runs).phase, Phase::finished);
+  spec::JobOptions job;
+  EXPECT_THROW(made_run(runs / "1-job", job), Error);
+  EXPECT_FALSE(fs::exists(runs)) << "it was made anew";
+  fs::create_directory(runs);
+  EXPECT_EQ(unless_away(failed, runs).reason, failed.reason);
+  EXPECT_EQ(made_run(runs / "1-job", job).name(), "1-job");
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
 // Jobs that answer requests, with real services, replicas, connections and clients.
 #include <atomic>
 #include <csignal>
+#include <iterator>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -128,6 +132,11 @@ TEST(ServingJob, OthersServeRunsOfTheirOwnJobsAlone) {
   EXPECT_EQ(serve("/etc"), 403);
   fs::create_directory(run.parent_path() / "2-other");
   EXPECT_EQ(serve(run.parent_path() / "2-other"), 403) << "not the folder of that job";
+  const fs::path runs = run.parent_path(), away = service.folder() / "away";
+  fs::rename(runs, away);
+  EXPECT_NE(serve(run), 403) << "their disk is not mounted";
+  fs::rename(away, runs);
+  EXPECT_EQ(serve(run), 201);
 }
 
 TEST(ServingJob, GrowsWithItsLoadAndShrinksWithoutIt) {
@@ -335,6 +344,43 @@ TEST(ServingJob, ItsReplicasAreTakenOverThoughTheirRunIsGone) {
   service.wait_for_no_workers();
 }
 
+// A disk that is not mounted is no run, and no checkpoint, that was deleted.
+TEST(ServingJob, WaitsForTheDiskOfTheRunThatItServes) {
+  LiveService service(with_replicas(2));
+  const ServedRun files;
+  const TempFolder place;
+  const fs::path mounted = place.path() / "disk", away = place.path() / "away";
+  fs::create_directory(mounted);
+  fs::copy(files.folder.path(), mounted / "run");
+  const Json at = {{"run", (mounted / "run").string()}};
+  const JobId id = submit_service(service, files, 1, 1, at);
+  wait_for_replicas(service, id, 1);
+  service.send("POST", "/v1/jobs/" + std::to_string(id) + "/reload", R"({"version": 3})");
+  service.wait(id, [&](const Json&) {
+    return service.get("/v1/events?limit=1000").dump().find("all replicas have the weights of") !=
+           std::string::npos;
+  });
+  service.act(id, "pause");
+  service.wait_for(id, "paused");
+  service.send("POST", "/v1/nodes/here/drain", "{}");
+  const JobId fresh = submit_service(service, files, 1, 1, at);
+  fs::rename(mounted, away);
+  service.act(id, "resume");
+  service.send("POST", "/v1/nodes/here/undrain", "{}");
+  for (const JobId job : {id, fresh})
+    service.wait(job, [](const Json& now) {
+      return now.at("phase") == "queued" &&
+             now.value("reason", "").find("mount the disk") != std::string::npos;
+    });
+  fs::rename(away, mounted);
+  wait_for_replicas(service, fresh, 1);
+  Clients clients(address_of(wait_for_replicas(service, id, 1)), 1);
+  clients.wait_for_more(20);
+  clients.stop();
+  EXPECT_EQ(clients.first_wrong(), "");
+  EXPECT_EQ(clients.versions(), (std::set<int64_t>{3})) << "it has forgotten what it was to load";
+}
+
 // They could not be asked, and hold devices that others get.
 TEST(ServingJob, ItsReplicasEndWhereItsAddressIsTaken) {
   LiveService service(with_replicas(1));
@@ -404,6 +450,38 @@ TEST(ServingJob, GivesItsAddressUpWhenItIsPausedOrCancelledWithoutADevice) {
     EXPECT_EQ(address_of(wait_for_replicas(service, id, 1)).port, at.port);
   }
   EXPECT_EQ(service.wait_for(id, "cancelled").at("phase"), "cancelled");
+}
+
+// Of a process that may open few files: each client takes one, and each request that is on its way
+// one more.
+TEST(ServingJob, ManyClientsTakeNoDescriptorsFromOtherJobs) {
+  constexpr int kFiles = 1000, kClients = 900;
+  LiveService service(with_replicas(2), [] {
+    const rlimit few{kFiles, kFiles};
+    if (::setrlimit(RLIMIT_NOFILE, &few) != 0) ::_exit(9);
+  });
+  const ServedRun run(20'000);
+  const JobId id = submit_service(service, run, 1, 1);
+  const net::Address at = address_of(wait_for_replicas(service, id, 1));
+  const std::string body = body_of(std::vector<float>(16));
+  std::vector<net::Socket> clients;
+  for (int i = 0; i < kClients; ++i) {
+    clients.push_back(net::connect(at, {}, net::Clock::now() + kPatience));
+    const std::string text =
+        fmt::format("POST /v2/models/small/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n",
+                    body.size()) +
+        body;
+    try {
+      clients.back().write_all(std::as_bytes(std::span(text)), net::Clock::now() + kPatience);
+    } catch (const Error&) {  // told to come again
+    }
+  }
+  const fs::path files = fs::path("/proc") / std::to_string(service.process()) / "fd";
+  ASSERT_LT(std::distance(fs::directory_iterator(files), fs::directory_iterator()), kFiles - 200);
+  service.expect_result(service.submit("other", 40));
+  clients.clear();
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
 }
 
 // Under a policy that knows no services it holds its least number of devices.

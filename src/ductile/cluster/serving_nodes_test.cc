@@ -294,5 +294,32 @@ TEST(ServingNodes, AServiceEndsAlthoughANodeIsAway) {
   service.wait_for_no_workers();
 }
 
+// Who ends tells all agents so. One that is stopped does not answer, and meanwhile the front of
+// another service, which is in the same loop, has requests.
+TEST(ServingNodes, AServiceThatEndsHoldsUpNoOtherWhereAnAgentIsStopped) {
+  LiveService service([](ServiceOptions& options) {
+    on_nodes({"a", "b", "c"}, 1)(options);
+    options.program = options.worker = DUCTILE_SERVING_WORKER;
+  });
+  const ServedRun run;
+  const JobId ends = submit_service(service, run, 1, 1);
+  const JobId stays = submit_service(service, run, 1, 1);
+  std::set<std::string> idle = {"a", "b", "c"};
+  for (const JobId id : {ends, stays})
+    idle.erase(*serving_nodes(wait_for_nodes(service, id, 1)).begin());
+  ASSERT_EQ(idle.size(), 1u);
+  Clients clients(address_of(service.get("/v1/jobs/" + std::to_string(stays))), 1);
+  clients.wait_for_more(20);
+  service.kill_agent(*idle.begin(), SIGSTOP);
+  service.act(ends, "cancel");
+  while (replicas_of(service).size() > 1) std::this_thread::sleep_for(1ms);
+  const int64_t before = clients.answers();
+  service.wait_for(ends, "cancelled");
+  EXPECT_GT(clients.answers(), before + 50) << "the service waited, and did nothing else";
+  service.kill_agent(*idle.begin(), SIGCONT);
+  clients.stop();
+  EXPECT_EQ(clients.wrong(), 0) << clients.first_wrong();
+}
+
 }  // namespace
 }  // namespace ductile::cluster

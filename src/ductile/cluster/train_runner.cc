@@ -198,4 +198,10 @@ RunnerEnd end_by(const std::exception_ptr& error) {
   }
 }
 
+RunnerEnd unless_away(RunnerEnd end, const fs::path& runs) {
+  if (end.phase != Phase::failed) return end;
+  const std::string absence = absence_of_runs(runs);
+  return absence.empty() ? end : RunnerEnd{Phase::queued, absence + ".", true};
+}
+
 }  // namespace ductile::cluster

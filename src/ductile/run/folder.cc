@@ -135,7 +135,8 @@ RunFolder RunFolder::create(const fs::path& runs, std::string_view job_name, std
 }
 
 RunFolder RunFolder::create_at(const fs::path& path, std::string_view job) {
-  return create_folder_at(path, job, {});
+  make_folder(path);
+  return filled(path, job, {});
 }
 
 RunFolder RunFolder::open(const fs::path& path) {

@@ -25,8 +25,8 @@ class RunFolder {
   // permission), and then leaves no folder.
   static RunFolder create(const fs::path& runs, std::string_view job_name,
                           std::string_view job = "");
-  // The same under a path that the user chose, and without a link. Throws conflict if something is
-  // there already.
+  // The same under a path that somebody chose, and without a link. Throws conflict if something is
+  // there already, and not_found if the folder that it is to lie in is not there.
   static RunFolder create_at(const fs::path& path, std::string_view job);
 
   // An existing run, by its folder or a link to it (`runs/latest`). Links are resolved now, so a

@@ -89,7 +89,9 @@ TEST(RunFolder, RefusesWhatIsNoRunAndSaysWhy) {
 TEST(RunFolder, TakesAPathOfTheUsersChoiceOnce) {
   const TempFolder temp;
   const fs::path path = temp.path() / "deep" / "mine";
-  const RunFolder run = RunFolder::create_at(path, "name = \"job\"\n");
+  failure([&] { RunFolder::create_at(path, ""); }, ErrorCode::not_found);
+  EXPECT_FALSE(fs::exists(temp.path() / "deep"));
+  const RunFolder run = create_folder_at(path, "name = \"job\"\n", {});
   EXPECT_EQ(read_file(RunFolder::open(path).job_file()), "name = \"job\"\n");
   failure([&] { RunFolder::create_at(path, ""); }, ErrorCode::conflict);
   EXPECT_EQ(read_file(run.job_file()), "name = \"job\"\n");

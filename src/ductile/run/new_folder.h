@@ -17,7 +17,8 @@ struct FirstFile {
 
 // RunFolder::create() and create_at() for a run that begins with more than a job. job.toml, which
 // makes a folder a run, is written last, when the others are on disk: whoever finds a run finds all
-// of them, wherever the process was killed that made it.
+// of them, wherever the process was killed that made it. create_folder_at() also makes the folders
+// that `path` lies in, where they are missing.
 RunFolder create_folder(const fs::path& runs, std::string_view job_name, std::string_view job,
                         std::span<const FirstFile> files);
 RunFolder create_folder_at(const fs::path& path, std::string_view job,

@@ -106,9 +106,11 @@ TensorBoardWriter::TensorBoardWriter(const fs::path& folder, int64_t resume_afte
   const std::string stem = fmt::format("events.out.tfevents.{:010d}.{}.{}",
                                        static_cast<int64_t>(wall), host_name(), ::getpid());
   std::string name = stem;
-  // A folder made by hand or lost since is no reason to lose the run.
+  // A run's folder that was made by hand, or has lost this one since, is no reason to lose the run.
+  // Where the run itself is not to be seen, as where its disk is not mounted, nothing is made: the
+  // folder of all runs would count as one that somebody made, in which they begin anew.
   std::error_code error;
-  fs::create_directories(folder, error);
+  fs::create_directory(folder, error);
   for (int n = 1;; ++n) {
     path_ = folder / name;
     try {

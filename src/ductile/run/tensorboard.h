@@ -26,6 +26,7 @@ struct Scalar {
 // has written survives the process.
 class TensorBoardWriter {
  public:
+  // Makes the folder, and none that it lies in. Throws not_found where these are not there.
   // `resume_after`: TensorBoard forgets later steps in earlier files of the folder. It does so on a
   // SessionLog.START with the first step that is written again.
   explicit TensorBoardWriter(const fs::path& folder, int64_t resume_after = -1);

@@ -129,5 +129,16 @@ TEST(TensorBoardWriter, NamesTheFolderItCannotWriteTo) {
   }
 }
 
+// Of a disk that is not mounted the mount point alone is there.
+TEST(TensorBoardWriter, MakesItsFolderInARunAndNoRun) {
+  const TempFolder temp;
+  const fs::path run = temp.path() / "runs" / "1-job";
+  EXPECT_THROW(TensorBoardWriter{run / "tensorboard"}, Error);
+  EXPECT_TRUE(fs::is_empty(temp.path()));
+  fs::create_directories(run);
+  const TensorBoardWriter writer(run / "tensorboard");
+  EXPECT_FALSE(fs::is_empty(run / "tensorboard"));
+}
+
 }  // namespace
 }  // namespace ductile::run

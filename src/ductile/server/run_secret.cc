@@ -52,11 +52,15 @@ std::string mark_of(const fs::path& run) {
 
 void require_run(const fs::path& run, const std::string& mark) {
   const fs::path runs = run.has_parent_path() ? run.parent_path() : fs::path(".");
+  const auto is_there = [&] {
+    const std::string now = mark_of(run);
+    return kind_of(run / "job.toml") != FileKind::none && (now.empty() || now == mark);
+  };
   bool deleted = true;
   try {
-    const std::string now = mark_of(run);
-    if (kind_of(run / "job.toml") != FileKind::none && (now.empty() || now == mark)) return;
+    if (is_there()) return;
     deleted = kind_of(runs) != FileKind::none;
+    if (deleted && is_there()) return;  // its disk has come between the two looks
   } catch (const Error&) {
     return;
   }

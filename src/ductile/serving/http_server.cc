@@ -17,6 +17,7 @@ namespace {
 constexpr size_t kBlock = size_t{64} << 10;         // read at once
 constexpr size_t kFarewell = size_t{1} << 20;       // read of what nobody wants, before the end
 constexpr std::chrono::milliseconds kLinger{1000};  // in which a client may read its last answer
+constexpr size_t kMostTurnedAway = 256;             // at once; more are not even told why
 
 // What is sent here is not encrypted, and nobody says who he is.
 net::Address on_this_machine(const net::Address& at) {
@@ -204,6 +205,7 @@ void HttpServer::accept() {
     const uint64_t number = ++last_number_;
     const auto made = std::make_shared<Connection>(*this, number, std::move(socket));
     connections_.emplace(number, made);
+    if (connections_.size() > options_.most_connections + kMostTurnedAway) return end(number);
     if (connections_.size() > options_.most_connections)
       made->turn_away("there are too many connections; try again later");
   } catch (const Error&) {  // out of descriptors: others have to end first

@@ -19,7 +19,7 @@ bool is_own(const HttpRequest& request);
 struct HttpOptions {
   net::Address at{"127.0.0.1", 0};
   HttpLimits limits;
-  size_t most_connections = 1024;         // more are told to come again
+  size_t most_connections = 1024;         // more are told to come again, or, if far more, nothing
   size_t most_bytes = size_t{256} << 20;  // of requests that are not answered, all together
   std::chrono::milliseconds patience = std::chrono::seconds(30);  // for a whole request, an answer
   std::chrono::milliseconds idle = std::chrono::seconds(60);      // between two requests

@@ -124,8 +124,9 @@ net::Socket ReplicaLinks::open(uint64_t replica, const net::Address& door) {
     stream.dialing = std::make_unique<net::Dialing>(
         loop_, door, secret_, front_identity(job_), replica_identity(job_, replica), kDialPatience,
         [this, number](net::Dialing::Outcome outcome) { dialled(number, std::move(outcome)); });
-  } catch (const Error&) {
+  } catch (const Error& error) {
     streams_.erase(number);
+    if (error.code() != ErrorCode::unavailable && on_trouble_) on_trouble_(replica, error.what());
     throw;
   }
   return theirs;

@@ -80,7 +80,8 @@ class ReplicaLinks {
 
   // A stream to the server behind the door, which can be written to at once; the connection is
   // being made meanwhile. It ends where that fails. Throws unavailable where this process has no
-  // descriptors for it.
+  // descriptors for it, and invalid_argument, which is told as trouble, too, where the host of
+  // `door` is no number.
   net::Socket open(uint64_t replica, const net::Address& door);
   size_t connections() const { return streams_.size(); }
 

@@ -3,20 +3,28 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <memory>
 #include <mutex>
+#include <span>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
+#include "ductile/net/handshake.h"
+#include "ductile/net/seal.h"
 #include "ductile/net/testing/socket_pair.h"
 #include "ductile/serving/inference_server.h"
 #include "ductile/serving/router.h"
@@ -268,6 +276,21 @@ TEST(ReplicaLink, SaysWhyAReplicaCannotBeReached) {
   EXPECT_NE(front.trouble().find(nobody.to_string()), std::string::npos) << front.trouble();
 }
 
+// It can never be reached, which no shortage of this process is to hide.
+TEST(ReplicaLink, OneThatSaysNoAddressOfItsDoorCountsAsLost) {
+  RouterOptions options;
+  options.silence = 100ms;
+  options.lost = 3;
+  FarFront front(options);
+  std::atomic<bool> lost = false;
+  front.thread.call([&] { front.router->call_when_lost([&](Router::ReplicaId) { lost = true; }); });
+  front.add(4, {"a-name", 1});
+  while (!lost) std::this_thread::sleep_for(2ms);
+  EXPECT_NE(front.trouble().find("4 a-name:1: the host is to be a number"), std::string::npos)
+      << front.trouble();
+  front.thread.call([&] { front.router->call_when_lost({}); });
+}
+
 // Nobody can end it, as where its machine is cut off: it holds up neither requests nor a change of
 // weights, and gets no more of either.
 TEST(ReplicaLink, AReplicaThatIsLostAndCannotBeEndedHoldsUpNothing) {
@@ -306,6 +329,204 @@ TEST(ReplicaLink, AFrontInTheSamePlaceNeedsNoDoor) {
   const FrontPlace front = FrontPlace::from_json(FrontPlace{"here", "127.0.0.1", "j"}.to_json());
   EXPECT_EQ(open_door(loop, front, "here", "", 1, {"127.0.0.1", 1}), nullptr);
   EXPECT_THROW(FrontPlace::from_json({{"place", "here"}}), Error);
+}
+
+// ---- Those who mean harm. DUCTILE_HOSTILE_FRAMES says how often they try.
+
+int64_t wanted_frames() {
+  const char* const text = std::getenv("DUCTILE_HOSTILE_FRAMES");
+  return text != nullptr ? std::atoll(text) : 2000;
+}
+
+net::Deadline in_time() { return net::Clock::now() + 60s; }
+
+// What an admitted front says, up to the end of both handshakes.
+std::vector<std::byte> recorded_front(const net::Address& door, uint64_t replica) {
+  std::vector<std::byte> out;
+  net::Socket socket = net::connect(door, {}, in_time());
+  const auto say = [&](const std::vector<std::byte>& bytes) {
+    out.insert(out.end(), bytes.begin(), bytes.end());
+    socket.write_all(bytes, in_time());
+  };
+  const auto hear = [&](size_t wanted) {
+    std::vector<std::byte> bytes(wanted);
+    socket.read_all(bytes, in_time());
+    return bytes;
+  };
+  auto handshake = net::Handshake::client(job_secret(), {"front", kJob, 0, -1, 0},
+                                          {"replica", kJob, 0, static_cast<int32_t>(replica), 0});
+  say(handshake.take_output());
+  while (handshake.state() == net::Handshake::State::running) {
+    handshake.feed(hear(handshake.wanted()));
+    say(handshake.take_output());
+  }
+  net::Seal seal(net::Seal::Side::client, handshake.key());
+  say(seal.take_output());
+  while (!seal.done()) {
+    seal.feed(hear(seal.wanted()));
+    say(seal.take_output());
+  }
+  return out;
+}
+
+// Bytes without any sense; those of a front that was let in, whole, cut or altered; or both.
+std::vector<std::byte> hostile_frame(Rng& rng, const std::vector<std::byte>& recorded) {
+  const auto size = static_cast<uint32_t>(recorded.size());
+  const uint32_t kind = rng.below(4);
+  std::vector<std::byte> out;
+  if (kind > 0) out = recorded;
+  if (kind == 1) out.resize(rng.below(size));
+  for (uint32_t n = kind == 2 ? 1 + rng.below(4) : 0; n > 0; --n)
+    out[rng.below(size)] = static_cast<std::byte>(rng.below(256));
+  for (uint32_t n = kind == 0 || rng.below(3) == 0 ? rng.below(600) : 0; n > 0; --n)
+    out.push_back(static_cast<std::byte>(rng.below(256)));
+  return out;
+}
+
+// False: the door has said something of the server behind it.
+bool gets_nothing(net::Socket& socket) {
+  std::string come;
+  char block[4096];
+  try {
+    while (const size_t n = socket.read_some(std::as_writable_bytes(std::span(block)), in_time()))
+      come.append(block, n);
+  } catch (const Error&) {  // it was ended
+  }
+  return come.find("HTTP/") == std::string::npos;
+}
+
+int64_t open_files() {
+  return std::distance(std::filesystem::directory_iterator("/proc/self/fd"),
+                       std::filesystem::directory_iterator());
+}
+
+TEST(ReplicaLink, NobodyWithoutTheSecretGetsThroughADoorAndNothingGrows) {
+  FarReplica replica(1);
+  const std::vector<std::byte> recorded = recorded_front(replica.at, 1);
+  while (replica.connections() > 0) std::this_thread::sleep_for(2ms);
+  const int64_t files = open_files(), wanted = wanted_frames();
+  std::atomic<int64_t> sent = 0, let_in = 0;
+  const auto attack = [&](uint64_t seed) {
+    Rng rng(seed, 23);
+    std::vector<net::Socket> slow;  // that say nothing more
+    while (sent++ < wanted) {
+      net::Socket stranger;
+      try {
+        stranger = net::connect(replica.at, {}, in_time());
+        stranger.write_all(hostile_frame(rng, recorded), in_time());
+      } catch (const Error&) {  // refused already
+      }
+      if (rng.below(20) == 0) {
+        slow.push_back(std::move(stranger));
+        if (slow.size() > 20) slow.erase(slow.begin());
+        continue;
+      }
+      if (!stranger || rng.below(4) == 0) continue;  // gone
+      ::shutdown(stranger.fd(), SHUT_WR);
+      if (!gets_nothing(stranger)) ++let_in;
+    }
+  };
+  {
+    std::vector<std::jthread> attackers;
+    for (uint64_t who = 1; who <= 4; ++who) attackers.emplace_back(attack, who);
+    // Who knows the secret is served meanwhile.
+    FarFront front;
+    front.add(1, replica.at);
+    Client client(front.address);
+    for (uint64_t i = 0; i < 50; ++i) ASSERT_EQ(fault_of(client, i, 1), "");
+  }
+  EXPECT_EQ(let_in, 0);
+  for (int look = 0; look < 3000 && (open_files() > files + 8 || replica.connections() > 0); ++look)
+    std::this_thread::sleep_for(20ms);
+  EXPECT_EQ(replica.connections(), 0u);
+  EXPECT_LE(open_files(), files + 8);
+}
+
+// Carries connections to a door, and now and then alters, repeats or leaves out what passes, and
+// cuts them.
+class Meddler {
+ public:
+  explicit Meddler(const net::Address& to) : to_(to) {}
+
+  net::Address address() const { return listener_.address(); }
+  int64_t meddled() const { return meddled_; }
+
+ private:
+  struct Way {
+    net::Socket ends[2];
+    // Of one that was altered: who waits for the rest of it is not to wait for ever.
+    net::Deadline until = net::Deadline::max();
+  };
+
+  void serve(const std::stop_token& stop) {
+    std::vector<Way> ways;
+    while (!stop.stop_requested()) {
+      std::vector<pollfd> looks = {{listener_.fd(), POLLIN, 0}};
+      for (const Way& way : ways)
+        for (const net::Socket& end : way.ends) looks.push_back({end.fd(), POLLIN, 0});
+      ::poll(looks.data(), looks.size(), 20);
+      for (size_t i = 1; i < looks.size(); ++i)
+        if (looks[i].revents != 0) carry(ways[(i - 1) / 2], (i - 1) % 2);
+      std::erase_if(ways, [](const Way& way) { return net::Clock::now() >= way.until; });
+      if (looks[0].revents == 0) continue;
+      try {
+        if (net::Socket near = listener_.try_accept())
+          ways.push_back({{std::move(near), net::connect(to_, {}, in_time())}});
+      } catch (const Error&) {  // the door is closed
+      }
+    }
+  }
+
+  // What has come at one end.
+  void carry(Way& way, size_t from) try {
+    std::vector<std::byte> piece(4096);
+    piece.resize(way.ends[from].read_some(piece, in_time()));
+    if (piece.empty()) {
+      way.until = {};
+      return;
+    }
+    const uint32_t dice = rng_.below(40);
+    const auto at = rng_.below(static_cast<uint32_t>(piece.size()));
+    if (dice == 0) piece[at] ^= std::byte{0x20};
+    if (dice == 1) piece.erase(piece.begin() + at);
+    if (dice == 2) piece.resize(at);
+    net::Socket& to = way.ends[1 - from];
+    to.write_all(piece, in_time());
+    if (dice == 3) to.write_all(piece, in_time());
+    if (dice > 4) return;
+    ++meddled_;
+    way.until = net::Clock::now() + (dice < 2 ? 50ms : 0ms);
+  } catch (const Error&) {
+    way.until = {};
+  }
+
+  const net::Address to_;
+  net::Listener listener_{net::Address{"127.0.0.1", 0}};
+  Rng rng_{11, 29};
+  std::atomic<int64_t> meddled_ = 0;
+  std::jthread thread_{[this](const std::stop_token& stop) { serve(stop); }};  // begins last
+};
+
+TEST(ReplicaLink, WhatIsAlteredOnItsWayToADoorIsNoAnswer) {
+  FarReplica one(1), two(2);
+  Meddler meddler(one.at);
+  FarFront front;
+  front.add(1, meddler.address());
+  front.add(2, two.at);
+  std::vector<std::jthread> clients;
+  std::atomic<int> faults = 0;
+  for (uint64_t who = 0; who < 4; ++who)
+    clients.emplace_back([&, who, asks = static_cast<uint64_t>(wanted_frames() / 8)] {
+      Client client(front.address);
+      for (uint64_t i = 0; i < asks && faults == 0; ++i) {
+        const std::string fault = fault_of(client, 1'000'000 * who + i, 1);
+        if (!fault.empty()) ++faults;
+        EXPECT_EQ(fault, "");
+      }
+    });
+  clients.clear();
+  EXPECT_EQ(faults, 0);
+  EXPECT_GT(meddler.meddled(), 10);
 }
 
 }  // namespace

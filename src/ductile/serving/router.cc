@@ -9,8 +9,11 @@
 #include <vector>
 
 #include <sys/socket.h>
+#include <unistd.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
+#include "ductile/net/peer_user.h"
 #include "ductile/serving/loopback_impl.h"
 #include "ductile/serving/router_impl.h"
 
@@ -194,6 +197,18 @@ bool Router::Impl::write(Link& link) {
   return true;
 }
 
+// Whether what has come is from a process of this user, or of root. A replica that has ended leaves
+// its port to anybody on this machine, who could answer what he likes before its end is known here.
+bool Router::Impl::is_ours(const Replica& replica, const net::Socket& socket) {
+  if (!replica.local) return true;  // who gets in there has proved that he may
+  const auto user = net::user_at_other_end(socket.fd());
+  // Who has answered and is gone is nobody to be believed. That no descriptor is left to ask the
+  // kernel says nothing of him.
+  if (!user) return !knows_users_ || !Descriptor(::dup(socket.fd()));
+  knows_users_ = true;
+  return *user == 0 || *user == ::geteuid();
+}
+
 void Router::Impl::on_ready(ReplicaId id, std::list<Link>::iterator link) {
   if (link->passage && link->sent < link->passage->bytes.size() && !write(*link))
     return lost(id, link);
@@ -201,6 +216,8 @@ void Router::Impl::on_ready(ReplicaId id, std::list<Link>::iterator link) {
   const ssize_t n = ::recv(link->socket.fd(), block, sizeof block, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (n <= 0 || !link->passage) return lost(id, link);
+  if (!link->known) link->known = is_ours(replicas_.at(id), link->socket);
+  if (!link->known) return lost(id, link);
   link->reader.take(std::string_view(block, static_cast<size_t>(n)));
   if (link->reader.fault()) return lost(id, link);
   if (link->reader.whole()) answered(id, link);
@@ -338,9 +355,10 @@ void Router::Impl::ask_health(ReplicaId id, Replica& replica) {
     probe.sent = false;
     probe.watch = loop_.watch(probe.socket.fd(), net::Interest::both,
                               [this, id](net::Ready) { on_probe(id); });
-  } catch (const Error&) {  // no descriptor is left: that says nothing of the replica
+  } catch (const Error& error) {
     probe.socket = {};
-    probe.heard = listening();
+    // No descriptor is left: that says nothing of the replica.
+    if (error.code() == ErrorCode::unavailable) probe.heard = listening();
   }
 }
 
@@ -361,9 +379,10 @@ void Router::Impl::on_probe(ReplicaId id) {
     n = ::recv(probe.socket.fd(), block, sizeof block, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
   }
+  const bool answers = n > 0 && is_ours(replica, probe.socket);
   probe.watch.end();
   probe.socket = {};
-  if (n <= 0) return;  // it is gone, or has no place for one more: the next probe tells
+  if (!answers) return;  // it is gone, or has no place for one more: the next probe tells
   probe.heard = listening();
   if (std::exchange(replica.silent, false)) dispatch_all();
 }
@@ -385,10 +404,11 @@ void Router::Impl::look_idle(ReplicaId id) {
   if (on_idle) loop_.post(on_idle);
 }
 
-void Router::Impl::add(ReplicaId id, Connect connect, std::optional<int64_t> version) {
+void Router::Impl::add(ReplicaId id, Connect connect, std::optional<int64_t> version, bool local) {
   DUCTILE_CHECK(id != 0 && !replicas_.contains(id), "replica {}", id);
   Replica& replica = replicas_[id];
   replica.connect = std::move(connect);
+  replica.local = local;
   replica.probe.heard = listening();
   replica.version = version;
   if (!options_.model.empty()) {
@@ -448,10 +468,10 @@ Router::~Router() = default;
 net::Address Router::address() const { return impl_->address(); }
 void Router::add(ReplicaId id, const net::Address& address, std::optional<int64_t> version) {
   impl_->add(
-      id, [port = address.port] { return begin_connect_here(port); }, version);
+      id, [port = address.port] { return begin_connect_here(port); }, version, /*local=*/true);
 }
 void Router::add(ReplicaId id, Connect connect, std::optional<int64_t> version) {
-  impl_->add(id, std::move(connect), version);
+  impl_->add(id, std::move(connect), version, /*local=*/false);
 }
 void Router::want(std::optional<int64_t> version) { impl_->want(version); }
 std::optional<int64_t> Router::wanted() const { return impl_->wanted(); }

@@ -39,8 +39,8 @@ class Router {
  public:
   using ReplicaId = uint64_t;
   // A new stream to the replica's server, in a socket that does not block; it may still be being
-  // made, and ends where that fails. Throws Error where this process has no descriptors for it,
-  // which says nothing of the replica.
+  // made, and ends where that fails. Throws unavailable where this process has no descriptors for
+  // it, which says nothing of the replica; any other error counts as silence.
   using Connect = std::function<net::Socket()>;
 
   // Throws as HttpServer does.
@@ -53,7 +53,8 @@ class Router {
 
   // `version`: of its weights; none: unknown. The first one decides what all are to have, until a
   // request to load has succeeded in one replica. One that comes with other weights gets no
-  // requests until it has loaded those; if they are there no more, the others load its own.
+  // requests until it has loaded those; if they are there no more, the others load its own. At an
+  // address nobody is believed but processes of this user and of root, as far as the kernel says.
   void add(ReplicaId id, const net::Address& address, std::optional<int64_t> version = {});
   void add(ReplicaId id, Connect connect, std::optional<int64_t> version = {});
   // It gets no more requests; `on_idle` is called when it has answered those that it has.

@@ -28,7 +28,8 @@ class Router::Impl {
   Impl(net::Loop& loop, RouterOptions options);
 
   net::Address address() const { return http_.address(); }
-  void add(ReplicaId id, Connect connect, std::optional<int64_t> version);
+  // `local`: by TCP, on this machine.
+  void add(ReplicaId id, Connect connect, std::optional<int64_t> version, bool local);
   void retire(ReplicaId id, std::function<void()> on_idle);
   void remove(ReplicaId id);
   bool takes_requests(ReplicaId id) const {
@@ -83,6 +84,7 @@ class Router::Impl {
     HttpReader reader{HttpReader::Kind::response};
     PassagePtr passage;
     size_t sent = 0;
+    bool known = false;  // who answers there
   };
   // A question about a replica's health, which is on its way where there is a socket.
   struct Probe {
@@ -93,6 +95,7 @@ class Router::Impl {
   };
   struct Replica {
     Connect connect;
+    bool local = false;
     std::list<Link> links;
     Probe probe;
     size_t in_flight = 0;
@@ -117,6 +120,7 @@ class Router::Impl {
   bool hand_to(ReplicaId id, const PassagePtr& passage);
   void on_ready(ReplicaId id, std::list<Link>::iterator link);
   bool write(Link& link);
+  bool is_ours(const Replica& replica, const net::Socket& socket);
   void end_link(ReplicaId id, std::list<Link>::iterator link);
   void lost(ReplicaId id, std::list<Link>::iterator link);
   void answered(ReplicaId id, std::list<Link>::iterator link);
@@ -154,6 +158,7 @@ class Router::Impl {
   Load load_;
   int64_t open_ = 0;  // requests that are not answered
   bool draining_ = false;
+  bool knows_users_ = false;  // the kernel says who has the other end of a connection
   std::function<void()> on_drained_;
   net::Loop::Timer retry_, probe_;
   net::Deadline looked_;             // probe_all()

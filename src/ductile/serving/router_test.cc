@@ -6,11 +6,15 @@
 #include <cstring>
 #include <mutex>
 #include <set>
+#include <span>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/fsuid.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -316,6 +320,72 @@ TEST(Router, OtherUsersAskAndDoNotChangeWeights) {
   EXPECT_EQ(json_of(*other.post(kInfer, body_of(image(1))))["model_version"], "1");
   EXPECT_EQ(Client(rig.address).post(kLoad, version_3)->status, 200);
   EXPECT_EQ(json_of(*other.post(kInfer, body_of(image(1))))["model_version"], "3");
+}
+
+// A server of another user, which answers everything, and wrongly.
+class Impostor {
+ public:
+  Impostor() {
+    while (port_ == 0) std::this_thread::sleep_for(milliseconds(1));
+  }
+  net::Address address() const { return {"127.0.0.1", static_cast<uint16_t>(port_)}; }
+  int asked() const { return asked_; }
+
+ private:
+  void serve(const std::stop_token& stop) {
+    ::setfsuid(65534);  // of this thread; its sockets are this user's
+    net::Listener listener(net::Address{"127.0.0.1", 0});
+    port_ = listener.address().port;
+    const std::string body = R"({"model_version":"1","outputs":[{"data":[0.0,0.0,0.0]}]})";
+    const std::string answer = fmt::format(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}",
+        body.size(), body);
+    std::vector<net::Socket> clients;
+    while (!stop.stop_requested()) {
+      try {
+        clients.push_back(listener.accept(net::Clock::now() + milliseconds(20)));
+        std::byte block[4096];
+        const auto soon = net::Clock::now() + std::chrono::seconds(5);
+        const size_t n = clients.back().read_some(block, soon);
+        asked_ += n > 0 && block[0] == std::byte{'P'} ? 1 : 0;  // POST, and none of the probes
+        clients.back().write_all(std::as_bytes(std::span(answer)), soon);
+      } catch (const Error&) {  // nobody comes
+      }
+    }
+  }
+
+  std::atomic<int> port_ = 0, asked_ = 0;
+  std::jthread thread_{[this](const std::stop_token& stop) { serve(stop); }};  // begins last
+};
+
+// The port of a replica that has ended may be anybody's before that is known.
+TEST(Router, BelievesNoServerOfAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  const Impostor impostor;
+  RouterOptions options;
+  options.silence = std::chrono::seconds(60);  // it is asked all the while
+  Rig rig(1, {}, options);
+  rig.await_ready(1);
+  rig.thread.call([&] { rig.router->add(99, impostor.address(), 1); });
+  Clients clients(rig.address, 4);
+  while (impostor.asked() < 3) std::this_thread::sleep_for(milliseconds(2));
+  clients.end();
+  EXPECT_EQ(clients.lost, 0);
+  EXPECT_EQ(clients.wrong, 0);
+}
+
+TEST(Router, AReplicaWhosePortAnotherUserHasIsSilent) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  const Impostor impostor;
+  RouterOptions options;
+  options.silence = milliseconds(100);
+  Rig rig(1, {}, options);
+  rig.await_ready(1);
+  rig.thread.call([&] { rig.router->add(99, impostor.address(), 1); });
+  const auto is_used = [&] { return rig.on_loop([&] { return rig.router->takes_requests(99); }); };
+  for (int look = 0; look < 3000 && is_used(); ++look)
+    std::this_thread::sleep_for(milliseconds(10));
+  EXPECT_FALSE(is_used());
 }
 
 // test_replica begins with version 1, whatever the others have.

@@ -251,6 +251,25 @@ TEST(RunSource, KnowsCheckpointsAndFinalWeights) {
   EXPECT_EQ(kept.front() == 10, run.source->load({})->card().digest == digest);
 }
 
+// Who is told that they were deleted takes others instead.
+TEST(RunSource, TakesARunThatIsNotThereNowForNoDeletedWeights) {
+  Trainee run(small_job("mlp"));
+  const auto code = [&](int64_t step) {
+    try {
+      run.source->load(step);
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ErrorCode::internal;
+  };
+  const fs::path here = run.folder.path(), away = here.string() + ".away";
+  EXPECT_EQ(code(7), ErrorCode::not_found);
+  fs::rename(here, away);
+  for (const int64_t step : {7, 10}) EXPECT_EQ(code(step), ErrorCode::unavailable) << step;
+  fs::rename(away, here);
+  EXPECT_EQ(run.source->load(10)->card().version, 10);
+}
+
 TEST(RunSource, SaysWhatIsDamaged) {
   Trainee run(small_job("mlp"));
   std::string bytes = read_file(run.folder.model_file());

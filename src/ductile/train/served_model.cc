@@ -189,12 +189,20 @@ class RunSource final : public serving::ModelSource {
   RunSource(const run::RunFolder& folder, const spec::JobOptions& job, std::string name)
       : folder_(folder), job_(job), name_(std::move(name)) {}
 
-  std::unique_ptr<serving::Model> load(std::optional<int64_t> version) override {
+  std::unique_ptr<serving::Model> load(std::optional<int64_t> version) override try {
     // Without a version, and without any weights, Trained says what to do.
     if (!version) version = newest();
     const bool final_ones = !version || version == final_step();
     return std::make_unique<ServedModel>(
         std::make_unique<Trained>(folder_, job_, final_ones ? std::nullopt : version), name_);
+  } catch (const Error& error) {
+    // No checkpoint was deleted where the whole run is not to be seen.
+    if (error.code() != ErrorCode::not_found || kind_of(folder_.job_file()) != FileKind::none)
+      throw;
+    fail(ErrorCode::unavailable,
+         "{}: the run is not there now, as where its disk is not mounted: mount the disk, and ask "
+         "for its weights again",
+         folder_.path().string());
   }
 
   std::optional<int64_t> newest() override {

@@ -35,6 +35,10 @@ int serve(int progress, const nlohmann::json& request, uint64_t worker,
     run::write_line(progress, run::Failed{ErrorCode::data_loss, read_file(run / "fails")});
     return 3;
   }
+  if (!fs::exists(run / "job.toml")) {
+    run::write_line(progress, run::Failed{ErrorCode::not_found, run.string() + ": no such run"});
+    return 3;
+  }
   net::Loop loop;
   serving::testing::SmallModelOptions model;
   model.name = request.at("name").get<std::string>();

@@ -49,6 +49,17 @@ class SmallDisk {
     std::error_code ignored;
     if (made()) fs::remove(filler(), ignored);
   }
+  // As where it is not mounted: its folder is empty until show(). What is open goes on. False where
+  // it was not made.
+  bool hide() const {
+    return made() && ::mount("none", folder_.c_str(), "tmpfs", 0, "mode=0700") == 0;
+  }
+  // Whether nobody has made anything in its place meanwhile.
+  bool show() const {
+    std::error_code error;
+    const bool untouched = fs::is_empty(folder_, error);
+    return ::umount2(folder_.c_str(), MNT_DETACH) == 0 && untouched;
+  }
   // Or not. False where it was not made, or a file is open for writing.
   bool let_be_written(bool may) const {
     const unsigned long flags = MS_REMOUNT | (may ? 0 : MS_RDONLY);
