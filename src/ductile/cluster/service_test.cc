@@ -296,14 +296,16 @@ TEST(Service, AWishIsFollowedByTheNextService) {
 // It is started again with fewer devices than the jobs held, or than one of them needs.
 TEST(Service, FewerDevicesThanBefore) {
   LiveService cluster(4);
+  cluster.slow_steps(true);
   const JobId pair = cluster.submit("pair", 400, 2, 2);
   const JobId other = cluster.submit("other", 400, 2, 1);
   cluster.wait_for(pair, "running");
   cluster.wait_for(other, "running");
   cluster.kill_service();
   cluster.start(1);
+  cluster.wait_for(pair, "queued");
+  cluster.slow_steps(false);
   cluster.expect_result(other);
-  const Json job = cluster.wait_for(pair, "queued");
   cluster.wait(pair, [](const Json& job) {
     return job.value("reason", "").find("needs 2 devices") != std::string::npos;
   });
@@ -330,10 +332,12 @@ TEST(Service, ADrainCountsForItsNodeAndOutlivesTheService) {
 // Somebody else trains in its run directory: it waits for them, and nobody waits for it.
 TEST(Service, AJobThatCannotStartIsInNobodysWay) {
   LiveService cluster(1, "fifo");
+  cluster.slow_steps(true);
   const JobId locked = cluster.submit("locked", 200);
   cluster.wait_for(locked, "running");
   cluster.act(locked, "pause");
   const std::string run = cluster.wait_for(locked, "paused").at("run");
+  cluster.slow_steps(false);
   std::optional<run::RunLock> lock(std::in_place, run, run::RunLock::kLocal);
   cluster.act(locked, "resume");
   cluster.wait(locked, [](const Json& job) {

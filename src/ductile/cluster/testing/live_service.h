@@ -76,6 +76,7 @@ class LiveService {
       sigaddset(&set, SIGTERM);
       pthread_sigmask(SIG_BLOCK, &set, nullptr);
       try {
+        ::setenv("DUCTILE_TEST_SLOW_WHILE", slow_file().c_str(), 1);
         net::Loop loop;
         if (enter_) enter_();
         Service service(loop, options_);
@@ -176,6 +177,15 @@ class LiveService {
     return answer.is_null() ? answer : answer.at("body");
   }
 
+  // While a job's steps are slow, it is not done before a test has seen what it waits for, however
+  // busy the machine.
+  void slow_steps(bool slow) {
+    if (slow) {
+      write_file_atomic(slow_file(), "");
+    } else {
+      fs::remove(slow_file());
+    }
+  }
   JobId submit(const std::string& name, int64_t steps, int64_t most = 1, int64_t least = 1,
                const Json& more = {}) {
     const Json answer = offer(name, steps, most, least, more);
@@ -282,6 +292,8 @@ class LiveService {
   const fs::path& folder() const { return folder_.path(); }
 
  private:
+  fs::path slow_file() const { return folder() / "slow"; }
+
   TempFolder folder_;
   ServiceOptions options_;
   std::function<void()> enter_;
