@@ -267,6 +267,19 @@ TEST(Agents, AKilledOneIsStartedAgainAndFindsTheWorkers) {
   fleet.expect_result(job);
 }
 
+// The only worker of a busy machine says nothing for a while, and nobody knows whether it is gone;
+// its place is not free before its lease has ended.
+TEST(Agents, AJobWaitsForThePlaceOfAWorkerThatIsSilent) {
+  Fleet fleet;
+  Fleet::Job& job = fleet.make("a", 300);
+  fleet.start(job, 1, {{"one", 1}});
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.step(job) > 5; }));
+  for (const pid_t worker : link::workers_of(job.run)) ::kill(worker, SIGSTOP);
+  fleet.expect_result(job);
+  const std::string events = read_file(job.run / "events.jsonl");
+  EXPECT_NE(events.find("no host has room for a worker: one has 1"), std::string::npos) << events;
+}
+
 // The controller takes a stopped agent for one without a connection; when it wakes up, the new one
 // has taken its place.
 TEST(Agents, ANewOneEndsTheOneBeforeIt) {

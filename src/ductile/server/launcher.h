@@ -11,6 +11,7 @@
 
 #include <sys/types.h>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/control/membership.h"
 #include "ductile/net/loop.h"
@@ -54,6 +55,15 @@ struct WorkerPlace {
   pid_t process = 0;  // 0: unknown, or of another host
 };
 
+// What Launcher::start() throws where no host that can be reached has room now: nothing was tried,
+// and nothing is said of the job. `held`: all hosts can be reached, so workers of this job have the
+// places.
+struct NoPlace : Error {
+  NoPlace(std::string message, bool places_are_held)
+      : Error(ErrorCode::unavailable, std::move(message)), held(places_are_held) {}
+  bool held;
+};
+
 // Starts and ends workers. This interface is the seam between the controller and the machines on
 // which processes run. It belongs to the thread of the loop that it was made with, and none of its
 // methods waits for anybody.
@@ -61,8 +71,8 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
 
-  // Throws Error if the worker cannot be started; if that turns out later, take() gives
-  // LaunchFailed.
+  // Throws NoPlace, or another Error if the worker cannot be started; if that turns out later,
+  // take() gives LaunchFailed.
   virtual void start(const WorkerStart& start) = 0;
   // Ends the process for certain. take() then gives its WorkerExited, also if the process is gone
   // already; for a host that cannot be reached it does so when the host can be reached again.
@@ -93,8 +103,6 @@ class Launcher {
   // How many run, or may run, on each host; this one alone has no name.
   virtual std::map<std::string, int64_t> by_host() const = 0;
 
-  // Whether any host can be reached now; if not, start() tried nothing.
-  virtual bool reachable() const { return true; }
   virtual WorkerPlace place_of(control::WorkerId) const { return {}; }
 };
 
