@@ -33,7 +33,8 @@ void JobConfig::read_python(const std::string& object, const JobRequest& request
   read_ours(asked_options);
   const std::string interpreter = find_interpreter(asked.python.interpreter);
   const std::vector<std::string> arguments = request.arguments.value_or(std::vector<std::string>());
-  const PythonJob told = ask_python_job(object, interpreter, arguments);
+  const PythonJob told =
+      ask_python_job(object, interpreter, arguments, keeps_loaded ? &loaded : nullptr);
   job.model.name = job.data.format = "python";
   options.read_json(told.options, object);
   read_ours(options);

@@ -417,10 +417,10 @@ void compare(const Original& original, const Json& figures, Outcome& outcome, Co
 }
 
 Outcome outcome_of_workers(const run::RunLock& lock, const run::RunFolder& folder,
-                           const spec::JobOptions& job, const ElasticRun& run,
-                           const Listener& listener) {
+                           JobConfig& config, const ElasticRun& run, const Listener& listener) {
   try {
-    return outcome_of(run_elastic(lock, folder, job, run), listener, folder);
+    return outcome_of(run_elastic(lock, folder, config.job, run, std::move(config.loaded)),
+                      listener, folder);
   } catch (const Error& e) {  // what is stored of the job keeps it from going on, or the machine
     if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::unavailable) throw;
     return failed(e.code(), e.what());
@@ -470,6 +470,7 @@ void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers)
 std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig config;
+  config.keeps_loaded = !command.dry_run && !command.hosts.hosts;
   const std::string plan = read_job(command, context, config);
   std::optional<Original> original;
   if (command.replay) original = original_of(*command.replay);
@@ -525,7 +526,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
     if (change) change->hear(line);
   };
   run.on_note = [&](const control::Note& note) { listener.note(note); };
-  Outcome outcome = outcome_of_workers(lock, folder, config.job, run, listener);
+  Outcome outcome = outcome_of_workers(lock, folder, config, run, listener);
   const Json figures = last_summary(folder);
   listener.finish();
   if (change && settle_plan(command, outcome, *change, console)) return std::nullopt;

@@ -211,7 +211,7 @@ class HostsLauncher final : public Launcher, private Agents::Job {
       if (const auto found = find_room(wanted, [&](size_t h) { return any || !shunned(h); }))
         return *found;
     std::vector<std::string> full;
-    bool held = true;
+    bool held = !in_order().empty();
     for (const size_t h : in_order()) {
       const std::string& name = agents_->host(h).name;
       held = held && agents_->ready(h);

@@ -18,6 +18,10 @@
 #include "ductile/server/core_pool.h"
 #include "ductile/server/gpu_pool.h"
 
+namespace ductile::process {
+class Zygote;
+}
+
 namespace ductile::server {
 
 class Zygotes;
@@ -134,8 +138,10 @@ void warm_up(const LocalLauncherOptions& options);
 
 // Workers as processes of this machine, each on its share of the cores. They outlive a launcher
 // that is killed, and are found again by their owner, program and command line; its destructor
-// kills and reaps those that are left, unless it is told not to.
+// kills and reaps those that are left, unless it is told not to. `loaded`: a zygote of the program
+// that there is already, for a launcher that would else begin one of its own.
 std::unique_ptr<Launcher> make_local_launcher(net::Loop& loop, LocalLauncherOptions options,
-                                              const fs::path& run);
+                                              const fs::path& run,
+                                              std::shared_ptr<process::Zygote> loaded = nullptr);
 
 }  // namespace ductile::server
