@@ -308,8 +308,9 @@ bool settle_plan(const TrainCommand& command, const Outcome& outcome, PlanChange
 // Weights that a new run begins with. They are read before there is a run.
 class GivenWeights {
  public:
-  GivenWeights(const fs::path& file, const std::string& interpreter) {
-    import_weights({&file, 1}, {.interpreter = interpreter}, file_);
+  GivenWeights(const fs::path& file, const JobConfig& config) {
+    import_weights({&file, 1},
+                   {.interpreter = config.job.python.interpreter, .zygote = config.loaded}, file_);
     read_ = MappedFile(file_);
   }
   run::FirstFile first_file() const { return {run::kInitialWeights, read_.bytes()}; }
@@ -320,15 +321,14 @@ class GivenWeights {
   MappedFile read_;
 };
 
-std::unique_ptr<GivenWeights> given_weights(const TrainCommand& command,
-                                            const spec::JobOptions& job) {
+std::unique_ptr<GivenWeights> given_weights(const TrainCommand& command, const JobConfig& config) {
   std::optional<fs::path> file = command.weights;
   if (command.replay) {
     file = run::initial_weights_of(run::RunFolder::open(*command.replay));
     if (kind_of(*file) == FileKind::none) file.reset();
   }
   if (!file) return nullptr;
-  return std::make_unique<GivenWeights>(*file, job.python.interpreter);
+  return std::make_unique<GivenWeights>(*file, config);
 }
 
 // A finished run, as another one repeats it.
@@ -393,7 +393,7 @@ std::optional<Original> kept(const run::RunFolder& folder) {
 // killed before it had its weights would begin with drawn ones when it is resumed.
 run::RunFolder begin_run(const TrainCommand& command, JobConfig& config, const std::string& plan,
                          const std::optional<Original>& original, Console& console) {
-  const std::unique_ptr<GivenWeights> weights = given_weights(command, config.job);
+  const std::unique_ptr<GivenWeights> weights = given_weights(command, config);
   std::map<std::string, std::string> texts;
   if (original) texts = files_of(*original);
   if (command.plan) texts["plan.json"] = plan;

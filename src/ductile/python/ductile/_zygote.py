@@ -85,7 +85,7 @@ def _begun(program, message, fds):
     os.close(log)
     arguments += [b"--progress-fd", str(progress).encode()]
     _core.set_title(b"\0".join([*program, *arguments]))
-    if b"--describe-job" in arguments:  # nobody else wants the answer
+    if b"--run" not in arguments:  # it is asked something, and nobody else wants the answer
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     numpy.random.seed()  # until the worker seeds all generators for the program; random does so by itself
     try:
