@@ -26,6 +26,7 @@
 #include "ductile/cluster/service.h"
 #include "ductile/link/testing/test_model.h"
 #include "ductile/link/worker_processes.h"
+#include "ductile/server/testing/slow_steps.h"
 
 // A service with real processes: torch-free workers that speak the real protocol.
 namespace ductile::cluster::testing {
@@ -76,7 +77,7 @@ class LiveService {
       sigaddset(&set, SIGTERM);
       pthread_sigmask(SIG_BLOCK, &set, nullptr);
       try {
-        ::setenv("DUCTILE_TEST_SLOW_WHILE", slow_file().c_str(), 1);
+        slow_steps_.announce();
         net::Loop loop;
         if (enter_) enter_();
         Service service(loop, options_);
@@ -177,15 +178,7 @@ class LiveService {
     return answer.is_null() ? answer : answer.at("body");
   }
 
-  // While a job's steps are slow, it is not done before a test has seen what it waits for, however
-  // busy the machine.
-  void slow_steps(bool slow) {
-    if (slow) {
-      write_file_atomic(slow_file(), "");
-    } else {
-      fs::remove(slow_file());
-    }
-  }
+  void slow_steps(bool slow) const { slow_steps_.set(slow); }
   JobId submit(const std::string& name, int64_t steps, int64_t most = 1, int64_t least = 1,
                const Json& more = {}) {
     const Json answer = offer(name, steps, most, least, more);
@@ -292,9 +285,8 @@ class LiveService {
   const fs::path& folder() const { return folder_.path(); }
 
  private:
-  fs::path slow_file() const { return folder() / "slow"; }
-
   TempFolder folder_;
+  const server::testing::SlowSteps slow_steps_{folder_.path() / "slow"};
   ServiceOptions options_;
   std::function<void()> enter_;
   pid_t pid_ = -1;

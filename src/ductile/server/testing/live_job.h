@@ -24,6 +24,7 @@
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_host.h"
 #include "ductile/server/testing/emulated_hosts.h"
+#include "ductile/server/testing/slow_steps.h"
 #include "ductile/server/testing/small_disk.h"
 
 // A job of torch-free workers for the tests of this module.
@@ -154,6 +155,7 @@ class Live {
     controller_ = ::fork();
     if (controller_ != 0) return;
     try {
+      slow_steps_.announce();
       if (job_.hosts) job_.hosts->enter(0);
       net::Loop loop;
       auto host = make_host(loop);
@@ -278,6 +280,7 @@ class Live {
   }
 
   std::string events() const { return read_file(run_ / "events.jsonl"); }
+  void slow_steps(bool slow) const { slow_steps_.set(slow); }
 
  private:
   // All children but the processes that hold the hosts.
@@ -287,6 +290,7 @@ class Live {
   }
 
   TempFolder folder_, notes_;
+  const SlowSteps slow_steps_{notes_.path() / "slow"};
   SmallDisk disk_;  // over the folder
   const Job job_;
   const fs::path run_;
