@@ -54,6 +54,7 @@ struct Job {
   WorkerId cannot_import = 0;  // it ends before it has a link
   Time heartbeat_deadline = 600ms;
   Time lease = 2s;
+  Time stop_deadline = 5s;
 };
 
 // A run directory, its controller in a process of its own, and whatever the test does to them.
@@ -98,6 +99,7 @@ class Live {
     m.backoff_max = 200ms;
     m.max_failures = m.max_crashes_alone = job.max_failures;
     m.start_deadline = 20s;
+    m.stop_deadline = job.stop_deadline;
     m.join_window = 200ms;
     m.finish_deadline = 1s;
     m.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(job.places.size()));
