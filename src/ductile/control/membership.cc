@@ -345,7 +345,6 @@ void Membership::State::on(const WorkerReported& event) {
   worker->acked_at = now;
   tell(*worker, Ack{report.sequence});
   hosts_away = 0;
-  places_held = false;
   if (!report.error.empty()) {
     // Of an only worker the user need not know that there is one.
     const std::string where = !event.host.empty()
@@ -359,6 +358,7 @@ void Membership::State::on(const WorkerReported& event) {
   if (!was_loaded && worker->loaded()) {
     worker->ready_at = now;
     launch_failures = 0;
+    places_held = false;
     next_launch = now;
     troubled.erase(event.host);
     begin_errors = 0;

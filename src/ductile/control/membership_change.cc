@@ -204,8 +204,8 @@ void Membership::State::try_form() {
   std::vector<WorkerRecord*> chosen = choose(survivors, joined, from_state ? start : -1);
   if (static_cast<int64_t>(chosen.size()) < options.min_workers) {
     // Those who are to follow the silent ones need their places.
-    if (!from_state && places_held)
-      for (WorkerRecord* worker : silent)
+    for (WorkerRecord* worker : silent)
+      if (places_held && !may_still_act(*worker))
         lose(*worker, "could not be reached in time, and another one needs its place");
     return;
   }

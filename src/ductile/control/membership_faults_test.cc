@@ -320,6 +320,35 @@ TEST_F(FaultsTest, PlacesThatSilentWorkersHoldAreWaitedForAndTakenWhenTheirLease
   EXPECT_GT(launched_, before);
 }
 
+// A job that needs two goes on with nobody where one is silent, though the other one has all.
+TEST_F(FaultsTest, APlaceIsTakenFromASilentWorkerAlsoWhereTheOthersAreTooFew) {
+  options_.min_workers = 2;
+  job_.emplace(options_);
+  run_with(2);
+  std::vector<WorkerId> killed;
+  const auto note_kills = [&] {
+    for (const KillWorker& kill : said<KillWorker>()) killed.push_back(kill.worker);
+  };
+  bool halts = false;
+  const Time begun = now_;
+  while (killed.empty() && now_ < begun + seconds(120)) {
+    now_ += milliseconds(100);
+    if (halts)
+      say(1, WorkerPhase::halted, 1, 2, 5);
+    else
+      say(1, WorkerPhase::running, 1, 1, 5);
+    halts = halts || !told<Halt>().empty();
+    note_kills();
+    for (const LaunchWorker& launch : said<LaunchWorker>()) {
+      happen(LaunchFailed{launch.worker, "no host has room: a has 1, b has 1", true, true});
+      note_kills();
+    }
+    ASSERT_NE(job_->phase(), Phase::failed) << job_->reason();
+  }
+  EXPECT_EQ(killed, std::vector<WorkerId>{2});
+  EXPECT_GE(now_ - begun, options_.lease);
+}
+
 // They go on with all they have when their hosts can be reached again.
 TEST_F(FaultsTest, SilentWorkersOfHostsThatCannotBeReachedAreNotKilled) {
   run_with(1);

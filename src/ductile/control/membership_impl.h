@@ -97,7 +97,7 @@ struct Membership::State {
   Time next_try{0};
   std::string last_failure;
   int64_t hosts_away = 0;       // launches in a row for which no host had room
-  bool places_held = false;     // by workers of the job, at the last of these
+  bool places_held = false;     // by workers of the job, when the last launch failed
   int64_t launch_failures = 0;  // in a row, of any kind; steps of the others are no comfort
   Time next_launch{0};
   std::map<std::string, Trouble> troubled;
