@@ -89,10 +89,11 @@ class Fleet {
     job.steps = steps;
     for (const char* part : {"checkpoints", "tensorboard"}) fs::create_directories(job.run / part);
     write_file_atomic(job.run / "job.toml", "");
-    write_file_atomic(
-        job.run / "test.json",
-        json{{"steps", steps}, {"step_ms", step_ms}, {"virtual_ranks", kRanks}, {"lease_ms", 2000}}
-            .dump());
+    write_file_atomic(job.run / "test.json", json{{"steps", steps},
+                                                  {"step_ms", step_ms},
+                                                  {"virtual_ranks", kRanks},
+                                                  {"lease_ms", lease.count()}}
+                                                 .dump());
     return job;
   }
   void start(Job& job, int64_t workers, const std::vector<HostShare>& shares, bool python = false) {
@@ -100,8 +101,8 @@ class Fleet {
     JobHostOptions o;
     o.run = job.run;
     o.membership.virtual_ranks = kRanks;
-    o.membership.heartbeat_deadline = 600ms;
-    o.membership.lease = 2s;
+    o.membership.heartbeat_deadline = heartbeat;
+    o.membership.lease = lease;
     o.membership.reattach = 1500ms;
     o.membership.backoff_base = 20ms;
     o.membership.backoff_max = 200ms;
@@ -165,6 +166,8 @@ class Fleet {
   net::Loop loop;
   std::shared_ptr<Agents> agents;
   std::list<Job> jobs;
+  // A busy machine keeps a worker silent for a second.
+  std::chrono::milliseconds heartbeat{5000}, lease{10000};
 
  private:
   TempFolder folder_;
@@ -271,6 +274,8 @@ TEST(Agents, AKilledOneIsStartedAgainAndFindsTheWorkers) {
 // its place is not free before its lease has ended.
 TEST(Agents, AJobWaitsForThePlaceOfAWorkerThatIsSilent) {
   Fleet fleet;
+  fleet.heartbeat = 600ms;
+  fleet.lease = 2s;
   Fleet::Job& job = fleet.make("a", 300);
   fleet.start(job, 1, {{"one", 1}});
   ASSERT_TRUE(fleet.turn_until([&] { return fleet.step(job) > 5; }));
