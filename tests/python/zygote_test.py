@@ -81,7 +81,8 @@ class Zygote(Case):
             if os.path.exists(starts):
                 os.remove(starts)
             subprocess.run([support.DUCTILE, "train", os.path.join(support.HERE, "blobs.py:Job"), "--out", self.out(run),
-                            "--set", f"python.interpreter={python}", *words], stdout=subprocess.PIPE, check=True, timeout=240)
+                            "--set", f"python.interpreter={python}", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True,
+                           timeout=240)
             with open(starts) as file:
                 return [line.split()[2] for line in file]
 
