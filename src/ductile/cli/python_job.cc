@@ -64,9 +64,10 @@ std::shared_ptr<process::Zygote> zygote_for(const WorkerQuestion& question) {
 }  // namespace
 
 PythonJob ask_python_job(const std::string& object, const std::string& interpreter,
-                         const std::vector<std::string>& arguments,
+                         const std::vector<std::string>& arguments, int64_t threads,
                          std::shared_ptr<process::Zygote>* loaded) {
   WorkerQuestion question;
+  question.threads = threads;
   question.program = process::python_worker(process::find_worker());
   question.arguments = {"--interpreter", interpreter, "--describe-job",
                         object,          "--args",    dump_json(nlohmann::json(arguments))};
