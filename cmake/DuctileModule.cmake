@@ -184,8 +184,8 @@ endfunction()
 # Programs that watch others, and compute little themselves: compiled without optimisation, which takes
 # half the time.
 set(DUCTILE_PLAIN_TESTS base_test chaos_test cluster_command_test cluster_hostile_test cluster_nodes_chaos_test
-  cluster_outage_test cluster_service_test cluster_serving_test custom_model_test elastic_test fleet_test
-  full_disk_test hosts_test injection_test kill_resume_test link_test net_test page_test pipeline_memory_test
+  cluster_outage_test cluster_service_test cluster_serving_nodes_test cluster_serving_test comm_composite_test custom_model_test elastic_test fleet_test
+  full_disk_test graph_test hosts_test injection_test kill_resume_test link_test minima_test net_test page_test pipeline_memory_test
   pipeline_transports_test run_test server_chaos_test server_job_test server_test server_zygotes_test
   sharded_test spec_test threads_test train_serve_test tune_command_test)
 

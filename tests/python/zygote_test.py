@@ -70,6 +70,28 @@ class Zygote(Case):
         wait(lambda: not os.path.exists(f"/proc/{zygote}"), "its end")
         self.assertEqual(processes(self.out("run")), [])
 
+    def test_that_answered_what_the_job_is_forks_its_workers_too(self):
+        """So a job's start imports torch once: each start of its Python is written down."""
+        starts, python = self.out("starts"), self.out("python")
+        with open(python, "w") as file:
+            file.write(f'#!/bin/sh\necho "$@" >>{starts}\nexec {support.PYTHON} "$@"\n')
+        os.chmod(python, 0o755)
+
+        def start(run, *words):
+            if os.path.exists(starts):
+                os.remove(starts)
+            subprocess.run([support.DUCTILE, "train", os.path.join(support.HERE, "blobs.py:Job"), "--out", self.out(run),
+                            "--set", f"python.interpreter={python}", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True,
+                           timeout=240)
+            with open(starts) as file:
+                return [line.split()[2] for line in file]
+
+        self.assertEqual(start("one"), ["--interpreter"])
+        self.assertEqual(start("two", "--set", "train.threads=2"), ["--interpreter"])
+        os.environ["DUCTILE_ZYGOTE"] = "off"
+        self.addCleanup(os.environ.pop, "DUCTILE_ZYGOTE", None)
+        self.assertEqual(start("three"), ["--interpreter", "--run"])
+
     def test_that_was_killed_is_replaced(self):
         process = self.start_run()
         zygote, = zygotes_of(process.pid)

@@ -62,14 +62,14 @@ server::HostSetup host_setup_of(const HostsRequest& request, const server::HostS
 namespace {
 
 std::unique_ptr<server::Launcher> make_launcher(net::Loop& loop, const run::RunFolder& folder,
-                                                const spec::JobOptions& job,
-                                                const ElasticRun& run) {
+                                                const spec::JobOptions& job, const ElasticRun& run,
+                                                std::shared_ptr<process::Zygote> loaded) {
   const bool python = !job.python.object.empty();
   if (run.setup.hosts.empty())
     return server::make_local_launcher(loop,
                                        {python ? process::python_worker(run.program) : run.program,
                                         folder.log_file(), job.train.threads},
-                                       folder.path());
+                                       folder.path(), std::move(loaded));
   server::HostsLauncherOptions options;
   options.setup = run.setup;
   options.program = fs::read_symlink("/proc/self/exe");
@@ -167,12 +167,14 @@ class Shortage {
 }  // namespace
 
 link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
-                         const spec::JobOptions& job, const ElasticRun& run) {
+                         const spec::JobOptions& job, const ElasticRun& run,
+                         std::shared_ptr<process::Zygote> loaded) {
   net::Loop loop;
   server::JobHostOptions options;
   options.membership = link::membership_options(job);
   // Before signals are held: hosts that do not answer are waited for, and Ctrl-C ends that.
-  std::unique_ptr<server::Launcher> launcher = make_launcher(loop, folder, job, run);
+  std::unique_ptr<server::Launcher> launcher =
+      make_launcher(loop, folder, job, run, std::move(loaded));
   if (!run.setup.hosts.empty()) options.listen = server::listen_address(run.setup);
   if (run.setup != server::load_host_setup(folder.path()))
     server::save_host_setup(folder.path(), run.setup);

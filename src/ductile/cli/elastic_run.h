@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string_view>
 
 #include "ductile/cli/commands.h"
 #include "ductile/control/membership.h"
+#include "ductile/process/zygote.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
@@ -41,7 +43,9 @@ server::HostSetup host_setup_of(const HostsRequest& request, const server::HostS
 //
 // SIGINT, SIGTERM and SIGHUP of this process preempt the job: it finishes its step, saves and ends;
 // a second one kills the workers. Call from a program's only thread, with the run's lock held.
+// `loaded`: forks the workers of this machine (JobConfig::loaded); null: they begin one if need be.
 link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
-                         const spec::JobOptions& job, const ElasticRun& run);
+                         const spec::JobOptions& job, const ElasticRun& run,
+                         std::shared_ptr<process::Zygote> loaded = nullptr);
 
 }  // namespace ductile::cli

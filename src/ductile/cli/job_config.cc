@@ -1,5 +1,7 @@
 #include "ductile/cli/job_config.h"
 
+#include <algorithm>
+
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/python_job.h"
@@ -33,7 +35,9 @@ void JobConfig::read_python(const std::string& object, const JobRequest& request
   read_ours(asked_options);
   const std::string interpreter = find_interpreter(asked.python.interpreter);
   const std::vector<std::string> arguments = request.arguments.value_or(std::vector<std::string>());
-  const PythonJob told = ask_python_job(object, interpreter, arguments);
+  const int64_t threads = std::max<int64_t>(asked.train.threads, 1);  // as settle_threads() has it
+  const PythonJob told =
+      ask_python_job(object, interpreter, arguments, threads, keeps_loaded ? &loaded : nullptr);
   job.model.name = job.data.format = "python";
   options.read_json(told.options, object);
   read_ours(options);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -7,6 +8,7 @@
 #include "ductile/base/files.h"
 #include "ductile/base/options.h"
 #include "ductile/cli/console.h"
+#include "ductile/process/zygote.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::cli {
@@ -29,6 +31,12 @@ class JobConfig {
 
   spec::JobOptions job;
   OptionSet options{job};
+
+  // Of a Python job that is to run next: the process that was asked for its options, which has
+  // imported torch and forks its workers. Null: `keeps_loaded` was not set before read(), or this
+  // job's workers are started one by one (process/zygote.h).
+  bool keeps_loaded = false;
+  std::shared_ptr<process::Zygote> loaded;
 
   // Defaults < file < DUCTILE_... environment < --set; then spec::check. In place of the file a
   // Python job is asked for its options. Throws invalid_argument, or not_found where there is no

@@ -44,13 +44,36 @@ std::string find_interpreter(const std::string& wanted) {
        "python.interpreter=/usr/bin/python3");
 }
 
+namespace {
+
+// Nothing where the question is to be asked, and its workers to be started, without one.
+std::shared_ptr<process::Zygote> zygote_for(const WorkerQuestion& question) {
+  if (!process::has_zygote(question.program)) return nullptr;
+  process::SpawnOptions worker;
+  worker.program = question.program;
+  worker.arguments = question.arguments;
+  worker.environment = process::worker_environment(question.threads);
+  worker.log = "/dev/null";
+  try {
+    return std::make_shared<process::Zygote>(worker);
+  } catch (const Error&) {  // who starts the program will find out why
+    return nullptr;
+  }
+}
+
+}  // namespace
+
 PythonJob ask_python_job(const std::string& object, const std::string& interpreter,
-                         const std::vector<std::string>& arguments) {
+                         const std::vector<std::string>& arguments, int64_t threads,
+                         std::shared_ptr<process::Zygote>* loaded) {
   WorkerQuestion question;
+  question.threads = threads;
   question.program = process::python_worker(process::find_worker());
   question.arguments = {"--interpreter", interpreter, "--describe-job",
                         object,          "--args",    dump_json(nlohmann::json(arguments))};
+  if (loaded != nullptr) question.zygote = *loaded = zygote_for(question);
   const auto told = ask_worker(question);
+  if (loaded != nullptr && *loaded && (*loaded)->broken()) loaded->reset();
   if (!told) fail(ErrorCode::unavailable, "{}: interrupted while it was asked", object);
   return {told->at("options"), told->at("source"), told->at("versions"), told->at("optimizer")};
 }

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
+#include "ductile/process/zygote.h"
 
 // Jobs whose model, data and loss are a Python program's: what `ductile train FILE.py:CLASS` means.
 namespace ductile::cli {
@@ -28,7 +31,10 @@ struct PythonJob {
 
 // Imports the program in a Python process and asks it. Throws what that process reports: a program
 // that cannot be imported, a class that is no job, a Python without torch.
+// `loaded`: takes a process that forks the one which is asked, and afterwards workers of the job
+// that have as many threads (1 or more); null where they cannot be forked.
 PythonJob ask_python_job(const std::string& object, const std::string& interpreter,
-                         const std::vector<std::string>& arguments);
+                         const std::vector<std::string>& arguments, int64_t threads = 1,
+                         std::shared_ptr<process::Zygote>* loaded = nullptr);
 
 }  // namespace ductile::cli

@@ -308,8 +308,9 @@ bool settle_plan(const TrainCommand& command, const Outcome& outcome, PlanChange
 // Weights that a new run begins with. They are read before there is a run.
 class GivenWeights {
  public:
-  GivenWeights(const fs::path& file, const std::string& interpreter) {
-    import_weights({&file, 1}, {.interpreter = interpreter}, file_);
+  GivenWeights(const fs::path& file, const JobConfig& config) {
+    import_weights({&file, 1},
+                   {.interpreter = config.job.python.interpreter, .zygote = config.loaded}, file_);
     read_ = MappedFile(file_);
   }
   run::FirstFile first_file() const { return {run::kInitialWeights, read_.bytes()}; }
@@ -320,15 +321,14 @@ class GivenWeights {
   MappedFile read_;
 };
 
-std::unique_ptr<GivenWeights> given_weights(const TrainCommand& command,
-                                            const spec::JobOptions& job) {
+std::unique_ptr<GivenWeights> given_weights(const TrainCommand& command, const JobConfig& config) {
   std::optional<fs::path> file = command.weights;
   if (command.replay) {
     file = run::initial_weights_of(run::RunFolder::open(*command.replay));
     if (kind_of(*file) == FileKind::none) file.reset();
   }
   if (!file) return nullptr;
-  return std::make_unique<GivenWeights>(*file, job.python.interpreter);
+  return std::make_unique<GivenWeights>(*file, config);
 }
 
 // A finished run, as another one repeats it.
@@ -393,7 +393,7 @@ std::optional<Original> kept(const run::RunFolder& folder) {
 // killed before it had its weights would begin with drawn ones when it is resumed.
 run::RunFolder begin_run(const TrainCommand& command, JobConfig& config, const std::string& plan,
                          const std::optional<Original>& original, Console& console) {
-  const std::unique_ptr<GivenWeights> weights = given_weights(command, config.job);
+  const std::unique_ptr<GivenWeights> weights = given_weights(command, config);
   std::map<std::string, std::string> texts;
   if (original) texts = files_of(*original);
   if (command.plan) texts["plan.json"] = plan;
@@ -417,10 +417,10 @@ void compare(const Original& original, const Json& figures, Outcome& outcome, Co
 }
 
 Outcome outcome_of_workers(const run::RunLock& lock, const run::RunFolder& folder,
-                           const spec::JobOptions& job, const ElasticRun& run,
-                           const Listener& listener) {
+                           JobConfig& config, const ElasticRun& run, const Listener& listener) {
   try {
-    return outcome_of(run_elastic(lock, folder, job, run), listener, folder);
+    return outcome_of(run_elastic(lock, folder, config.job, run, std::move(config.loaded)),
+                      listener, folder);
   } catch (const Error& e) {  // what is stored of the job keeps it from going on, or the machine
     if (e.code() != ErrorCode::data_loss && e.code() != ErrorCode::unavailable) throw;
     return failed(e.code(), e.what());
@@ -470,6 +470,7 @@ void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers)
 std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig config;
+  config.keeps_loaded = !command.dry_run && !command.hosts.hosts;
   const std::string plan = read_job(command, context, config);
   std::optional<Original> original;
   if (command.replay) original = original_of(*command.replay);
@@ -526,7 +527,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
     if (change) change->hear(line);
   };
   run.on_note = [&](const control::Note& note) { listener.note(note); };
-  Outcome outcome = outcome_of_workers(lock, folder, config.job, run, listener);
+  Outcome outcome = outcome_of_workers(lock, folder, config, run, listener);
   const Json figures = last_summary(folder);
   listener.finish();
   if (change && settle_plan(command, outcome, *change, console)) return std::nullopt;

@@ -28,6 +28,7 @@ void convert(const fs::path& file, const WeightsImport& how, const fs::path& out
                         "--read-weights", fs::absolute(file).string(),
                         "--to",           out.string(),
                         "--key",          how.key};
+  question.zygote = how.zygote;
   if (!ask_worker(question))
     fail(ErrorCode::unavailable, "{}: interrupted while it was read", file.string());
 }

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <memory>
 #include <span>
 #include <string>
 
 #include "ductile/base/files.h"
 #include "ductile/ckpt/import.h"
+#include "ductile/process/zygote.h"
 
 namespace ductile::cli {
 
@@ -14,6 +16,7 @@ struct WeightsImport {
   std::string key = {};     // of the state_dict in a file of torch.save(); empty: it is found
   std::string interpreter =
       {};  // the Python that reads such a file; empty: as find_interpreter() does
+  std::shared_ptr<process::Zygote> zygote = {};  // of that Python; forks the one that reads it
 };
 
 // Makes one file of weights as a job may begin with (ckpt/import.h). A file is recognised by its

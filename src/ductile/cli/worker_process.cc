@@ -1,6 +1,7 @@
 #include "ductile/cli/worker_process.h"
 
 #include <cerrno>
+#include <chrono>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -60,6 +61,33 @@ void handle_signal(int signal_number, pid_t worker, WorkerEnd& end) {
   }
 }
 
+constexpr std::chrono::seconds kLoading{90};  // for a zygote to load its program
+
+// The worker, as the zygote forks it. Nothing where it is to be started: no zygote has it, or a
+// signal came (`interrupted`) before there was any.
+std::optional<pid_t> fork_worker(process::Zygote& zygote, process::SpawnOptions options,
+                                 const HeldSignals& signals, bool& interrupted) {
+  options.dies_with_parent = false;  // it sees to that by itself
+  const Descriptor asked = zygote.ask(options);
+  const auto deadline = std::chrono::steady_clock::now() + kLoading;
+  while (asked && !interrupted && std::chrono::steady_clock::now() < deadline) {
+    pollfd watched[2] = {{signals.fd(), POLLIN, 0}, {asked.get(), POLLIN, 0}};
+    if (poll(watched, 2, 250) < 0 && errno != EINTR) fail_errno("poll", errno);
+    signalfd_siginfo info;
+    while (read(signals.fd(), &info, sizeof info) == sizeof info) {
+      const auto number = static_cast<int>(info.ssi_signo);
+      interrupted |= number == SIGINT || number == SIGTERM || number == SIGHUP;
+      if (number == SIGTSTP) raise(SIGSTOP);  // as in handle_signal()
+    }
+    const process::ZygoteAnswer answer = process::answer_of_zygote(asked.get());
+    if (answer.none || interrupted) break;  // one that waits to be let go ends with the socket
+    if (!answer.worker) continue;
+    process::let_go(asked.get());
+    return answer.worker;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 WorkerEnd run_worker(const WorkerLaunch& launch,
@@ -78,11 +106,14 @@ WorkerEnd run_worker(const WorkerLaunch& launch,
   options.log = launch.log;
   options.progress_fd = worker_side.get();
   options.mask = &mask;
-  const pid_t worker = process::spawn(options);
+  WorkerEnd end;
+  std::optional<pid_t> forked;
+  if (launch.zygote) forked = fork_worker(*launch.zygote, options, signals, end.interrupted);
+  if (!forked && end.interrupted) return end;
+  const pid_t worker = forked ? *forked : process::spawn(options);
   WorkerGuard guard(worker);
   worker_side.close();
 
-  WorkerEnd end;
   LineReader lines;
   bool open = true;
   while (true) {
@@ -110,6 +141,7 @@ std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question) {
   launch.arguments = question.arguments;
   launch.environment = process::worker_environment(question.threads);
   launch.log = "/dev/null";
+  launch.zygote = question.zygote;
   std::optional<nlohmann::json> answer;
   std::optional<run::Failed> failed;
   const WorkerEnd end = run_worker(launch, [&](std::string_view line) {

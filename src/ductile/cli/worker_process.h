@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -11,6 +12,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
+#include "ductile/process/zygote.h"
 
 // Starting `ductile-worker`, the process that links torch, and living beside it.
 namespace ductile::cli {
@@ -19,7 +21,8 @@ struct WorkerLaunch {
   fs::path program;
   std::vector<std::string> arguments;  // without the program; --progress-fd N is added
   std::vector<std::pair<std::string, std::string>> environment;  // added to this process's own
-  fs::path log;  // takes stdout and stderr; appended
+  fs::path log;                                       // takes stdout and stderr; appended
+  std::shared_ptr<process::Zygote> zygote = nullptr;  // forks it, if it can
 };
 
 // How a worker ended.
@@ -44,6 +47,7 @@ struct WorkerQuestion {
   std::vector<std::string> arguments;
   int64_t threads = 1;                                         // 0: the cores this process may use
   std::function<void(const nlohmann::json& row)> on_row = {};  // of an answer with rows
+  std::shared_ptr<process::Zygote> zygote = nullptr;           // forks the worker, if it can
 };
 
 // What a worker answers. Throws the error that it reports, and unavailable where it ends without an

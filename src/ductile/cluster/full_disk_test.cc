@@ -183,11 +183,13 @@ TEST_F(FullDisk, AStopHasAnEndThoughAJobHasNone) {
 TEST_F(FullDisk, AServiceWhoseStoreFindsNoRoomCanBeStopped) {
   start(true);
   if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
-  const JobId first = service_->submit("first", 1500);
+  service_->slow_steps(true);
+  const JobId first = service_->submit("first", 300);
   service_->wait(first, [](const Json& job) { return job.at("phase") == "running"; });
   exhaust();
   EXPECT_EQ(service_->stop(), 0);
   disk_.empty();
+  service_->slow_steps(false);
   service_->start();
   ASSERT_TRUE(service_->lives());
   expect_acknowledged();

@@ -79,12 +79,14 @@ class Runs {
 
 TEST(Service, DoesNotBeginWithoutTheDiskOfItsRuns) {
   LiveService cluster;
+  cluster.slow_steps(true);
   const JobId id = cluster.submit("job", 400);
   const JobId command = cluster.submit_command("command", "echo once >> count; sleep 1000");
   cluster.wait_for_workers(id);
   cluster.wait(command, [&](const Json&) { return fs::exists(cluster.folder() / "count"); });
   for (const JobId job : {id, command}) cluster.act(job, "pause");
   for (const JobId job : {id, command}) cluster.wait_for(job, "paused");
+  cluster.slow_steps(false);
   const fs::path run = cluster.get("/v1/jobs/" + std::to_string(id)).value("run", "");
   const std::string secret = read_file(run / "secret");
   EXPECT_EQ(cluster.stop(), 0);
@@ -104,10 +106,12 @@ TEST(Service, DoesNotBeginWithoutTheDiskOfItsRuns) {
 // Who has really lost the runs says so by making their folder.
 TEST(Service, BeginsAnewWhereSomebodyMadeTheFolderOfTheRuns) {
   LiveService cluster;
+  cluster.slow_steps(true);
   const JobId id = cluster.submit("job", 400);
   cluster.wait_for_workers(id);
   cluster.act(id, "pause");
   cluster.wait_for(id, "paused");
+  cluster.slow_steps(false);
   EXPECT_EQ(cluster.stop(), 0);
   const Runs runs(cluster);
   remove_for_good(runs.path());
@@ -120,10 +124,12 @@ TEST(Service, BeginsAnewWhereSomebodyMadeTheFolderOfTheRuns) {
 
 TEST(Service, WaitsForTheDiskOfItsRunsWhichWasTakenAwayMeanwhile) {
   LiveService cluster;
+  cluster.slow_steps(true);
   const JobId running = cluster.submit("running", 4000), paused = cluster.submit("paused", 400);
   for (const JobId id : {running, paused}) cluster.wait_for_workers(id);
   cluster.act(paused, "pause");
   const fs::path run = cluster.wait_for(paused, "paused").value("run", "");
+  cluster.slow_steps(false);
   const std::string secret = read_file(run / "secret");
   const Runs runs(cluster);
   runs.unmount();
@@ -213,10 +219,12 @@ TEST(Service, ACommandIsCancelledWhileTheDiskOfItsRunsIsAway) {
 
 TEST(Service, AWaitingJobWhoseRunDirectoryIsDeletedBeginsAnewAndSaysSo) {
   LiveService cluster;
+  cluster.slow_steps(true);
   const JobId id = cluster.submit("job", 400);
   cluster.wait_for_workers(id);
   cluster.act(id, "pause");
   const fs::path run = cluster.wait_for(id, "paused").value("run", "");
+  cluster.slow_steps(false);
   remove_for_good(run);
   cluster.act(id, "resume");
   cluster.expect_result(id);

@@ -92,7 +92,8 @@ TEST(Nodes, TheReasonSaysWhatTheLauncherSaid) {
 
 TEST(Nodes, ADrainMovesWhatRunsThere) {
   LiveService service(on_nodes({"one", "two"}, 1));
-  const JobId id = service.submit("job", 1000);
+  service.slow_steps(true);
+  const JobId id = service.submit("job", 300);
   Json job = service.wait_for(id, "running");
   const std::string before = *nodes_of(job).begin(), after = before == "one" ? "two" : "one";
   service.send("POST", "/v1/nodes/" + before + "/drain", "{}");
@@ -102,6 +103,7 @@ TEST(Nodes, ADrainMovesWhatRunsThere) {
   EXPECT_EQ(job.at("phase"), "running") << "it was to move before it ended";
   wait_for_node(service, before, "drained");
   EXPECT_EQ(node_of(service, before).at("free"), 0);
+  service.slow_steps(false);
   service.expect_result(id);
   // It never lost a worker, and was never saved and started anew.
   const std::string events = read_file(fs::path(job.value("run", "")) / "events.jsonl");
@@ -154,7 +156,8 @@ TEST(Nodes, ALostNodesJobsGoOnElsewhere) {
     options.launcher = "env NODE={host} sh -c 'test ! -e " + away.path().string() +
                        "/{host} && exec \"$0\" \"$@\"'";
   });
-  const JobId id = service.submit("job", 1500);
+  service.slow_steps(true);
+  const JobId id = service.submit("job", 300);
   Json job = service.wait_for(id, "running");
   service.wait(id, [](const Json& now) { return !nodes_of(now).empty(); });
   const std::string before = *nodes_of(service.get("/v1/jobs/" + std::to_string(id))).begin();
@@ -173,6 +176,7 @@ TEST(Nodes, ALostNodesJobsGoOnElsewhere) {
     const std::string line = read_file(fs::path("/proc") / std::to_string(pid) / "cmdline");
     EXPECT_EQ(line.find(std::string("--host") + '\0' + before + '\0'), std::string::npos);
   }
+  service.slow_steps(false);
   service.expect_result(id);
 }
 
@@ -185,7 +189,8 @@ TEST(Nodes, ANodeThatIsTakenBackWithANoticeLosesNoWorker) {
     options.launcher = "env NODE={host} sh -c 'test ! -e " + away.path().string() +
                        "/{host} && exec \"$0\" \"$@\"'";
   });
-  const JobId id = service.submit("job", 1500);
+  service.slow_steps(true);
+  const JobId id = service.submit("job", 300);
   Json job = service.wait_for(id, "running");
   const std::string before = *nodes_of(job).begin(), after = before == "one" ? "two" : "one";
   service.wait_for_workers(id);
@@ -201,6 +206,7 @@ TEST(Nodes, ANodeThatIsTakenBackWithANoticeLosesNoWorker) {
   write_file_atomic(away.path() / before, "");
   service.kill_agent(before);
   wait_for_node(service, before, "lost");
+  service.slow_steps(false);
   service.expect_result(id);
   const std::string events = read_file(fs::path(job.value("run", "")) / "events.jsonl");
   EXPECT_EQ(events.find("\"lost\""), std::string::npos) << events;
@@ -215,12 +221,14 @@ TEST(Nodes, ANoticeSavesWhatHasNoOtherPlace) {
     on_nodes({"one"}, 1)(options);
     options.cluster->groups.front().notice = 30;
   });
-  const JobId id = service.submit("job", 1500);
+  service.slow_steps(true);
+  const JobId id = service.submit("job", 300);
   service.wait_for_workers(id);
   service.kill_agent("one", SIGTERM);
   const Json job = service.wait_for(id, "queued");
   EXPECT_NE(job.value("why", "").find("its machine is taken back"), std::string::npos) << job;
   EXPECT_TRUE(service.workers().empty());
+  service.slow_steps(false);
   service.kill_agent("one");
   service.expect_result(id);
 }
@@ -239,31 +247,36 @@ auto on_spot_nodes(std::vector<std::string> names, double notice, double leave) 
 // Nobody else could use it.
 TEST(Nodes, WhatHasNoOtherPlaceUsesTheNotice) {
   LiveService service(on_spot_nodes({"one"}, 1000, 1));
-  const JobId id = service.submit("job", 1500);
+  service.slow_steps(true);
+  const JobId id = service.submit("job", 300);
   service.wait_for_workers(id);
   service.kill_agent("one", SIGTERM);
   wait_for_node(service, "one", "away");
   EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
+  service.slow_steps(false);
   service.expect_result(id);
   EXPECT_EQ(count_of(service, id, "queued"), 0);
 }
 
 TEST(Nodes, WhatHasAPartOfItsDevicesThereUsesThemToo) {
   LiveService service(on_spot_nodes({"one", "two"}, 1000, 1));
-  const JobId id = service.submit("job", 2000, 2);
+  service.slow_steps(true);
+  const JobId id = service.submit("job", 300, 2);
   service.wait(id, [&](const Json& now) { return nodes_of(now).size() == 2; });
   service.wait_for_workers(id);
   const int64_t before = count_of(service, id, "allocation");
   service.kill_agent("one", SIGTERM);
   wait_for_node(service, "one", "away");
   EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
+  service.slow_steps(false);
   service.expect_result(id);
   EXPECT_EQ(count_of(service, id, "allocation"), before) << "it kept both";
 }
 
 TEST(Nodes, WhatHasAnotherPlaceMovesAtTheNotice) {
   LiveService service(on_spot_nodes({"one", "two"}, 1000, 1));
-  const JobId id = service.submit("job", 1500);
+  service.slow_steps(true);
+  const JobId id = service.submit("job", 300);
   const std::string before = *nodes_of(service.wait_for(id, "running")).begin();
   service.wait_for_workers(id);
   service.kill_agent(before, SIGTERM);
@@ -271,6 +284,7 @@ TEST(Nodes, WhatHasAnotherPlaceMovesAtTheNotice) {
   const Json job = service.wait(
       id, [&](const Json& now) { return nodes_of(now) == other || now.at("phase") == "finished"; });
   EXPECT_EQ(job.at("phase"), "running") << "it was to move before it ended";
+  service.slow_steps(false);
   service.expect_result(id);
 }
 

@@ -50,10 +50,12 @@ TEST(LiveRegions, AJobBeginsWhereItsDataAreAndGoesElsewhereWhenItMust) {
 
 TEST(LiveRegions, AJobThatStaysWaitsForItsRegion) {
   LiveService service(in_regions({"one", "two"}, 1));
+  service.slow_steps(true);
   const JobId id = service.submit("job", 600, 1, 1, {{"region", "r-two"}, {"movable", false}});
   service.wait_for_workers(id);
   service.send("POST", "/v1/nodes/two/drain", R"({"reason": "a new disk"})");
   const Json job = service.wait_for(id, "queued");
+  service.slow_steps(false);
   EXPECT_NE(job.value("why", "").find("It may run in region r-two alone. It asks for 1 device, and "
                                       "none can be used, since nothing starts on two"),
             std::string::npos)

@@ -54,14 +54,15 @@ TEST(Service, JobsRunToTheirEndsWithTheRightResults) {
 
 TEST(Service, AJobGrowsIntoWhatIsFreeAndMakesRoomForOthers) {
   LiveService cluster(2);
-  const JobId first =
-      cluster.submit("first", 1000000, 2);  // a short one would not be worth a change
+  cluster.slow_steps(true);  // a short one would not be worth a change
+  const JobId first = cluster.submit("first", 1000000, 2);
   cluster.wait(first, [](const Json& job) { return job.at("holdings").value("here", 0) == 2; });
-  const JobId second = cluster.submit("second", 4000, 2);
+  const JobId second = cluster.submit("second", 400, 2);
   cluster.wait_for(second, "running");
   cluster.wait(first, [](const Json& job) {
     return job.at("holdings").value("here", 0) == 1 || job.at("phase") != "running";
   });
+  cluster.slow_steps(false);
   cluster.act(first, "cancel");
   cluster.expect_result(second);
 }
@@ -77,13 +78,15 @@ TEST(Service, WhatAStartCostIsLearnt) {
 
 TEST(Service, AJobIsPausedResumedAndCancelled) {
   LiveService cluster;
-  const JobId id = cluster.submit("job", 3000);
+  cluster.slow_steps(true);
+  const JobId id = cluster.submit("job", 300);
   const JobId other = cluster.submit("other", 100000);
   const std::string path = "/v1/jobs/" + std::to_string(id);
   cluster.wait_for(id, "running");
   cluster.send("POST", path + "/pause");
   cluster.wait_for(id, "paused");
   EXPECT_EQ(cluster.get(path).at("reason"), "Its user paused it.");
+  cluster.slow_steps(false);
   cluster.send("POST", path + "/resume");
   cluster.expect_result(id);
   cluster.wait_for(other, "running");
@@ -133,10 +136,12 @@ TEST(Service, OthersMaySubmitJobsButBringNoCode) {
 
 TEST(Service, AStopSavesAndTheNextServiceGoesOn) {
   LiveService cluster;
-  const JobId running = cluster.submit("running", 3000, 2);
+  cluster.slow_steps(true);
+  const JobId running = cluster.submit("running", 300, 2);
   cluster.wait_for(running, "running");
   EXPECT_EQ(cluster.stop(), 0);
   EXPECT_TRUE(cluster.workers().empty());
+  cluster.slow_steps(false);
   EXPECT_EQ(Reader(cluster.folder() / "store.db").job(running).phase, Phase::queued);
   cluster.start();
   cluster.expect_result(running);
@@ -145,13 +150,15 @@ TEST(Service, AStopSavesAndTheNextServiceGoesOn) {
 // Killed again and again, at any instant: no job is lost or run twice, and all bits are right.
 TEST(Service, AKilledServiceIsFollowedByOneThatGoesOn) {
   LiveService cluster;
+  cluster.slow_steps(true);
   std::vector<JobId> jobs;
   for (int i = 0; i < 6; ++i) {
-    jobs.push_back(cluster.submit("job" + std::to_string(i), 1000 + 100 * i, 1 + i % 3));
+    jobs.push_back(cluster.submit("job" + std::to_string(i), 300 + 30 * i, 1 + i % 3));
     std::this_thread::sleep_for(std::chrono::milliseconds(50 * i));
     cluster.kill_service();
     cluster.start();
   }
+  cluster.slow_steps(false);
   EXPECT_EQ(std::set<JobId>(jobs.begin(), jobs.end()).size(), jobs.size());
   for (const JobId id : jobs) cluster.expect_result(id);
   EXPECT_EQ(cluster.stop(), 0);
@@ -168,7 +175,8 @@ TEST(Service, AKilledServiceIsFollowedByOneThatGoesOn) {
 TEST(Service, JobsGoOnWhileTheServiceIsAwayForLong) {
   ::setenv("DUCTILE_TEST_LEASE_MS", "2000", 1);
   LiveService cluster;
-  const JobId pair = cluster.submit("pair", 3000, 2, 2), one = cluster.submit("one", 3000);
+  cluster.slow_steps(true);
+  const JobId pair = cluster.submit("pair", 400, 2, 2), one = cluster.submit("one", 400);
   for (const JobId id : {pair, one}) {
     cluster.wait_for_workers(id);
     // A checkpoint says that all of its workers have found their meeting place, and compute.
@@ -186,6 +194,7 @@ TEST(Service, JobsGoOnWhileTheServiceIsAwayForLong) {
   std::this_thread::sleep_for(6s);
   EXPECT_EQ(cluster.workers(), workers);
   cluster.start();
+  cluster.slow_steps(false);
   for (const JobId id : {pair, one}) {
     cluster.expect_result(id);
     // Nobody stopped, nor did any step anew.
@@ -200,7 +209,8 @@ TEST(Service, JobsGoOnWhileTheServiceIsAwayForLong) {
 TEST(Service, JobsGoOnWhileTheServiceIsStopped) {
   ::setenv("DUCTILE_TEST_LEASE_MS", "2000", 1);
   LiveService cluster;
-  const JobId id = cluster.submit("one", 3000);
+  cluster.slow_steps(true);
+  const JobId id = cluster.submit("one", 400);
   cluster.wait_for_workers(id);
   const fs::path run = cluster.get("/v1/jobs/" + std::to_string(id)).value("run", "");
   cluster.wait(id, [&](const Json&) {
@@ -209,6 +219,7 @@ TEST(Service, JobsGoOnWhileTheServiceIsStopped) {
   ::kill(cluster.process(), SIGSTOP);
   std::this_thread::sleep_for(6s);
   ::kill(cluster.process(), SIGCONT);
+  cluster.slow_steps(false);
   cluster.expect_result(id);
   const std::string events = read_file(run / "events.jsonl");
   EXPECT_EQ(events.find("lost touch"), std::string::npos) << events;
@@ -296,14 +307,16 @@ TEST(Service, AWishIsFollowedByTheNextService) {
 // It is started again with fewer devices than the jobs held, or than one of them needs.
 TEST(Service, FewerDevicesThanBefore) {
   LiveService cluster(4);
+  cluster.slow_steps(true);
   const JobId pair = cluster.submit("pair", 400, 2, 2);
   const JobId other = cluster.submit("other", 400, 2, 1);
   cluster.wait_for(pair, "running");
   cluster.wait_for(other, "running");
   cluster.kill_service();
   cluster.start(1);
+  cluster.wait_for(pair, "queued");
+  cluster.slow_steps(false);
   cluster.expect_result(other);
-  const Json job = cluster.wait_for(pair, "queued");
   cluster.wait(pair, [](const Json& job) {
     return job.value("reason", "").find("needs 2 devices") != std::string::npos;
   });
@@ -330,10 +343,12 @@ TEST(Service, ADrainCountsForItsNodeAndOutlivesTheService) {
 // Somebody else trains in its run directory: it waits for them, and nobody waits for it.
 TEST(Service, AJobThatCannotStartIsInNobodysWay) {
   LiveService cluster(1, "fifo");
+  cluster.slow_steps(true);
   const JobId locked = cluster.submit("locked", 200);
   cluster.wait_for(locked, "running");
   cluster.act(locked, "pause");
   const std::string run = cluster.wait_for(locked, "paused").at("run");
+  cluster.slow_steps(false);
   std::optional<run::RunLock> lock(std::in_place, run, run::RunLock::kLocal);
   cluster.act(locked, "resume");
   cluster.wait(locked, [](const Json& job) {

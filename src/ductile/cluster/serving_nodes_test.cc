@@ -119,6 +119,16 @@ Json wait_for_nodes(LiveService& service, JobId id, size_t nodes) {
   });
 }
 
+// A service with two replicas, each on a node of its own.
+struct TwoReplicas {
+  TwoReplicas(EmulatedHosts& hosts, double grace) : world(hosts, 2, grace) {}
+  FarNodes world;
+  LiveService& service = world.service();
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 2, 2);
+  const Json job = wait_for_nodes(service, id, 2);
+};
+
 // What the front knows of its replicas.
 FrontMemory memory_of(LiveService& service, JobId id) {
   const std::string text = Reader(service.folder() / "store.db").memory(front_memory_name(id));
@@ -211,11 +221,8 @@ std::set<uint16_t> open_ports(pid_t pid) {
 TEST(ServingNodes, StrangersGetNothingFromItsNodes) {
   EmulatedHosts hosts(3);
   if (!hosts.why().empty()) GTEST_SKIP() << hosts.why();
-  FarNodes world(hosts, 2, 30);
-  LiveService& service = world.service();
-  const ServedRun run;
-  const JobId id = submit_service(service, run, 2, 2);
-  const Json job = wait_for_nodes(service, id, 2);
+  TwoReplicas two(hosts, /*grace=*/30);
+  auto& [world, service, run, id, job] = two;
   service.wait(id, [&](const Json&) {
     const FrontMemory memory = memory_of(service, id);
     return memory.replicas.size() == 2 &&
@@ -256,11 +263,8 @@ TEST(ServingNodes, StrangersGetNothingFromItsNodes) {
 TEST(ServingNodes, ReplicasOutliveAServiceThatIsKilled) {
   EmulatedHosts hosts(3);
   if (!hosts.why().empty()) GTEST_SKIP() << hosts.why();
-  FarNodes world(hosts, 2, 30);
-  LiveService& service = world.service();
-  const ServedRun run;
-  const JobId id = submit_service(service, run, 2, 2);
-  const Json job = wait_for_nodes(service, id, 2);
+  TwoReplicas two(hosts, /*grace=*/30);
+  auto& [world, service, run, id, job] = two;
   const std::set<pid_t> before = replicas_of(service);
   service.kill_service();
   service.start();
@@ -279,11 +283,8 @@ TEST(ServingNodes, ReplicasOutliveAServiceThatIsKilled) {
 TEST(ServingNodes, AServiceEndsAlthoughANodeIsAway) {
   EmulatedHosts hosts(3);
   if (!hosts.why().empty()) GTEST_SKIP() << hosts.why();
-  FarNodes world(hosts, 2, 3600);
-  LiveService& service = world.service();
-  const ServedRun run;
-  const JobId id = submit_service(service, run, 2, 2);
-  const Json job = wait_for_nodes(service, id, 2);
+  TwoReplicas two(hosts, /*grace=*/3600);
+  auto& [world, service, run, id, job] = two;
   const std::string away = *serving_nodes(job).begin();
   world.lose(away);
   wait_for_node(service, away, "away");

@@ -249,6 +249,7 @@ void Membership::State::on(const ResumeJob& event) {
   failures = crashes = 0;
   barren = 0;
   hosts_away = begin_errors = launch_failures = 0;
+  places_held = false;
   troubled.clear();
   next_try = next_begin = next_launch = now;
   ran = ran && phase == Phase::preempting;
@@ -292,6 +293,7 @@ void Membership::State::on(const LaunchFailed& event) {
   const bool asked = worker->doomed;
   forget(event.worker);
   if (!asked) launch_later();
+  if (!asked) places_held = event.no_room;
   if (event.no_host && hosts_away > 0 && !asked) return wait_for_hosts(event.text);
   note("launch_failed", fmt::format("worker {}: {}", event.worker, event.text));
   if (asked) return;
@@ -311,7 +313,8 @@ void Membership::State::on(const WorkerExited& event) {
   const std::string how = end_of(event, asked);
   note(asked ? "left" : "lost", fmt::format("worker {} {}", event.worker, how));
   forget(event.worker);
-  if (!asked) record_failure(fmt::format("worker {} {}", event.worker, how), Failure::crash);
+  if (asked) return place_is_free();
+  record_failure(fmt::format("worker {} {}", event.worker, how), Failure::crash);
 }
 
 void Membership::State::on(const ConnectionClosed& event) {
@@ -355,6 +358,7 @@ void Membership::State::on(const WorkerReported& event) {
   if (!was_loaded && worker->loaded()) {
     worker->ready_at = now;
     launch_failures = 0;
+    places_held = false;
     next_launch = now;
     troubled.erase(event.host);
     begin_errors = 0;

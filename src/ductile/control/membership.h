@@ -56,7 +56,8 @@ struct SaveJob {};  // saves a checkpoint soon
 struct LaunchFailed {
   WorkerId worker = 0;
   std::string text;
-  bool no_host = false;  // no host can be reached, so nothing was tried
+  bool no_host = false;  // no host can be reached that has room, so nothing was tried
+  bool no_room = false;  // and all can be reached: this job's workers have the places
 };
 struct WorkerExited {  // this is certain: the process was reaped, or its host has rebooted
   WorkerId worker = 0;

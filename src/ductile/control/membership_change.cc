@@ -202,7 +202,13 @@ void Membership::State::try_form() {
     start = std::max<int64_t>(newest_checkpoint(), 0);
   }
   std::vector<WorkerRecord*> chosen = choose(survivors, joined, from_state ? start : -1);
-  if (static_cast<int64_t>(chosen.size()) < options.min_workers) return;
+  if (static_cast<int64_t>(chosen.size()) < options.min_workers) {
+    // Those who are to follow the silent ones need their places.
+    for (WorkerRecord* worker : silent)
+      if (places_held && !may_still_act(*worker))
+        lose(*worker, "could not be reached in time, and another one needs its place");
+    return;
+  }
   for (WorkerRecord* worker : silent) lose(*worker, "could not be reached in time");
   if (!change) return;  // one failure too many
   const std::vector<WorkerRecord*> beside =

@@ -291,6 +291,76 @@ TEST_F(FaultsTest, HostsThatCannotBeReachedAreWaitedFor) {
   EXPECT_EQ(job_->why(now_).find("waits for its hosts"), std::string::npos);
 }
 
+// Nobody knows whether the silent ones are gone, and those that are to follow them have no place
+// until it is known.
+TEST_F(FaultsTest, PlacesThatSilentWorkersHoldAreWaitedForAndTakenWhenTheirLeasesEnd) {
+  run_with(2);
+  std::vector<WorkerId> killed;
+  const auto note_kills = [&] {
+    for (const KillWorker& kill : said<KillWorker>()) killed.push_back(kill.worker);
+  };
+  size_t tries = 0;
+  const Time begun = now_;
+  while (killed.empty() && now_ < begun + seconds(60)) {
+    pass(milliseconds(100));
+    note_kills();
+    for (const LaunchWorker& launch : said<LaunchWorker>()) {
+      ++tries;
+      happen(LaunchFailed{launch.worker, "no host has room: a has 2", true, true});
+      note_kills();
+    }
+    ASSERT_NE(job_->phase(), Phase::failed) << job_->reason();
+  }
+  EXPECT_GT(tries, 3u);
+  EXPECT_GE(now_ - begun, options_.lease);
+  ASSERT_EQ(killed, (std::vector<WorkerId>{1, 2}));
+  const WorkerId before = launched_;
+  for (const WorkerId id : killed) happen(WorkerExited{id, 0, 9});
+  for (int i = 0; i < 3 && launched_ == before; ++i) pass(options_.backoff_base);
+  EXPECT_GT(launched_, before);
+}
+
+// A job that needs two goes on with nobody where one is silent, though the other one has all.
+TEST_F(FaultsTest, APlaceIsTakenFromASilentWorkerAlsoWhereTheOthersAreTooFew) {
+  options_.min_workers = 2;
+  job_.emplace(options_);
+  run_with(2);
+  std::vector<WorkerId> killed;
+  const auto note_kills = [&] {
+    for (const KillWorker& kill : said<KillWorker>()) killed.push_back(kill.worker);
+  };
+  bool halts = false;
+  const Time begun = now_;
+  while (killed.empty() && now_ < begun + seconds(120)) {
+    now_ += milliseconds(100);
+    if (halts)
+      say(1, WorkerPhase::halted, 1, 2, 5);
+    else
+      say(1, WorkerPhase::running, 1, 1, 5);
+    halts = halts || !told<Halt>().empty();
+    note_kills();
+    for (const LaunchWorker& launch : said<LaunchWorker>()) {
+      happen(LaunchFailed{launch.worker, "no host has room: a has 1, b has 1", true, true});
+      note_kills();
+    }
+    ASSERT_NE(job_->phase(), Phase::failed) << job_->reason();
+  }
+  EXPECT_EQ(killed, std::vector<WorkerId>{2});
+  EXPECT_GE(now_ - begun, options_.lease);
+}
+
+// They go on with all they have when their hosts can be reached again.
+TEST_F(FaultsTest, SilentWorkersOfHostsThatCannotBeReachedAreNotKilled) {
+  run_with(1);
+  for (int i = 0; i < 300; ++i) {
+    pass(milliseconds(100));
+    EXPECT_TRUE(said<KillWorker>().empty());
+    for (const LaunchWorker& launch : said<LaunchWorker>())
+      happen(LaunchFailed{launch.worker, "no host has room: a cannot be reached", true});
+    ASSERT_NE(job_->phase(), Phase::failed) << job_->reason();
+  }
+}
+
 TEST_F(FaultsTest, AResultThatCannotBeSavedEndsTheJobAtADeadline) {
   run_with(1);
   say(1, WorkerPhase::done, 1, 1, 20);

@@ -96,7 +96,8 @@ struct Membership::State {
   int64_t barren = 0;       // generations in a row that broke without a loss and without a step
   Time next_try{0};
   std::string last_failure;
-  int64_t hosts_away = 0;       // launches in a row for which no host could be reached
+  int64_t hosts_away = 0;       // launches in a row for which no host had room
+  bool places_held = false;     // by workers of the job, when the last launch failed
   int64_t launch_failures = 0;  // in a row, of any kind; steps of the others are no comfort
   Time next_launch{0};
   std::map<std::string, Trouble> troubled;
@@ -177,6 +178,7 @@ struct Membership::State {
   void cannot_begin(WorkerRecord& worker, const std::string& host, const std::string& text);
   Time backoff(int64_t failures_in_a_row) const;
   void launch_later();
+  void place_is_free();
   void wind_down(Phase then, const std::string& why);
   void fail_job(const std::string& why, ErrorCode code = ErrorCode::internal);
   void settle();

@@ -34,8 +34,9 @@ struct EventWriter {
   json operator()(const StopJob& e) { return named("event", "stop", {{"reason", e.reason}}); }
   json operator()(const SaveJob&) { return named("event", "save"); }
   json operator()(const LaunchFailed& e) {
-    return named("event", "launch_failed",
-                 {{"worker", e.worker}, {"text", e.text}, {"no_host", e.no_host}});
+    return named(
+        "event", "launch_failed",
+        {{"worker", e.worker}, {"text", e.text}, {"no_host", e.no_host}, {"no_room", e.no_room}});
   }
   json operator()(const WorkerExited& e) {
     return named("event", "worker_exited",
@@ -139,6 +140,7 @@ Event event_from_json(const json& value) {
   if (name == "launch_failed") {
     LaunchFailed event{worker(), text()};
     in.read("no_host", event.no_host);
+    in.read("no_room", event.no_room);
     return event;
   }
   if (name == "worker_exited") {

@@ -1,5 +1,6 @@
 // Processes: launching, watching, stopping them, and counting what goes wrong.
 #include <algorithm>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -135,13 +136,22 @@ void Membership::State::launch_later() {
   if (now >= next_launch) next_launch = now + backoff(++launch_failures);
 }
 
+// A launch that found no room need not wait any longer: a place is free.
+void Membership::State::place_is_free() {
+  launch_failures = 0;
+  next_launch = now;
+  places_held = false;
+  if (std::exchange(hosts_away, 0) > 0)
+    next_try = std::min(next_try, now + backoff(std::max<int64_t>(failures, 1)));
+}
+
 Time Membership::State::backoff(int64_t failures_in_a_row) const {
   Time wait = options.backoff_base;
   for (int64_t i = 1; i < failures_in_a_row && wait < options.backoff_max; ++i) wait *= 2;
   return std::min(wait, options.backoff_max);
 }
 
-// That says nothing of the job, however often it happens.
+// That there is no host, or no room on any, says nothing of the job, however often it happens.
 void Membership::State::wait_for_hosts(const std::string& text) {
   last_failure = text;
   again = true;

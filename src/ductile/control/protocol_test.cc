@@ -67,6 +67,7 @@ std::vector<Event> some_events() {
           StopJob{},
           SaveJob{},
           LaunchFailed{4, "no such file"},
+          LaunchFailed{5, "no host has room", true, true},
           WorkerExited{4, 3, 9},
           ConnectionClosed{4},
           WorkerReported{some_report()},

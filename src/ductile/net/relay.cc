@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
+#include "ductile/net/send_now_impl.h"
 
 namespace ductile::net {
 namespace {
@@ -18,21 +19,9 @@ constexpr size_t kPiece = size_t{64} << 10;  // of one message
 constexpr int kMostPieces = 16;              // in one turn, so that others have theirs
 constexpr std::chrono::seconds kLastBytes{5};
 
-// Sends what the socket takes now, and forgets that.
 void send_some(const Socket& to, std::vector<std::byte>& bytes) {
-  size_t done = 0;
-  while (done < bytes.size()) {
-    const ssize_t n =
-        ::send(to.fd(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n >= 0) {
-      done += static_cast<size_t>(n);
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      break;
-    } else if (errno != EINTR) {
-      fail(ErrorCode::peer_lost, "{}: {}", to.peer(), std::strerror(errno));
-    }
-  }
-  bytes.erase(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(done));
+  if (const int error = send_now(to.fd(), bytes); error != 0)
+    fail(ErrorCode::peer_lost, "{}: {}", to.peer(), std::strerror(error));
 }
 
 // How many bytes; 0: the other end has ended; -1: none now.

@@ -226,7 +226,7 @@ Socket connect(const Address& to, const SocketOptions& options, Deadline deadlin
     tune_connection(fd, options);
     return socket;
   }
-  if (error == ETIMEDOUT || Clock::now() >= deadline) {
+  if (error == ETIMEDOUT) {
     fail(ErrorCode::deadline, "{}: no answer in time; check the address, routes and firewalls",
          to.to_string());
   }

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 
 #include "ductile/base/error.h"
+#include "ductile/net/send_now_impl.h"
 #include "ductile/net/store_protocol_impl.h"
 
 namespace ductile::net {
@@ -173,19 +174,7 @@ struct StoreService::Impl {
   }
 
   void flush(Client& client) {
-    size_t sent = 0;
-    while (sent < client.unsent.size()) {
-      const ssize_t now = ::send(client.socket.fd(), client.unsent.data() + sent,
-                                 client.unsent.size() - sent, MSG_NOSIGNAL);
-      if (now < 0 && errno == EINTR) continue;
-      if (now < 0) {
-        if (errno != EAGAIN && errno != EWOULDBLOCK) client.dead = true;
-        break;
-      }
-      sent += static_cast<size_t>(now);
-    }
-    client.unsent.erase(client.unsent.begin(),
-                        client.unsent.begin() + static_cast<ptrdiff_t>(sent));
+    if (send_now(client.socket.fd(), client.unsent) != 0) client.dead = true;
     if (client.unsent.size() > options.max_unsent) client.dead = true;
     const bool full = !client.unsent.empty();
     try {

@@ -147,8 +147,9 @@ Zygote::Zygote(const SpawnOptions& worker)
   launch.input_fd = theirs.get();
   if (is_python(worker.program)) {
     launch.log = worker.log;
-    for (size_t i = 0; i + 1 < worker.arguments.size(); ++i)  // where the interpreter is read
-      if (worker.arguments[i] == "--run") launch.arguments = {"--run", worker.arguments[i + 1]};
+    for (size_t i = 0; i + 1 < worker.arguments.size(); ++i)  // what says which interpreter it is
+      if (const std::string& word = worker.arguments[i]; word == "--run" || word == "--interpreter")
+        launch.arguments = {word, worker.arguments[i + 1]};
   } else {
     launch.error_fd = STDERR_FILENO;  // it is of no job
   }
@@ -165,7 +166,7 @@ Zygote::~Zygote() {
   while (::waitpid(pid_, nullptr, end ? WNOHANG : 0) < 0 && errno == EINTR) continue;
 }
 
-Descriptor Zygote::ask(const SpawnOptions& worker) {
+bool Zygote::suits(const SpawnOptions& worker) const {
   const Environment environment = environment_of(worker);
   const auto differs = [](const Environment& one, const Environment& other) {
     return std::ranges::any_of(one, [&](const auto& variable) {
@@ -174,11 +175,15 @@ Descriptor Zygote::ask(const SpawnOptions& worker) {
              (found == other.end() || found->second != variable.second);
     });
   };
-  if (differs(environment, environment_) || differs(environment_, environment)) return {};
-  if (worker.program != program_ || blocked_by(worker) != blocked_ || worker.dies_with_parent ||
-      worker.progress_fd < 0 || worker.input_fd >= 0 || worker.output_fd >= 0 ||
-      worker.error_fd >= 0)
-    return {};
+  return !differs(environment, environment_) && !differs(environment_, environment) &&
+         worker.program == program_ && blocked_by(worker) == blocked_ && !worker.dies_with_parent &&
+         worker.progress_fd >= 0 && worker.input_fd < 0 && worker.output_fd < 0 &&
+         worker.error_fd < 0;
+}
+
+Descriptor Zygote::ask(const SpawnOptions& worker) {
+  if (!suits(worker)) return {};
+  const Environment environment = environment_of(worker);
   std::string text = fmt::format("{}", fmt::join(worker.cpus, ","));
   text.append(1, '\0').append(std::to_string(kReadLate.size()));
   for (const char* name : kReadLate) {

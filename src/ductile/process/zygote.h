@@ -41,6 +41,8 @@ class Zygote {
   Zygote(const Zygote&) = delete;
   Zygote& operator=(const Zygote&) = delete;
 
+  // Whether this worker would have all that one which is started has.
+  bool suits(const SpawnOptions& worker) const;
   // Asks for a worker like this one, now or as soon as the zygote has loaded all. Empty: this one
   // cannot be forked, or the zygote cannot be asked; nothing comes.
   Descriptor ask(const SpawnOptions& worker);

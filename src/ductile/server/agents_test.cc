@@ -89,10 +89,11 @@ class Fleet {
     job.steps = steps;
     for (const char* part : {"checkpoints", "tensorboard"}) fs::create_directories(job.run / part);
     write_file_atomic(job.run / "job.toml", "");
-    write_file_atomic(
-        job.run / "test.json",
-        json{{"steps", steps}, {"step_ms", step_ms}, {"virtual_ranks", kRanks}, {"lease_ms", 2000}}
-            .dump());
+    write_file_atomic(job.run / "test.json", json{{"steps", steps},
+                                                  {"step_ms", step_ms},
+                                                  {"virtual_ranks", kRanks},
+                                                  {"lease_ms", lease.count()}}
+                                                 .dump());
     return job;
   }
   void start(Job& job, int64_t workers, const std::vector<HostShare>& shares, bool python = false) {
@@ -100,8 +101,8 @@ class Fleet {
     JobHostOptions o;
     o.run = job.run;
     o.membership.virtual_ranks = kRanks;
-    o.membership.heartbeat_deadline = 600ms;
-    o.membership.lease = 2s;
+    o.membership.heartbeat_deadline = heartbeat;
+    o.membership.lease = lease;
     o.membership.reattach = 1500ms;
     o.membership.backoff_base = 20ms;
     o.membership.backoff_max = 200ms;
@@ -165,6 +166,8 @@ class Fleet {
   net::Loop loop;
   std::shared_ptr<Agents> agents;
   std::list<Job> jobs;
+  // A busy machine keeps a worker silent for a second.
+  std::chrono::milliseconds heartbeat{5000}, lease{10000};
 
  private:
   TempFolder folder_;
@@ -265,6 +268,21 @@ TEST(Agents, AKilledOneIsStartedAgainAndFindsTheWorkers) {
   EXPECT_EQ(link::workers_of(job.run), before);
   EXPECT_EQ(job.launcher->running(), 2u);
   fleet.expect_result(job);
+}
+
+// The only worker of a busy machine says nothing for a while, and nobody knows whether it is gone;
+// its place is not free before its lease has ended.
+TEST(Agents, AJobWaitsForThePlaceOfAWorkerThatIsSilent) {
+  Fleet fleet;
+  fleet.heartbeat = 600ms;
+  fleet.lease = 2s;
+  Fleet::Job& job = fleet.make("a", 300);
+  fleet.start(job, 1, {{"one", 1}});
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.step(job) > 5; }));
+  for (const pid_t worker : link::workers_of(job.run)) ::kill(worker, SIGSTOP);
+  fleet.expect_result(job);
+  const std::string events = read_file(job.run / "events.jsonl");
+  EXPECT_NE(events.find("no host has room for a worker: one has 1"), std::string::npos) << events;
 }
 
 // The controller takes a stopped agent for one without a connection; when it wakes up, the new one

@@ -109,12 +109,6 @@ class HostsLauncher final : public Launcher, private Agents::Job {
         workers_, [&](const auto& worker) { return agents_->ready(worker.second.host); }));
   }
 
-  bool reachable() const override {
-    for (size_t h = 0; h < agents_->hosts(); ++h)
-      if (agents_->ready(h) && (!shares_ || shares_->contains(h))) return true;
-    return false;
-  }
-
   WorkerPlace place_of(WorkerId id) const override {
     const auto found = workers_.find(id);
     return {found == workers_.end() ? "" : agents_->host(found->second.host).name};
@@ -217,13 +211,15 @@ class HostsLauncher final : public Launcher, private Agents::Job {
       if (const auto found = find_room(wanted, [&](size_t h) { return any || !shunned(h); }))
         return *found;
     std::vector<std::string> full;
+    bool held = !in_order().empty();
     for (const size_t h : in_order()) {
       const std::string& name = agents_->host(h).name;
+      held = held && agents_->ready(h);
       full.push_back(agents_->ready(h)
                          ? fmt::format("{} has {}", name, placed(h))
                          : fmt::format("{} cannot be reached ({})", name, agents_->error(h)));
     }
-    fail(ErrorCode::unavailable, "no host has room for a worker: {}", fmt::join(full, ", "));
+    throw NoPlace(fmt::format("no host has room for a worker: {}", fmt::join(full, ", ")), held);
   }
 
   std::vector<size_t> in_order() const {

@@ -187,8 +187,10 @@ void JobHost::Impl::launch(const LaunchWorker& command) {
                      driver->membership().wanted_workers(),
                      command.avoid});
     driver->log("launch", fmt::format("worker {}: {}", command.worker, command.reason));
+  } catch (const NoPlace& e) {
+    driver->add(LaunchFailed{command.worker, e.what(), /*no_host=*/true, /*no_room=*/e.held});
   } catch (const Error& e) {
-    driver->add(LaunchFailed{command.worker, e.what(), !launcher->reachable()});
+    driver->add(LaunchFailed{command.worker, e.what()});
   }
 }
 

@@ -11,11 +11,16 @@
 
 #include <sys/types.h>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/control/membership.h"
 #include "ductile/net/loop.h"
 #include "ductile/server/core_pool.h"
 #include "ductile/server/gpu_pool.h"
+
+namespace ductile::process {
+class Zygote;
+}
 
 namespace ductile::server {
 
@@ -54,6 +59,15 @@ struct WorkerPlace {
   pid_t process = 0;  // 0: unknown, or of another host
 };
 
+// What Launcher::start() throws where no host that can be reached has room now: nothing was tried,
+// and nothing is said of the job. `held`: all hosts can be reached, so workers of this job have the
+// places.
+struct NoPlace : Error {
+  NoPlace(std::string message, bool places_are_held)
+      : Error(ErrorCode::unavailable, std::move(message)), held(places_are_held) {}
+  bool held;
+};
+
 // Starts and ends workers. This interface is the seam between the controller and the machines on
 // which processes run. It belongs to the thread of the loop that it was made with, and none of its
 // methods waits for anybody.
@@ -61,8 +75,8 @@ class Launcher {
  public:
   virtual ~Launcher() = default;
 
-  // Throws Error if the worker cannot be started; if that turns out later, take() gives
-  // LaunchFailed.
+  // Throws NoPlace, or another Error if the worker cannot be started; if that turns out later,
+  // take() gives LaunchFailed.
   virtual void start(const WorkerStart& start) = 0;
   // Ends the process for certain. take() then gives its WorkerExited, also if the process is gone
   // already; for a host that cannot be reached it does so when the host can be reached again.
@@ -93,8 +107,6 @@ class Launcher {
   // How many run, or may run, on each host; this one alone has no name.
   virtual std::map<std::string, int64_t> by_host() const = 0;
 
-  // Whether any host can be reached now; if not, start() tried nothing.
-  virtual bool reachable() const { return true; }
   virtual WorkerPlace place_of(control::WorkerId) const { return {}; }
 };
 
@@ -126,8 +138,10 @@ void warm_up(const LocalLauncherOptions& options);
 
 // Workers as processes of this machine, each on its share of the cores. They outlive a launcher
 // that is killed, and are found again by their owner, program and command line; its destructor
-// kills and reaps those that are left, unless it is told not to.
+// kills and reaps those that are left, unless it is told not to. `loaded`: a zygote of the program
+// that there is already, for a launcher that would else begin one of its own.
 std::unique_ptr<Launcher> make_local_launcher(net::Loop& loop, LocalLauncherOptions options,
-                                              const fs::path& run);
+                                              const fs::path& run,
+                                              std::shared_ptr<process::Zygote> loaded = nullptr);
 
 }  // namespace ductile::server

@@ -95,13 +95,16 @@ bool is_crash(const siginfo_t& end) {
 
 class LocalLauncher : public Launcher {
  public:
-  LocalLauncher(net::Loop& loop, LocalLauncherOptions options, const fs::path& run)
+  LocalLauncher(net::Loop& loop, LocalLauncherOptions options, const fs::path& run,
+                std::shared_ptr<process::Zygote> loaded)
       : options_(std::move(options)),
         run_(run.string()),
         events_(loop),
         zygotes_(options_.zygotes || !is_python()
                      ? options_.zygotes
-                     : std::make_shared<Zygotes>(loop, kPatienceWithPython)) {}
+                     : std::make_shared<Zygotes>(loop, kPatienceWithPython)) {
+    if (loaded && zygotes_ && !options_.zygotes) zygotes_->take_over(std::move(loaded));
+  }
 
   ~LocalLauncher() override {
     for (auto& [id, worker] : workers_) withdraw(worker);
@@ -446,8 +449,9 @@ void warm_up(const LocalLauncherOptions& options) {
 }
 
 std::unique_ptr<Launcher> make_local_launcher(net::Loop& loop, LocalLauncherOptions options,
-                                              const fs::path& run) {
-  return std::make_unique<LocalLauncher>(loop, std::move(options), run);
+                                              const fs::path& run,
+                                              std::shared_ptr<process::Zygote> loaded) {
+  return std::make_unique<LocalLauncher>(loop, std::move(options), run, std::move(loaded));
 }
 
 }  // namespace ductile::server

@@ -123,7 +123,8 @@ TEST(Takeover, AControllerThatCannotWriteItsAddressesEndsNoWorker) {
 
 // What a controller on another machine finds of the workers here: nothing.
 TEST(Takeover, AControllerOnAnotherMachineTakesNoWorkerForGone) {
-  const Job job{.steps = 150};
+  // What is elsewhere is waited for while nobody says that it is gone.
+  const Job job{.steps = 150, .stop_deadline = 500ms};
   Live live(job);
   live.start(2);
   live.wait_for_step(30);

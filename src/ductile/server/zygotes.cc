@@ -34,10 +34,20 @@ void Zygotes::warm(const process::SpawnOptions& worker) {
   if (!zygote_ && process::has_zygote(worker.program)) begin(worker);
 }
 
+void Zygotes::take_over(std::shared_ptr<process::Zygote> loaded) {
+  if (!loaded || loaded->broken()) return;
+  ++number_;
+  ready_ = false;
+  forked_ = taken_over_ = true;
+  begun_ = Clock::now();
+  zygote_ = std::move(loaded);
+}
+
 std::optional<Zygotes::Asked> Zygotes::ask(const process::SpawnOptions& worker) {
   if (!process::has_zygote(worker.program)) return std::nullopt;
   try {
     judge();
+    if (zygote_ && taken_over_ && !zygote_->suits(worker)) give_up(false);
     if (zygote_ && zygote_->outdated()) give_up(!forked_);
     if (!zygote_ && !begin(worker)) return std::nullopt;
     if (!ready_ && !patience_.for_load) return std::nullopt;
@@ -97,11 +107,11 @@ void Zygotes::withdraw(Asked asked) {
 bool Zygotes::begin(const process::SpawnOptions& worker) {
   if (not_before_ && Clock::now() < *not_before_) return false;
   ++number_;
-  ready_ = forked_ = false;
+  ready_ = forked_ = taken_over_ = false;
   waiting_since_.reset();
   begun_ = Clock::now();
   try {
-    zygote_.emplace(worker);
+    zygote_ = std::make_shared<process::Zygote>(worker);
     return true;
   } catch (const Error&) {  // as above
     give_up(true);

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <list>
+#include <memory>
 #include <optional>
 
 #include "ductile/base/descriptor.h"
@@ -39,6 +40,9 @@ class Zygotes {
 
   // Begins to load the program, for workers like this one.
   void warm(const process::SpawnOptions& worker);
+  // The first one, which this process has asked before: it need not be loaded anew. Nobody else has
+  // it any more.
+  void take_over(std::shared_ptr<process::Zygote> loaded);
   // Nothing: the worker is to be started.
   std::optional<Asked> ask(const process::SpawnOptions& worker);
   // To be called when the socket is readable, and now and then. `none`: the worker is to be started
@@ -63,9 +67,10 @@ class Zygotes {
 
   net::Loop& loop_;
   const Patience patience_;
-  std::optional<process::Zygote> zygote_;
+  std::shared_ptr<process::Zygote> zygote_;
   int number_ = 0;                       // of the last one
   bool ready_ = false, forked_ = false;  // it has loaded the program, and forked a worker
+  bool taken_over_ = false;              // its workers may be of another kind
   Clock::time_point begun_{};
   std::optional<Clock::time_point> waiting_since_;  // for an answer of it, once it is loaded
   std::optional<Clock::time_point> not_before_;

@@ -18,6 +18,7 @@
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
 #include "ductile/link/worker_processes.h"
+#include "ductile/process/worker.h"
 #include "ductile/server/launcher.h"
 
 namespace ductile::server {
@@ -180,6 +181,24 @@ TEST_F(ZygotesTest, OneForksTheWorkersOfAllLaunchers) {
   EXPECT_EQ(second.at("forked"), true);
   EXPECT_NE(second.dump().find("DUCTILE_SECRET_FILE=secret-of-2"), std::string::npos);
   EXPECT_EQ(zygotes_alive().size(), 1u);
+}
+
+// One that was loaded before there was a launcher, for workers of one thread.
+TEST_F(ZygotesTest, OneThatThereIsAlreadyForksTheWorkersThatItSuits) {
+  for (const int64_t threads : {1, 2}) {
+    process::SpawnOptions worker;
+    worker.program = program();
+    worker.environment = process::worker_environment(1);
+    auto loaded = std::make_shared<process::Zygote>(worker);
+    const pid_t there = loaded->pid();
+    const auto shared = zygotes();
+    shared->take_over(std::move(loaded));
+    const auto one = launcher(shared, threads);
+    start(*one, 1, "wait");
+    EXPECT_EQ(here(*one, 1).at("forked"), true);
+    EXPECT_EQ(zygote() == there, threads == 1);
+    fs::remove(told(1));
+  }
 }
 
 TEST_F(ZygotesTest, OneThatIsKilledIsReplaced) {

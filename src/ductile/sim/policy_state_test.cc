@@ -120,7 +120,7 @@ TEST(PolicyState, DamageIsRefusedOrHarmless) {
         ++refused;
         continue;
       }
-      if (played++ < (all ? 12 : 3)) play(c, *policy);
+      if (played++ < (all ? 12 : 1)) play(c, *policy);
     }
     EXPECT_GT(refused, 20) << name;
     const auto policy = sched::make_policy(name, {4, 60});

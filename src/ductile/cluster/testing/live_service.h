@@ -26,6 +26,7 @@
 #include "ductile/cluster/service.h"
 #include "ductile/link/testing/test_model.h"
 #include "ductile/link/worker_processes.h"
+#include "ductile/server/testing/slow_steps.h"
 
 // A service with real processes: torch-free workers that speak the real protocol.
 namespace ductile::cluster::testing {
@@ -76,6 +77,7 @@ class LiveService {
       sigaddset(&set, SIGTERM);
       pthread_sigmask(SIG_BLOCK, &set, nullptr);
       try {
+        slow_steps_.announce();
         net::Loop loop;
         if (enter_) enter_();
         Service service(loop, options_);
@@ -176,6 +178,7 @@ class LiveService {
     return answer.is_null() ? answer : answer.at("body");
   }
 
+  void slow_steps(bool slow) const { slow_steps_.set(slow); }
   JobId submit(const std::string& name, int64_t steps, int64_t most = 1, int64_t least = 1,
                const Json& more = {}) {
     const Json answer = offer(name, steps, most, least, more);
@@ -283,6 +286,7 @@ class LiveService {
 
  private:
   TempFolder folder_;
+  const server::testing::SlowSteps slow_steps_{folder_.path() / "slow"};
   ServiceOptions options_;
   std::function<void()> enter_;
   pid_t pid_ = -1;

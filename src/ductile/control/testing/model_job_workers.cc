@@ -18,7 +18,9 @@ void ModelJob::launch(const LaunchWorker& command) {
     return to_controller_in(span(100, 500), LaunchFailed{command.worker, "nobody answers", true});
   host_of_[command.worker] = choose_host(command);
   if (chance(launch_failure_)) {
-    if (chance(0.7)) to_controller_in(span(100, 3'000), LaunchFailed{command.worker, "no room"});
+    const bool held = command.worker % 2 == 0;  // by workers of the job
+    if (chance(0.7))
+      to_controller_in(span(100, 3'000), LaunchFailed{command.worker, "no room", held, held});
   } else {
     schedule(now_ + span(500, 3'000), Kind::born, command.worker);
   }

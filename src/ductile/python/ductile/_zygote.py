@@ -5,12 +5,15 @@ sends the arguments of each worker, the pipe of its progress, a socket through w
 wanted, and its log. The user's program is not imported here: what it does at its import may differ from
 worker to worker, and whether its files are still those of the run is for the worker to see."""
 
+import ctypes
 import gc
 import os
+import signal
 import socket
 import sys
 
 _CONTROL, _LONGEST = 3, 1 << 16
+_PR_SET_PDEATHSIG = 1
 
 
 def become_worker():
@@ -27,8 +30,8 @@ def become_worker():
 
     with open("/proc/self/cmdline", "rb") as file:
         words = file.read()
-    program = words.split(b"\0")
-    program = program[:program.index(b"--run")]  # PYTHON -m ductile.worker
+    program = words.split(b"\0")  # PYTHON -m ductile.worker, and what says which interpreter that is
+    program = program[:min(program.index(word) for word in (b"--run", b"--interpreter") if word in program)]
     _core.set_title("ductile zygote")
     if len(os.listdir("/proc/self/task")) > 1:  # of a sitecustomize, say: a fork would lose the others
         print("ductile: workers of this Python are started one by one, since it has threads from the beginning",
@@ -82,6 +85,8 @@ def _begun(program, message, fds):
     os.close(log)
     arguments += [b"--progress-fd", str(progress).encode()]
     _core.set_title(b"\0".join([*program, *arguments]))
+    if b"--run" not in arguments:  # it is asked something, and nobody else wants the answer
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     numpy.random.seed()  # until the worker seeds all generators for the program; random does so by itself
     try:
         os.write(launcher, str(os.getpid()).encode())

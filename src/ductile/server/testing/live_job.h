@@ -24,6 +24,7 @@
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_host.h"
 #include "ductile/server/testing/emulated_hosts.h"
+#include "ductile/server/testing/slow_steps.h"
 #include "ductile/server/testing/small_disk.h"
 
 // A job of torch-free workers for the tests of this module.
@@ -53,6 +54,7 @@ struct Job {
   WorkerId cannot_import = 0;  // it ends before it has a link
   Time heartbeat_deadline = 600ms;
   Time lease = 2s;
+  Time stop_deadline = 5s;
 };
 
 // A run directory, its controller in a process of its own, and whatever the test does to them.
@@ -97,6 +99,7 @@ class Live {
     m.backoff_max = 200ms;
     m.max_failures = m.max_crashes_alone = job.max_failures;
     m.start_deadline = 20s;
+    m.stop_deadline = job.stop_deadline;
     m.join_window = 200ms;
     m.finish_deadline = 1s;
     m.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(job.places.size()));
@@ -154,6 +157,7 @@ class Live {
     controller_ = ::fork();
     if (controller_ != 0) return;
     try {
+      slow_steps_.announce();
       if (job_.hosts) job_.hosts->enter(0);
       net::Loop loop;
       auto host = make_host(loop);
@@ -278,6 +282,7 @@ class Live {
   }
 
   std::string events() const { return read_file(run_ / "events.jsonl"); }
+  void slow_steps(bool slow) const { slow_steps_.set(slow); }
 
  private:
   // All children but the processes that hold the hosts.
@@ -287,6 +292,7 @@ class Live {
   }
 
   TempFolder folder_, notes_;
+  const SlowSteps slow_steps_{notes_.path() / "slow"};
   SmallDisk disk_;  // over the folder
   const Job job_;
   const fs::path run_;

@@ -37,6 +37,9 @@ using namespace control;
 using namespace link::testing;
 using namespace std::chrono_literals;
 
+constexpr double kSlow = 100;  // ms; a step takes so much longer while there is the file that
+                               // $DUCTILE_TEST_SLOW_WHILE names
+
 struct Arguments {
   fs::path run;
   WorkerId worker = 0;
@@ -155,6 +158,7 @@ class Worker {
     pause(test_.at("step_ms").get<double>() + test_.value("work_ms", 0.0) *
                                                   static_cast<double>(own.size()) /
                                                   static_cast<double>(virtual_ranks()));
+    if (is_slow()) pause(kSlow);
     std::vector<uint64_t> leaves(static_cast<size_t>(virtual_ranks()));
     const auto fill = [&](const RankRange& ranks, uint64_t state) {
       for (int64_t r = ranks.begin; r < ranks.end; ++r)
@@ -186,6 +190,12 @@ class Worker {
     } catch (const Error& e) {
       link_.tell(SaveFailed{command.attempt, e.what()});
     }
+  }
+
+  // So a test can look at a job that would else be done before a busy machine lets it look.
+  static bool is_slow() {
+    static const char* const file = std::getenv("DUCTILE_TEST_SLOW_WHILE");
+    return file != nullptr && ::access(file, F_OK) == 0;
   }
 
   // In place of what a processor would be busy with.
