@@ -14,6 +14,7 @@
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/engine_impl.h"
 #include "ductile/cluster/records.h"
+#include "ductile/cluster/runs_folder_impl.h"
 #include "ductile/net/loop.h"
 #include "ductile/spec/job.h"
 
@@ -74,9 +75,10 @@ std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, co
                                              const std::string& plan);
 
 // Any program (command_impl.h), on devices of one node: one keeper for each attempt, on the run
-// directory `run`. `lease`: of a keeper on a node that may not be reached at times, in seconds; 0:
-// it is on this machine. An unreadable directory is waited for.
-std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine, const fs::path& run,
+// directory `run` in `runs`. `lease`: of a keeper on a node that may not be reached at times, in
+// seconds; 0: it is on this machine. An unreadable directory is waited for.
+std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine,
+                                               const RunsFolder& runs, const fs::path& run,
                                                const CommandSpec& command, double lease);
 
 class Front;

@@ -310,7 +310,8 @@ void Service::Impl::count_beyond_old_runs() {
   if (reader_.last_job() > 0) return;
   JobId last = 0;
   std::error_code error;
-  for (fs::directory_iterator it(runs_, error), end; !error && it != end; it.increment(error)) {
+  for (fs::directory_iterator it(runs_.path, error), end; !error && it != end;
+       it.increment(error)) {
     const std::string name = it->path().filename().string();
     JobId id = 0;
     const auto [rest, wrong] = std::from_chars(name.data(), name.data() + name.size(), id);
@@ -322,7 +323,7 @@ void Service::Impl::count_beyond_old_runs() {
       "the store is new, and {} has runs of an earlier one, up to job {}: those jobs are not known "
       "here, and the first new one is job {}. If the earlier store was moved away by mistake, stop "
       "the service, put it back and start again; `ductile train --resume RUN` goes on with a run",
-      runs_.string(), last, last + 1);
+      runs_.path.string(), last, last + 1);
   log_line(text);
   try {
     queue_.commit([last, body = dump_json(nlohmann::json{{"reason", text}})](Change& change) {

@@ -159,7 +159,7 @@ class Service::Impl {
   CommitQueue queue_;
   StoreWriter writer_{loop_, queue_};
   Reader reader_;
-  const fs::path runs_;
+  const RunsFolder runs_;
   SpecReader specs_;                    // also of the interface's threads
   TrustedTime clock_{known_time()};     // before anything new is written
   double clock_kept_ = clock_.known();  // in the store

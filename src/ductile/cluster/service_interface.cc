@@ -98,7 +98,7 @@ SpecReader::Read Service::Impl::checked_work(const Submission& s, nlohmann::json
                                              const Principal& who) {
   if (s.kind == "serve" && who.role < Role::admin)
     spec["run"] =
-        require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who).string();
+        require_own_run(serve_of(spec).run, runs_.path, options_.folder / "store.db", who).string();
   SpecReader::Read read = specs_.read(s.kind, spec);
   if (who.role == Role::admin || !std::holds_alternative<spec::JobOptions>(read->work)) return read;
   spec::JobOptions job = std::get<spec::JobOptions>(read->work);
