@@ -28,6 +28,7 @@ struct JobProgress {
   // these were measured.
   double pause = 0;
   int64_t pauses = 0;
+  double save = 0;  // seconds of its longest save so far; 0: none was seen yet
   // The last worker that was lost, or could not begin, since the present ones do the steps: its
   // host and its error. Empty: none.
   std::string trouble{};

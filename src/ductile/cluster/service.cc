@@ -71,6 +71,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   look_at_hardware();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
   nodes_.call_on_change([this] { look_at_nodes(); });
+  nodes_.call_for_leave([this](int32_t node) { return time_to_leave(node); });
   look_at_drains();
   recall();
   go_on();
@@ -213,6 +214,7 @@ void Service::Impl::measure(Live& live) {
   if (!live.runner || live.stopping) return;
   const JobProgress progress = live.runner->progress();
   if (progress.generation < 0) return;
+  live.save = std::max(live.save, progress.save);
   if (progress.total_steps > 0)
     scheduler_.progress(live.record.id, progress.step, progress.total_steps);
   if (progress.pauses != std::exchange(live.pauses, progress.pauses) && progress.pauses > 0)

@@ -132,6 +132,23 @@ void Service::Impl::look_at_nodes() {
   decide_soon();
 }
 
+// How long before a node is gone its training jobs begin to leave it, in seconds: three times what
+// any of them has needed to save or to change, since all may save at once, and a tenth of the
+// notice at least. Infinite where one has not saved yet.
+double Service::Impl::time_to_leave(int32_t node) const {
+  constexpr double kTimes = 3, kLeastPart = 0.1;
+  double longest = 0;
+  for (const auto& [id, live] : live_) {
+    if (!live.runner || !std::holds_alternative<spec::JobOptions>(live.work)) continue;
+    if (held(live)[static_cast<size_t>(node)] == 0) continue;
+    const JobProgress progress = live.runner->progress();
+    const double save = std::max(live.save, progress.save);
+    if (save <= 0) return INFINITY;
+    longest = std::max({longest, save, progress.pause});
+  }
+  return std::max(kTimes * longest, kLeastPart * nodes_.notice(node));
+}
+
 void Service::Impl::look_at_events() {
   constexpr int64_t kPage = 1000;
   std::set<JobId> changed;

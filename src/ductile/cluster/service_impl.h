@@ -74,6 +74,7 @@ class Service::Impl {
     // The speed that was noted last, and on how many devices it was measured.
     int64_t noted_devices = 0;
     double noted_speed = 0;
+    double save = 0;                 // seconds of its longest save here; 0: none was seen yet
     int64_t batch = 0, ordered = 0;  // that it trains with, and that was ordered last; 0: none
     std::unique_ptr<Front> front;    // of a service job that has run and is not paused
     std::unique_ptr<JobRunner> runner;
@@ -120,6 +121,7 @@ class Service::Impl {
   void keep_in_place(Live& live);
   void decide();
   void settle();
+  double time_to_leave(int32_t node) const;
   std::optional<net::Deadline> stays_until(const Live& live) const;
   bool approach(Live& live, Counts& free);
   void begin(Live& live, const spec::Allocation& devices);

@@ -93,6 +93,7 @@ class TrainRunner : public JobRunner {
     progress.total_steps = total_steps_;
     progress.pause = pause_;
     progress.pauses = pauses_;
+    progress.save = status.value("save_seconds", 0.0);
     progress.trouble = trouble_.substr(0, trouble_.find('\n'));  // of a traceback, what it is of
     progress.step = status.value("step", int64_t{0});
     if (status.contains("generation"))

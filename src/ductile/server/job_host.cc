@@ -485,6 +485,7 @@ json JobHost::Impl::status() const {
           {"wanted", membership.wanted_workers()},
           {"step", membership.step()},
           {"checkpoint", membership.checkpoint()},
+          {"save_seconds", std::chrono::duration<double>(membership.longest_save()).count()},
           {"generation", {{"number", plan.number}, {"start", plan.start}}},
           {"processes", launcher->running()},
           {"workers", std::move(workers)}};
