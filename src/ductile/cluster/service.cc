@@ -427,11 +427,17 @@ bool Service::Impl::approach(Live& live, Counts& free) {
   return next != live.granted;
 }
 
+// Looks at many runs, so not for each job that waits for them.
+bool Service::Impl::restores_mark() {
+  if (loop_.now() < next_mark_) return false;
+  next_mark_ = loop_.now() + kPause;
+  return restore_mark(runs_, reader_);
+}
+
 // The store says that a job runs before any of it does.
 void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
-  if (const std::string absence = absence_of_runs(runs_);
-      !absence.empty() && !restore_mark(runs_, reader_))
+  if (const std::string absence = absence_of_runs(runs_); !absence.empty() && !restores_mark())
     return let_rest(live, absence + ".");
   live.starting = true;
   live.said.reset();

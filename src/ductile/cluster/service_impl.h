@@ -124,6 +124,7 @@ class Service::Impl {
   double time_to_leave(int32_t node) const;
   std::optional<net::Deadline> stays_until(const Live& live) const;
   bool approach(Live& live, Counts& free);
+  bool restores_mark();
   void begin(Live& live, const spec::Allocation& devices);
   std::optional<size_t> plan_of_run(const Live& live) const;
   void keep_plan(Live& live, size_t chosen);
@@ -162,6 +163,7 @@ class Service::Impl {
   StoreWriter writer_{loop_, queue_};
   Reader reader_;
   const RunsFolder runs_;
+  net::Deadline next_mark_{};           // when its mark may be looked for again
   SpecReader specs_;                    // also of the interface's threads
   TrustedTime clock_{known_time()};     // before anything new is written
   double clock_kept_ = clock_.known();  // in the store
