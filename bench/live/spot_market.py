@@ -164,7 +164,7 @@ def main():
     live.add_argument("--start", type=float, default=2, help="with --worker plain: seconds until a worker is ready")
     live.add_argument("--notice", type=float, default=NOTICE, help="seconds of the trace")
     live.add_argument("--leave", type=float, default=0,
-                      help="real seconds before a machine goes in which our jobs give it up; 0: at the notice")
+                      help="real seconds before a machine goes in which our jobs give it up; 0: as the service finds")
     live.add_argument("--policy", default="ductile")
     live.add_argument("--out", type=pathlib.Path)
     live.set_defaults(run=lambda args: spot_live.in_live(args, [Trace(file) for file in args.traces]))

@@ -41,6 +41,11 @@ class Testbed:
         if done.returncode != 0:
             self.down()
             raise Skip(f"the Slurm did not come up: {done.stdout}{done.stderr}")
+        # With NETNS each node has a network of its own, and the service is where slurmctld is.
+        known = dict(line.split("=", 1) for line in (self.folder / "settings").read_text().splitlines())
+        apart = known["NETNS"].strip("'") != ""
+        self.inside = ["nsenter", f"--net=/run/netns/{known['TAG']}-ctl"] if apart else []
+        self.address = "10.77.0.1" if apart else "127.0.0.1"
         # Where the machine's own name is not 127.0.0.1, Slurm lives in a namespace.
         self.prefix = [tool, "exec", str(self.folder), "--"]
         self.environment = dict(os.environ, SLURM_CONF=str(self.folder / "slurm.conf"))
@@ -59,6 +64,12 @@ class Testbed:
     def start(self, what):
         done = self.run("start", what, str(self.folder))
         assert done.returncode == 0, (what, done.stdout, done.stderr)
+
+    def cut(self, node):
+        assert self.run("cut", node, str(self.folder)).returncode == 0, node
+
+    def heal(self, node):
+        assert self.run("heal", node, str(self.folder)).returncode == 0, node
 
     def down(self):
         self.run("down", str(self.folder))
@@ -89,7 +100,7 @@ class Service:
         (self.folder / "api.sock").unlink(missing_ok=True)
         self.log = open(self.folder / "server.log", "a")
         self.process = subprocess.Popen(
-            [self.ductile, "server", self.file, "--folder", self.folder, "--listen", "127.0.0.1",
+            [*self.testbed.inside, self.ductile, "server", self.file, "--folder", self.folder, "--listen", self.testbed.address,
              "--grace", "10", "--policy", self.policy],
             stdout=subprocess.DEVNULL, stderr=self.log, env=self.testbed.environment)
         until(lambda: (self.folder / "api.sock").exists(), 60, "the service")

@@ -47,8 +47,10 @@ std::string text_of(const AttemptEnd& end) {
 // service. A launcher starts keepers as it does workers, on this machine or by the agent of a node.
 class CommandRunner : public JobRunner {
  public:
-  CommandRunner(net::Loop& loop, Engine& engine, fs::path run, CommandSpec command, double lease)
+  CommandRunner(net::Loop& loop, Engine& engine, RunsFolder runs, fs::path run, CommandSpec command,
+                double lease)
       : loop_(loop),
+        runs_(std::move(runs)),
         run_(std::move(run)),
         command_(std::move(command)),
         lease_(lease),
@@ -110,7 +112,7 @@ class CommandRunner : public JobRunner {
     Attempt last;
     unread_ = false;
     try {
-      require_folder_of_runs(run_.parent_path());
+      require_folder_of_runs(runs_, run_);
       orders = read_orders(run_);
       last = read_attempt(run_);
     } catch (const Error& error) {
@@ -148,7 +150,7 @@ class CommandRunner : public JobRunner {
 
   // Starts a keeper for this attempt; 0: one that only clears away, where the last one was.
   void begin(int64_t attempt) {
-    require_folder_of_runs(run_.parent_path());
+    require_folder_of_runs(runs_, run_);
     std::error_code error;
     for (const fs::path& folder : {run_, run_ / "checkpoints"}) {  // and none that these lie in
       fs::create_directory(folder, error);
@@ -216,7 +218,7 @@ class CommandRunner : public JobRunner {
     if (end_ && launcher_->finished()) tell_end();
   } catch (const Error&) {
     std::error_code unknown;  // one that cannot be seen now may be there
-    const std::string absence = absence_of_runs(run_.parent_path());
+    const std::string absence = absence_of_runs(runs_, run_);
     if (!absence.empty() && state_ != State::none)
       return;  // its keeper may run: it is looked again
     if (!absence.empty())
@@ -236,7 +238,7 @@ class CommandRunner : public JobRunner {
   void over() {
     if (end_) return;
     // What became of it a later runner reads.
-    if (const std::string absence = absence_of_runs(run_.parent_path()); !absence.empty()) {
+    if (const std::string absence = absence_of_runs(runs_, run_); !absence.empty()) {
       state_ = State::none;
       return end_soon({Phase::queued, absence + ".", true});
     }
@@ -380,6 +382,7 @@ class CommandRunner : public JobRunner {
   }
 
   net::Loop& loop_;
+  const RunsFolder runs_;
   const fs::path run_;
   const CommandSpec command_;
   const double lease_;  // seconds; 0: of this machine, where a process is gone or is not
@@ -411,9 +414,10 @@ bool end_strays(const fs::path& run, int signal) {
   return !strays.empty();
 }
 
-std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine, const fs::path& run,
+std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine,
+                                               const RunsFolder& runs, const fs::path& run,
                                                const CommandSpec& command, double lease) {
-  return std::make_unique<CommandRunner>(loop, engine, run, command, lease);
+  return std::make_unique<CommandRunner>(loop, engine, runs, run, command, lease);
 }
 
 }  // namespace ductile::cluster

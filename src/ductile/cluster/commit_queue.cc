@@ -2,6 +2,7 @@
 
 #include <future>
 #include <utility>
+#include <vector>
 
 namespace ductile::cluster {
 namespace {
@@ -102,27 +103,24 @@ void CommitQueue::run() {
   }
 }
 
+// Without room those that may use what is kept are tried, together, since each transaction takes
+// some of it; the others are refused.
 void CommitQueue::carry_out(std::deque<Waiting>& batch) {
-  if (const auto full = error_of([&] { store_.require_room(); }))
-    return carry_out_without_room(batch, *full);
-  if (try_together(batch)) return;
-  for (Waiting& change : batch) try_alone(change);
-}
-
-// Each that may use what is kept is tried alone, and the others are refused.
-void CommitQueue::carry_out_without_room(std::deque<Waiting>& batch, const StoreError& full) {
-  const auto missing = error_of([&] { store_.require_file(); });
+  const auto full = error_of([&] { store_.require_room(); });
+  const auto missing = full ? error_of([&] { store_.require_file(); }) : std::nullopt;
+  std::vector<Waiting*> changes;
   for (Waiting& change : batch) {
-    if (missing || change.room == Room::usual) {
+    if (missing || (full && change.room == Room::usual))
       change.error = missing ? missing : full;
-    } else {
-      try_alone(change, /*short_of_room=*/true);
-    }
+    else
+      changes.push_back(&change);
   }
+  if (changes.empty() || try_together(changes, full.has_value())) return;
+  for (Waiting* change : changes) try_alone(*change, full.has_value());
 }
 
 // False if the transaction was taken back; nothing of it has happened then.
-bool CommitQueue::try_together(std::deque<Waiting>& batch) {
+bool CommitQueue::try_together(const std::vector<Waiting*>& changes, bool short_of_room) {
   Database& database = store_.database();
   std::optional<Transaction> transaction;
   const auto refused = error_of([&] {
@@ -130,17 +128,17 @@ bool CommitQueue::try_together(std::deque<Waiting>& batch) {
     transaction.emplace(database);
   });
   if (refused) {
-    for (Waiting& change : batch) change.error = refused;
+    for (Waiting* change : changes) change->error = refused;
     return true;  // another one would wait for the same lock as long
   }
   const auto failed = error_of([&] {
-    Change writes(database);
-    for (Waiting& change : batch) {
+    Change writes(database, short_of_room);
+    for (Waiting* change : changes) {
       database.execute("SAVEPOINT one");
-      change.error = error_of([&] { change.write(writes); });
+      change->error = error_of([&] { change->write(writes); });
       // A full disk ends the whole transaction, whatever the change makes of it.
       if (!database.in_transaction()) throw Error(ErrorCode::unavailable, "taken back");
-      database.execute(change.error ? "ROLLBACK TO one; RELEASE one" : "RELEASE one");
+      database.execute(change->error ? "ROLLBACK TO one; RELEASE one" : "RELEASE one");
     }
     transaction->commit();
   });

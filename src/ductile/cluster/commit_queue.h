@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "ductile/cluster/database.h"
 #include "ductile/cluster/store.h"
@@ -70,9 +71,8 @@ class CommitQueue {
 
   void run();
   void carry_out(std::deque<Waiting>& batch);
-  void carry_out_without_room(std::deque<Waiting>& batch, const StoreError& full);
-  bool try_together(std::deque<Waiting>& batch);
-  void try_alone(Waiting& change, bool short_of_room = false);
+  bool try_together(const std::vector<Waiting*>& changes, bool short_of_room);
+  void try_alone(Waiting& change, bool short_of_room);
 
   Store& store_;
   const size_t most_;

@@ -31,7 +31,8 @@ struct Demand {
     std::optional<int64_t> gpus;  // that it has, where it has said so; also before it went
     bool usable = true;           // jobs may be there
   };
-  int64_t devices = 0;         // of jobs that ask for no GPUs, on whichever nodes
+  // Of jobs that ask for no GPUs, on whichever nodes: what they can use, services with their load.
+  int64_t devices = 0;
   std::vector<Whole> on_gpus;  // of the others, those that hold nothing
   std::vector<Node> nodes;
   // Of jobs in `devices` that hold nothing and need one node for all that they ask for.

@@ -12,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "ductile/cluster/commit_queue.h"
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/commands.h"
 #include "ductile/cluster/testing/live_service.h"
@@ -141,6 +142,31 @@ TEST_F(FullDisk, ManyCancellationsOfOneJobLeaveRoomForThatOfAnother) {
   disk_.empty();
   for (const JobId id : {first, second}) service_->wait_for(id, "cancelled");
   expect_acknowledged();
+}
+
+// Whichever of them fills it. Each commits alone, as one request after the other does.
+TEST(FullStore, EachJobThatRunsCanBeCancelled) {
+  constexpr int kJobs = 150;
+  const TempFolder folder;
+  const SmallDisk disk(folder.path(), "32m");
+  if (!disk.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  Store store(folder.path() / "store.db");
+  CommitQueue queue(store);
+  std::vector<JobId> jobs;
+  queue.commit([&](Change& change) {
+    jobs.clear();
+    for (int i = 0; i < kJobs; ++i) {
+      jobs.push_back(change.submit({.name = "job", .owner = "ada"}, "{}", 1));
+      change.set_phase(jobs.back(), Phase::running, "", 2);
+    }
+  });
+  queue.commit([&](Change& change) { change.record(0, "later", "{}", 3); });  // knows of them
+  ASSERT_TRUE(disk.fill());
+  for (const JobId id : jobs)
+    queue.commit([&](Change& change) { change.set_wish(id, Wish::cancel, "ada", 4); },
+                 CommitQueue::Room::kept);
+  Reader reader(folder.path() / "store.db");
+  for (const JobId id : jobs) EXPECT_EQ(reader.job(id).wish, Wish::cancel) << id;
 }
 
 // Its keeper has kept room to say how it ended.

@@ -14,6 +14,7 @@
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/engine_impl.h"
 #include "ductile/cluster/records.h"
+#include "ductile/cluster/runs_folder_impl.h"
 #include "ductile/net/loop.h"
 #include "ductile/spec/job.h"
 
@@ -27,6 +28,7 @@ struct JobProgress {
   // these were measured.
   double pause = 0;
   int64_t pauses = 0;
+  double save = 0;  // seconds of its longest save so far; 0: none was seen yet
   // The last worker that was lost, or could not begin, since the present ones do the steps: its
   // host and its error. Empty: none.
   std::string trouble{};
@@ -77,9 +79,10 @@ std::unique_ptr<JobRunner> make_train_runner(net::Loop& loop, Engine& engine, co
                                              const std::string& plan, int64_t least);
 
 // Any program (command_impl.h), on devices of one node: one keeper for each attempt, on the run
-// directory `run`. `lease`: of a keeper on a node that may not be reached at times, in seconds; 0:
-// it is on this machine. An unreadable directory is waited for.
-std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine, const fs::path& run,
+// directory `run` in `runs`. `lease`: of a keeper on a node that may not be reached at times, in
+// seconds; 0: it is on this machine. An unreadable directory is waited for.
+std::unique_ptr<JobRunner> make_command_runner(net::Loop& loop, Engine& engine,
+                                               const RunsFolder& runs, const fs::path& run,
                                                const CommandSpec& command, double lease);
 
 class Front;
@@ -98,6 +101,6 @@ bool end_strays(const fs::path& run, int signal);
 RunnerEnd end_by(const std::exception_ptr& error);
 // The same end; but a job that failed is tried again where the folder of the runs cannot be seen
 // now (absence_of_runs()): what was looked for in it may be there.
-RunnerEnd unless_away(RunnerEnd end, const fs::path& runs);
+RunnerEnd unless_away(RunnerEnd end, const RunsFolder& runs);
 
 }  // namespace ductile::cluster

@@ -25,11 +25,12 @@ extern "C" {  // glibc 2.36 forgot to say so
 #include "ductile/base/log.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/keeper_log_impl.h"
-#include "ductile/cluster/service_spec_impl.h"
+#include "ductile/cluster/runs_folder_impl.h"
 #include "ductile/link/boot_clock.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/net/secret.h"
 #include "ductile/run/lock.h"
+#include "ductile/run/runs_mark.h"
 #include "ductile/server/gpus.h"
 
 extern char** environ;
@@ -378,12 +379,23 @@ void give_room_back(const fs::path& run) {
   fs::remove(room_file(run), none);
 }
 
+// Its disk is there, since the orders are.
+RunsFolder runs_with(const fs::path& run) {
+  RunsFolder out{run.parent_path(), ""};
+  try {
+    out.mark = run::runs_mark(out.path);
+  } catch (const Error&) {  // then only its absence is seen
+  }
+  return out;
+}
+
 // The end of an attempt is lost to nobody because a disk is full now, or not mounted, nor because
 // orders were given to another keeper meanwhile, which has done nothing yet. A keeper that could
 // not write for so long that another one has begun in its place has nothing to say any more. Who
 // asks it to end while the disk is away is not kept waiting: what became of the command is then not
 // known.
-void write_end(const fs::path& run, uint64_t keeper, const Attempt& attempt) {
+void write_end(const RunsFolder& runs, const fs::path& run, uint64_t keeper,
+               const Attempt& attempt) {
   constexpr std::chrono::hours kMount{1};  // then the folder of the runs counts as deleted
   constexpr timespec kSecond{1, 0};
   sigset_t asked_to_end;
@@ -391,13 +403,13 @@ void write_end(const fs::path& run, uint64_t keeper, const Attempt& attempt) {
   for (const int signal : {SIGTERM, SIGQUIT}) sigaddset(&asked_to_end, signal);
   give_room_back(run);
   const auto begin = steady_clock::now();
-  const auto is_away = [&run] { return !absence_of_runs(run.parent_path()).empty(); };
+  const auto is_away = [&] { return !absence_of_runs(runs, run).empty(); };
   const auto waits_for_it = [&] { return steady_clock::now() < begin + kMount && is_away(); };
   bool asked = false;
   for (bool said = false;; asked = sigtimedwait(&asked_to_end, nullptr, &kSecond) > 0) {
     try {
       if (asked && is_away()) return;
-      if (waits_for_it()) require_folder_of_runs(run.parent_path());
+      if (waits_for_it()) require_folder_of_runs(runs, run);
       const Attempt written = read_attempt(run);
       if (is_present(attempt, written) ||
           (!is_replaced(run, keeper) && written.number <= attempt.number))
@@ -434,6 +446,7 @@ void end_fenced(const std::string& fence) {
 
 void keep(const fs::path& run, uint64_t keeper) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  const RunsFolder runs = runs_with(run);
   const run::RunLock lock(run, "command");
   const std::optional<KeeperOrders> found = own_orders(run, keeper);
   if (!found) return;
@@ -444,7 +457,7 @@ void keep(const fs::path& run, uint64_t keeper) {
   if (orders.attempt == 0) {
     if (attempt.number > 0 && !attempt.end) {
       attempt.end.emplace();
-      write_end(run, keeper, attempt);
+      write_end(runs, run, keeper, attempt);
     }
     return;
   }
@@ -459,7 +472,7 @@ void keep(const fs::path& run, uint64_t keeper) {
   attempt.end = Keeping(run, orders, seen).run(attempt.fence);
   const AttemptEnd& end = *attempt.end;
   if (end.kind == Kind::killed || (end.kind == Kind::exited && end.code != 0)) ++attempt.failures;
-  write_end(run, keeper, attempt);
+  write_end(runs, run, keeper, attempt);
 }
 
 }  // namespace ductile::cluster

@@ -3,11 +3,18 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "ductile/base/files.h"
+#include "ductile/cluster/commit_queue.h"
+#include "ductile/cluster/runs_folder_impl.h"
+#include "ductile/cluster/store.h"
+#include "ductile/cluster/store_check.h"
 #include "ductile/cluster/testing/live_service.h"
+#include "ductile/run/runs_mark.h"
 
 namespace ductile::cluster {
 namespace {
@@ -71,6 +78,19 @@ class Runs {
       : here_(cluster.folder() / "runs"), away_(cluster.folder() / "away") {}
   void unmount() const { fs::rename(here_, away_); }
   void mount() const { fs::rename(away_, here_); }
+  // An empty disk in its place; with a mark: another service's, or a damaged one.
+  void mount_other(const std::string& mark = "") const {
+    unmount();
+    fs::create_directory(here_);
+    if (!mark.empty()) write_file_atomic(run::runs_mark_file(here_), mark);
+  }
+  // Nobody has begun a run on the other one.
+  void mount_again() const {
+    for (const auto& entry : fs::directory_iterator(here_))
+      EXPECT_FALSE(fs::exists(entry.path() / "job.toml")) << entry.path();
+    remove_for_good(here_);
+    mount();
+  }
   const fs::path& path() const { return here_; }
 
  private:
@@ -103,8 +123,8 @@ TEST(Service, DoesNotBeginWithoutTheDiskOfItsRuns) {
   EXPECT_EQ(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"), std::string::npos);
 }
 
-// Who has really lost the runs says so by making their folder.
-TEST(Service, BeginsAnewWhereSomebodyMadeTheFolderOfTheRuns) {
+// Who has really lost the runs says so by making their folder, with its mark.
+TEST(Service, BeginsAnewWhereSomebodyMadeAndMarkedTheFolderOfTheRuns) {
   LiveService cluster;
   cluster.slow_steps(true);
   const JobId id = cluster.submit("job", 400);
@@ -114,8 +134,16 @@ TEST(Service, BeginsAnewWhereSomebodyMadeTheFolderOfTheRuns) {
   cluster.slow_steps(false);
   EXPECT_EQ(cluster.stop(), 0);
   const Runs runs(cluster);
+  const std::string mark = run::runs_mark(runs.path());
+  EXPECT_EQ(mark.size(), 16u);
   remove_for_good(runs.path());
   fs::create_directory(runs.path());
+  cluster.start();
+  EXPECT_FALSE(cluster.lives()) << "it began on an empty disk";
+  const StoreReport report = check_store(cluster.folder());
+  ASSERT_EQ(report.losses.size(), 1u);
+  EXPECT_NE(report.losses[0].find("mount the right disk"), std::string::npos) << report.losses[0];
+  write_file_atomic(run::runs_mark_file(runs.path()), mark + "\n");
   cluster.start();
   cluster.act(id, "resume");
   cluster.expect_result(id);
@@ -147,6 +175,74 @@ TEST(Service, WaitsForTheDiskOfItsRunsWhichWasTakenAwayMeanwhile) {
   for (const JobId id : {running, paused, fresh}) cluster.expect_result(id);
   EXPECT_EQ(read_file(run / "secret"), secret) << "the job has begun anew";
   EXPECT_EQ(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"), std::string::npos);
+}
+
+// An empty disk in the place of the right one, another one, or a damaged mark: each has its name.
+TEST(Service, WaitsWhereAnotherDiskIsInThePlaceOfThatOfItsRuns) {
+  for (const auto& [mark, said] :
+       {std::pair("", "has no mark"), std::pair("0123456789abcdef\n", "its mark"),
+        std::pair("0123", "is damaged")}) {
+    SCOPED_TRACE(said);
+    LiveService cluster;
+    const JobId running = cluster.submit("running", 4000), paused = cluster.submit("paused", 400);
+    for (const JobId id : {running, paused}) cluster.wait_for_workers(id);
+    cluster.act(paused, "pause");
+    const fs::path run = cluster.wait_for(paused, "paused").value("run", "");
+    const std::string secret = read_file(run / "secret");
+    const Runs runs(cluster);
+    runs.mount_other(mark);
+    const JobId fresh = cluster.submit("fresh", 40);
+    cluster.act(paused, "resume");
+    for (const JobId id : {running, paused, fresh})
+      cluster.wait(id, [&, text = std::string(said)](const Json& job) {
+        const std::string reason = job.value("reason", "");
+        return job.at("phase") == "queued" && reason.find(text) != std::string::npos &&
+               reason.find("mount the right disk") != std::string::npos;
+      });
+    cluster.wait_for_no_workers();
+    runs.mount_again();
+    for (const JobId id : {running, paused, fresh}) cluster.expect_result(id);
+    EXPECT_EQ(read_file(run / "secret"), secret) << "the job has begun anew";
+    EXPECT_EQ(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"),
+              std::string::npos);
+  }
+}
+
+// A mark alone that somebody removed does not stand in the way of runs that are all there.
+TEST(Service, WritesAMarkAgainThatIsMissingBesideItsRuns) {
+  LiveService cluster;
+  const JobId command = cluster.submit_command("command", "while [ ! -e go ]; do sleep 0.02; done");
+  cluster.expect_result(cluster.submit("first", 40));
+  cluster.wait_for(command, "running");
+  const fs::path file = run::runs_mark_file(cluster.folder() / "runs");
+  const std::string mark = read_file(file);
+  fs::remove(file);
+  write_file_atomic(cluster.folder() / "go", "");
+  cluster.wait_for(command, "finished");
+  cluster.expect_result(cluster.submit("second", 40));
+  EXPECT_EQ(read_file(file), mark);
+  EXPECT_EQ(cluster.stop(), 0);
+  fs::remove(file);
+  cluster.start();
+  cluster.expect_result(cluster.submit("third", 40));
+  EXPECT_EQ(read_file(file), mark);
+}
+
+// A store of an earlier Ductile has no mark, nor has its folder.
+TEST(Service, MarksTheFolderOfTheRunsOfAnEarlierStore) {
+  LiveService cluster;
+  cluster.expect_result(cluster.submit("first", 40));
+  EXPECT_EQ(cluster.stop(), 0);
+  const fs::path file = run::runs_mark_file(cluster.folder() / "runs");
+  fs::remove(file);
+  {
+    Store store(cluster.folder() / "store.db");
+    CommitQueue(store).commit([](Change& change) { change.forget_memory(kRunsMark); });
+  }
+  cluster.start();
+  cluster.expect_result(cluster.submit("second", 40));
+  EXPECT_EQ(run::runs_mark(cluster.folder() / "runs"),
+            Reader(cluster.folder() / "store.db").memory(kRunsMark));
 }
 
 // Its keeper says how it ended once there is a place to say it.

@@ -23,7 +23,7 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
     : loop_(loop), engine_(engine), writer_(writer), grace_(grace) {
   const double now = wall_seconds();
   std::vector<NodeRecord> records;
-  std::vector<double> use;
+  std::vector<const spec::NodeGroup*> groups;
   for (const spec::NodeGroup& group : cluster.groups)
     for (int64_t n = 0; n < group.count; ++n) {
       NodeRecord& record = records.emplace_back();
@@ -32,13 +32,14 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
       record.devices = group.devices;
       record.region = group.region;
       record.since = now;
-      use.push_back(group.leave > 0 ? std::max(0.0, group.notice - group.leave) : 0);
+      groups.push_back(&group);
     }
   nodes_.resize(records.size());
   for (size_t n = 0; n < records.size(); ++n) {
     Node& node = nodes_[n];
     node.record = records[n];
-    node.use = use[n];
+    node.notice = groups[n]->notice;
+    node.leave = groups[n]->leave;
     node.record.why = engine_.trouble(static_cast<int32_t>(n));
     node.lost = !node.record.why.empty() && engine_.absent(static_cast<int32_t>(n));
     if (node.record.why.empty()) node.record.state = NodeState::up;
@@ -97,9 +98,7 @@ void Nodes::look() {
     news = true;
     node.record.why = trouble;
     if (!leaving) node.stays_until.reset();
-    // When the notice began is known of a node alone that was there before it.
-    if (leaving && !node.leaving && node.use > 0 && node.record.state == NodeState::up)
-      node.stays_until = loop_.now() + duration_of(node.use);
+    if (leaving && !node.leaving) begin_notice(n);
     node.leaving = leaving;
     node.lost = absent;
     node.record.state = up ? NodeState::up : absent ? NodeState::lost : NodeState::away;
@@ -110,6 +109,15 @@ void Nodes::look() {
     told(node);
   }
   if (news && on_change_) on_change_();
+}
+
+// When it began is known of a node alone that was there before it.
+void Nodes::begin_notice(int32_t n) {
+  Node& node = nodes_[static_cast<size_t>(n)];
+  if (node.notice <= 0 || node.record.state != NodeState::up) return;
+  const double leave = node.leave > 0 || !find_leave_ ? node.leave : find_leave_(n);
+  if (leave > 0 && leave < node.notice)
+    node.stays_until = loop_.now() + duration_of(node.notice - leave);
 }
 
 // Whether it is another. What has failed since is said, since it may be of a job that runs.

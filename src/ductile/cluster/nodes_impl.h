@@ -30,7 +30,8 @@ class Nodes {
   int64_t most_devices() const;  // of the largest
   int64_t devices(int32_t node) const { return at(node).record.devices; }
   const std::string& name(int32_t node) const { return at(node).record.node; }
-  int32_t find(std::string_view name) const;  // -1: there is none
+  double notice(int32_t node) const { return at(node).notice; }  // seconds; 0: none
+  int32_t find(std::string_view name) const;                     // -1: there is none
 
   // Something can be started there now.
   bool usable(int32_t node) const { return at(node).record.state == NodeState::up; }
@@ -49,6 +50,9 @@ class Nodes {
     return at(node).hardware;
   }
   int64_t hardware_changes() const { return hardware_changes_; }  // so far, of any node
+  // Says how long before the end of a notice its jobs are to leave a node whose cluster file does
+  // not say it, in seconds. It is asked when the notice comes.
+  void call_for_leave(std::function<double(int32_t)> find) { find_leave_ = std::move(find); }
   // When usable(), keeps_jobs() or hardware() says something else.
   void call_on_change(std::function<void()> on_change) { on_change_ = std::move(on_change); }
 
@@ -58,7 +62,7 @@ class Nodes {
   struct Node {
     NodeRecord record;
     bool drained = false, lost = false, leaving = false;
-    double use = 0;  // seconds of a notice before jobs are to leave
+    double notice = 0, leave = 0;  // spec::NodeGroup
     std::optional<net::Deadline> stays_until;
     std::optional<server::NodeHardware> hardware;
     net::Loop::Timer grace;
@@ -66,6 +70,7 @@ class Nodes {
   const Node& at(int32_t node) const { return nodes_[static_cast<size_t>(node)]; }
   void look();
   void lose(Node& node);
+  void begin_notice(int32_t n);
   void told(const Node& node);
   bool look_at_hardware(int32_t n);
 
@@ -76,6 +81,7 @@ class Nodes {
   std::vector<Node> nodes_;
   int64_t hardware_changes_ = 0;
   std::function<void()> on_change_;
+  std::function<double(int32_t)> find_leave_;
 };
 
 }  // namespace ductile::cluster

@@ -220,6 +220,7 @@ TEST(Nodes, ANoticeSavesWhatHasNoOtherPlace) {
   LiveService service([&](ServiceOptions& options) {
     on_nodes({"one"}, 1)(options);
     options.cluster->groups.front().notice = 30;
+    options.cluster->groups.front().leave = 30;
   });
   service.slow_steps(true);
   const JobId id = service.submit("job", 300);
@@ -233,7 +234,7 @@ TEST(Nodes, ANoticeSavesWhatHasNoOtherPlace) {
   service.expect_result(id);
 }
 
-// Machines that are taken back, and that training jobs give up `leave` seconds before.
+// Machines that are taken back, and that training jobs give up `leave` seconds before; 0: found.
 auto on_spot_nodes(std::vector<std::string> names, double notice, double leave) {
   return [names = std::move(names), notice, leave](ServiceOptions& options) {
     on_nodes(names, 1)(options);
@@ -296,6 +297,38 @@ TEST(Nodes, ShortlyBeforeItsEndTheNoticeIsNotUsedAnyMore) {
   const Json job = service.wait_for(id, "queued");
   EXPECT_NE(job.value("why", "").find("its machine is taken back"), std::string::npos) << job;
   EXPECT_TRUE(service.workers().empty());
+  service.act(id, "cancel");
+  service.wait_for(id, "cancelled");
+}
+
+// How long a job needs to leave is known once it has saved.
+TEST(Nodes, HowMuchOfTheNoticeIsUsedIsFoundFromTheSaves) {
+  LiveService service(on_spot_nodes({"one"}, 10'000, 0));
+  const JobId id = service.submit("job", 4000);
+  service.wait(id, [&](const Json& job) {
+    if (job.at("phase") != "running") return false;
+    const fs::path events = fs::path(job.value("run", "")) / "events.jsonl";
+    return fs::exists(events) &&
+           read_file(events).find("\"kind\":\"checkpoint\"") != std::string::npos;
+  });
+  service.kill_agent("one", SIGTERM);
+  wait_for_node(service, "one", "away");
+  EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
+  service.expect_result(id);
+  EXPECT_EQ(count_of(service, id, "queued"), 0);
+}
+
+TEST(Nodes, WhoHasNotSavedYetLeavesAtTheNotice) {
+  LiveService service(on_spot_nodes({"one"}, 10'000, 0));
+  const JobId id =
+      service.submit("job", 1'000'000, 1, 1,
+                     {{"spec",
+                       {{"job",
+                         "[train]\nmax_steps = 1000000\nvirtual_ranks = 4\nbatch_size = 64\n"
+                         "[checkpoint]\nevery_steps = 0\nevery_seconds = 0\n"}}}});
+  service.wait_for_workers(id);
+  service.kill_agent("one", SIGTERM);
+  service.wait_for(id, "queued");
   service.act(id, "cancel");
   service.wait_for(id, "cancelled");
 }

@@ -174,6 +174,18 @@ bool Scheduler::served(JobId id, const ServiceLoad& load) {
                                 service.target, service.goal, service.floor) > has;
 }
 
+std::optional<int64_t> Scheduler::service_needs(JobId id) const {
+  constexpr double kKeepFor = 1.1;  // as the policy does
+  const sched::JobView& view = jobs_.at(id).view;
+  if (!view.service) return std::nullopt;
+  if (!policy_->traits().serves) return view.max_devices;
+  const sched::ServiceView& service = *view.service;
+  const int32_t needed =
+      sched::replicas_needed(kKeepFor * std::max(service.load, service.peak), service.rate.front(),
+                             service.target, service.goal, service.floor);
+  return std::min(needed, view.max_devices);
+}
+
 void Scheduler::remove(JobId id, bool ended) {
   if (ended) {
     aside_.erase(id);

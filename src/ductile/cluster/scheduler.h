@@ -126,6 +126,9 @@ class Scheduler {
   void paused(JobId job, double seconds);
   // Of a service; whether it needs more replicas than it holds or was granted, and may have them.
   bool served(JobId job, const ServiceLoad& load);
+  // How many devices a service needs for its load, with a little more, as it keeps them (services.h
+  // of sched), within its bounds. Nothing: the job is none.
+  std::optional<int64_t> service_needs(JobId job) const;
   // So many GPUs can be used there. Policies know nothing of them: a job that asks for some is
   // shown to the policy while a node has so many free, and then placed on such a node; one that
   // lacks them takes them from lower tiers.

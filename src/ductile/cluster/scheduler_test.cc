@@ -183,7 +183,11 @@ TEST(Scheduler, AServiceHasWhatItsLoadNeeds) {
   round();
   EXPECT_EQ(held[1], 2);
   EXPECT_GT(held[2], 0);
+  EXPECT_EQ(scheduler.service_needs(1), 2);
+  EXPECT_EQ(scheduler.service_needs(2), std::nullopt) << "it trains";
   EXPECT_TRUE(scheduler.served(1, {350, 350, 100}));
+  EXPECT_GE(scheduler.service_needs(1), 4);
+  EXPECT_LE(scheduler.service_needs(1), 6);
   round();
   EXPECT_GE(held[1], 4);
   EXPECT_LE(held[1], 6);
@@ -192,6 +196,7 @@ TEST(Scheduler, AServiceHasWhatItsLoadNeeds) {
   round();
   EXPECT_EQ(held[1], 6) << "its user wants no more";
   EXPECT_FALSE(scheduler.served(1, {9000, 9000, 100}));
+  EXPECT_EQ(scheduler.service_needs(1), 6);
   scheduler.set_bounds(1, 1, 3);
   round();
   EXPECT_EQ(held[1], 3);

@@ -58,17 +58,20 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
       store_(store_of(options_)),
       queue_(store_),
       reader_(store_of(options_)),
-      runs_(runs_of(options_, reader_.knows_runs())),
+      runs_(runs_of(options_, reader_)),
       engine_(engine_of(loop_, options_)),
       nodes_(loop_, cluster_, *engine_, writer_, options_.grace),
       scheduler_(cluster_, options_.policy, options_.interval),
       view_(options_.quotas, options_.gpu_quotas, options_.shares) {
   scheduler_.set_gpu_quotas(gpu_quotas_of(options_));
+  if (!runs_.mark.empty() && runs_.mark != reader_.memory(kRunsMark))
+    writer_.write([mark = runs_.mark](Change& change) { change.set_memory(kRunsMark, mark); });
   count_beyond_old_runs();
   seen_ = reader_.last_event();
   look_at_hardware();
   for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
   nodes_.call_on_change([this] { look_at_nodes(); });
+  nodes_.call_for_leave([this](int32_t node) { return time_to_leave(node); });
   look_at_drains();
   recall();
   go_on();
@@ -105,7 +108,7 @@ void Service::Impl::take_up(JobRecord record) {
   const std::string name = record.run.empty()
                                ? fmt::format("{}-{}", id, run::file_name_of(record.submission.name))
                                : fs::path(record.run).filename().string();
-  live.run = runs_ / name;
+  live.run = runs_.path / name;
   live.arrival = arrived_ = std::max(arrived_, std::min(record.submitted, schedule_time()));
   live.record = std::move(record);
   if (const std::string never = await_earlier(live); !never.empty()) {
@@ -152,7 +155,7 @@ void Service::Impl::go_on() {
       for (const spec::NodeShare& share : devices)
         left[static_cast<size_t>(share.node)] += share.devices;
     }
-    if (const std::string lost = lost_run(live.work, live.run); goes_on && !lost.empty()) {
+    if (const std::string lost = lost_run(live.work, runs_, live.run); goes_on && !lost.empty()) {
       live.record.reason = lost + ".";
       writer_.write([id = id, reason = live.record.reason](Change& change) {
         change.set_reason(id, reason, wall_seconds());
@@ -211,6 +214,7 @@ void Service::Impl::measure(Live& live) {
   if (!live.runner || live.stopping) return;
   const JobProgress progress = live.runner->progress();
   if (progress.generation < 0) return;
+  live.save = std::max(live.save, progress.save);
   if (progress.total_steps > 0)
     scheduler_.progress(live.record.id, progress.step, progress.total_steps);
   if (progress.pauses != std::exchange(live.pauses, progress.pauses) && progress.pauses > 0)
@@ -427,10 +431,17 @@ bool Service::Impl::approach(Live& live, Counts& free) {
   return next != live.granted;
 }
 
+// Looks at many runs, so not for each job that waits for them.
+bool Service::Impl::restores_mark() {
+  if (loop_.now() < next_mark_) return false;
+  next_mark_ = loop_.now() + kPause;
+  return restore_mark(runs_, reader_);
+}
+
 // The store says that a job runs before any of it does.
 void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
-  if (const std::string absence = absence_of_runs(runs_); !absence.empty())
+  if (const std::string absence = absence_of_runs(runs_); !absence.empty() && !restores_mark())
     return let_rest(live, absence + ".");
   live.starting = true;
   live.said.reset();
@@ -438,7 +449,7 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   std::string why = live.why;
   if (live.record.run.empty()) {
     live.run = unused(live.run);
-  } else if (const std::string lost = lost_run(live.work, live.run); !lost.empty()) {
+  } else if (const std::string lost = lost_run(live.work, runs_, live.run); !lost.empty()) {
     why = lost + ": " + why;
   }
   live.record.run = live.run.string();
@@ -472,7 +483,7 @@ void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
     // Its user may have it on fewer than have memory for its plan by the plan's figures.
     const int64_t count = std::max<int64_t>(1, spec::device_count(devices));
     const int64_t least = live.plans.empty() ? 1 : std::min(live.plans.front().least, count);
-    live.runner = make_runner(loop_, *engine_, options_, live.record, live.run, live.work,
+    live.runner = make_runner(loop_, *engine_, options_, live.record, runs_, live.run, live.work,
                               live.front.get(), plan_text(live), least);
     live.runner->start(nodes_.holdings(devices),
                        [this, id](RunnerEnd end) { ended(id, std::move(end)); });

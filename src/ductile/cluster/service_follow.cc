@@ -132,6 +132,23 @@ void Service::Impl::look_at_nodes() {
   decide_soon();
 }
 
+// How long before a node is gone its training jobs begin to leave it, in seconds: three times what
+// any of them has needed to save or to change, since all may save at once, and a tenth of the
+// notice at least. Infinite where one has not saved yet.
+double Service::Impl::time_to_leave(int32_t node) const {
+  constexpr double kTimes = 3, kLeastPart = 0.1;
+  double longest = 0;
+  for (const auto& [id, live] : live_) {
+    if (!live.runner || !std::holds_alternative<spec::JobOptions>(live.work)) continue;
+    if (held(live)[static_cast<size_t>(node)] == 0) continue;
+    const JobProgress progress = live.runner->progress();
+    const double save = std::max(live.save, progress.save);
+    if (save <= 0) return INFINITY;
+    longest = std::max({longest, save, progress.pause});
+  }
+  return std::max(kTimes * longest, kLeastPart * nodes_.notice(node));
+}
+
 void Service::Impl::look_at_events() {
   constexpr int64_t kPage = 1000;
   std::set<JobId> changed;
@@ -243,7 +260,7 @@ void Service::Impl::follow_demand() {
     if (!scheduler_.knows(id) || live.record.wish != Wish::run) continue;
     // Lent nodes come last, and are in one region, which it may not enter.
     if (!asked.movable && asked.region != cluster_.groups.back().region) continue;
-    if (gpus == 0) demand.devices += asked.max_devices;
+    if (gpus == 0) demand.devices += scheduler_.service_needs(id).value_or(asked.max_devices);
     if (gpus == 0 && !holds && std::holds_alternative<CommandSpec>(live.work))
       demand.on_one_node.push_back(asked.min_devices);
     if (gpus > 0 && !holds) demand.on_gpus.push_back({asked.min_devices, gpus});
@@ -310,7 +327,8 @@ void Service::Impl::count_beyond_old_runs() {
   if (reader_.last_job() > 0) return;
   JobId last = 0;
   std::error_code error;
-  for (fs::directory_iterator it(runs_, error), end; !error && it != end; it.increment(error)) {
+  for (fs::directory_iterator it(runs_.path, error), end; !error && it != end;
+       it.increment(error)) {
     const std::string name = it->path().filename().string();
     JobId id = 0;
     const auto [rest, wrong] = std::from_chars(name.data(), name.data() + name.size(), id);
@@ -322,7 +340,7 @@ void Service::Impl::count_beyond_old_runs() {
       "the store is new, and {} has runs of an earlier one, up to job {}: those jobs are not known "
       "here, and the first new one is job {}. If the earlier store was moved away by mistake, stop "
       "the service, put it back and start again; `ductile train --resume RUN` goes on with a run",
-      runs_.string(), last, last + 1);
+      runs_.path.string(), last, last + 1);
   log_line(text);
   try {
     queue_.commit([last, body = dump_json(nlohmann::json{{"reason", text}})](Change& change) {

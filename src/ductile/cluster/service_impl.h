@@ -74,6 +74,7 @@ class Service::Impl {
     // The speed that was noted last, and on how many devices it was measured.
     int64_t noted_devices = 0;
     double noted_speed = 0;
+    double save = 0;                 // seconds of its longest save here; 0: none was seen yet
     int64_t batch = 0, ordered = 0;  // that it trains with, and that was ordered last; 0: none
     std::unique_ptr<Front> front;    // of a service job that has run and is not paused
     std::unique_ptr<JobRunner> runner;
@@ -121,8 +122,10 @@ class Service::Impl {
   void keep_in_place(Live& live);
   void decide();
   void settle();
+  double time_to_leave(int32_t node) const;
   std::optional<net::Deadline> stays_until(const Live& live) const;
   bool approach(Live& live, Counts& free);
+  bool restores_mark();
   void begin(Live& live, const spec::Allocation& devices);
   std::optional<size_t> plan_of_run(const Live& live) const;
   void keep_plan(Live& live, size_t chosen);
@@ -160,7 +163,8 @@ class Service::Impl {
   CommitQueue queue_;
   StoreWriter writer_{loop_, queue_};
   Reader reader_;
-  const fs::path runs_;
+  const RunsFolder runs_;
+  net::Deadline next_mark_{};           // when its mark may be looked for again
   SpecReader specs_;                    // also of the interface's threads
   TrustedTime clock_{known_time()};     // before anything new is written
   double clock_kept_ = clock_.known();  // in the store

@@ -29,7 +29,7 @@ namespace {
 // service's user alone. The run of a job is called NUMBER-NAME. Returns its path without links,
 // which others could let lead elsewhere once it has been looked at. While nobody can see the runs
 // it is not refused for good: throws unavailable.
-fs::path require_own_run(const fs::path& run, const fs::path& runs, const fs::path& store,
+fs::path require_own_run(const fs::path& run, const RunsFolder& runs, const fs::path& store,
                          const Principal& who) {
   require_folder_of_runs(runs);
   std::error_code error;
@@ -37,7 +37,7 @@ fs::path require_own_run(const fs::path& run, const fs::path& runs, const fs::pa
   const std::string name = real.filename().string();
   JobId id = 0;
   std::from_chars(name.data(), name.data() + name.size(), id);
-  if (!error && id > 0 && real.parent_path() == fs::canonical(runs)) {
+  if (!error && id > 0 && real.parent_path() == fs::canonical(runs.path)) {
     const auto job = Reader(store).job_if_kept(id);
     if (job && fs::path(job->run).filename() == real.filename()) {
       require_owner(who, *job);

@@ -68,7 +68,7 @@ void Service::Impl::settle_plan(Live& live, const spec::Allocation& devices) {
   if (live.plans.size() < 2) return;
   const JobId id = live.record.id;
   // What is not to be seen now may have begun, by a plan that must stay.
-  require_folder_of_runs(live.run.parent_path());
+  require_folder_of_runs(runs_, live.run);
   const std::optional<size_t> known = plan_of_run(live);
   if (!known && devices.empty())
     fail(ErrorCode::unavailable, "it has not begun, and there are no devices for it now");

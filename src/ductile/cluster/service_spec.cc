@@ -195,17 +195,17 @@ JobDemand demand_of(const JobRecord& record, const Work& work, const std::string
 
 std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
-                                       const fs::path& run, Work& work, Front* front,
-                                       const std::string& plan, int64_t least) {
+                                       const RunsFolder& runs, const fs::path& run, Work& work,
+                                       Front* front, const std::string& plan, int64_t least) {
   // A command's runner waits for the folder itself: what it started may go on without it.
-  if (!std::holds_alternative<CommandSpec>(work)) require_folder_of_runs(run.parent_path());
+  if (!std::holds_alternative<CommandSpec>(work)) require_folder_of_runs(runs, run);
   if (auto* job = std::get_if<spec::JobOptions>(&work))
     return make_train_runner(loop, engine, run, *job, options.alone, plan, least);
   if (front != nullptr) return make_serve_runner(loop, engine, run, *front, options.alone);
   CommandSpec command = std::get<CommandSpec>(work);
   command.environment.emplace_back("DUCTILE_JOB", std::to_string(record.id));
   command.environment.emplace_back("DUCTILE_JOB_NAME", record.submission.name);
-  return make_command_runner(loop, engine, run, command,
+  return make_command_runner(loop, engine, runs, run, command,
                              options.cluster ? options.command_lease : 0);
 }
 
@@ -229,30 +229,6 @@ fs::path store_of(const ServiceOptions& options) {
   return options.folder / "store.db";
 }
 
-fs::path runs_of(const ServiceOptions& options, bool knows_runs) {
-  const fs::path runs = shared_of(options) / "runs";
-  if (knows_runs) require_folder_of_runs(runs);
-  std::error_code error;
-  fs::create_directories(runs, error);
-  if (error) fail_errno(runs.string() + ": the service keeps its runs there", error.value());
-  return runs;
-}
-
-std::string absence_of_runs(const fs::path& runs) {
-  std::error_code unknown;
-  if (fs::exists(runs, unknown) || unknown) return "";
-  return fmt::format(
-      "The folder of the runs {0} is not there, as where its disk is not mounted: mount the disk "
-      "or put the folder back, and the jobs go on; if the runs are lost for good, mkdir {0}, and "
-      "they begin anew",
-      runs.string());
-}
-
-void require_folder_of_runs(const fs::path& runs) {
-  if (const std::string absence = absence_of_runs(runs); !absence.empty())
-    fail(ErrorCode::unavailable, "{}", absence);
-}
-
 // Where it cannot be seen what is there (no permission, a disk that fails) the job is not begun
 // before it can be; nobody else has a name like that.
 fs::path unused(const fs::path& path) try {
@@ -264,10 +240,10 @@ fs::path unused(const fs::path& path) try {
   return fmt::format("{}-{:.0f}", path.string(), wall_seconds());
 }
 
-std::string lost_run(const Work& work, const fs::path& run) {
+std::string lost_run(const Work& work, const RunsFolder& runs, const fs::path& run) {
   std::error_code unknown;
   if (std::holds_alternative<ServeSpec>(work)) return "";
-  if (fs::exists(run, unknown) || unknown || !absence_of_runs(run.parent_path()).empty()) return "";
+  if (fs::exists(run, unknown) || unknown || !absence_of_runs(runs).empty()) return "";
   return fmt::format("It begins anew, since its run directory {} is not there any more",
                      run.string());
 }

@@ -16,6 +16,7 @@
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/job_runner_impl.h"
 #include "ductile/cluster/records.h"
+#include "ductile/cluster/runs_folder_impl.h"
 #include "ductile/cluster/scheduler.h"
 #include "ductile/cluster/service.h"
 #include "ductile/run/folder.h"
@@ -82,8 +83,9 @@ JobDemand demand_of(const JobRecord& record, const Work& work, const std::string
 // make_train_runner() has them. Throws as the runners of the kinds do.
 std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
                                        const ServiceOptions& options, const JobRecord& record,
-                                       const fs::path& run, Work& work, Front* front,
-                                       const std::string& plan = "", int64_t least = 1);
+                                       const RunsFolder& runs, const fs::path& run, Work& work,
+                                       Front* front, const std::string& plan = "",
+                                       int64_t least = 1);
 
 // The job whose run is served. Throws not_found if there is no such run.
 spec::JobOptions served_job(const ServeSpec& serve);
@@ -110,16 +112,6 @@ std::string text_of_pause(const JobRecord& record);
 
 // The store's file, in the service's own folder, which is made where it is missing.
 fs::path store_of(const ServiceOptions& options);
-// The folder of the runs, made where it is missing. Of a store that `knows_runs` it was there, and
-// what is not to be seen was not deleted: throws unavailable, as require_folder_of_runs() does.
-fs::path runs_of(const ServiceOptions& options, bool knows_runs);
-
-// That `runs`, the folder that run directories lie in, is not there, as where its disk is not
-// mounted, and what helps, as a sentence without its point. Empty: it is, or that cannot be seen
-// now. Whoever began there would begin anew, beside what is on that disk.
-std::string absence_of_runs(const fs::path& runs);
-// Throws unavailable, with the same words.
-void require_folder_of_runs(const fs::path& runs);
 
 // A run directory of this name that nobody has used. There is one of the name itself already where
 // an earlier store, which was lost, counted its jobs from 1, too.
@@ -127,7 +119,7 @@ fs::path unused(const fs::path& path);
 
 // Of a job that has begun before: what becomes of it if its run directory is not there. Empty: it
 // is, or that cannot be seen now (absence_of_runs), or nothing of the job is in it.
-std::string lost_run(const Work& work, const fs::path& run);
+std::string lost_run(const Work& work, const RunsFolder& runs, const fs::path& run);
 
 // Makes the run directory if it is missing. One without a job in it, and with nothing else, is what
 // a service that was killed while it made the directory has left. `plan`: the text of the plan that

@@ -65,16 +65,17 @@ TEST(FolderOfRuns, WhatFailsWithoutItIsTriedAgainAndMakesNoOther) {
   const TempFolder place;
   const fs::path runs = place.path() / "runs";
   const RunnerEnd failed{Phase::failed, "no such run directory"};
-  const RunnerEnd rests = unless_away(failed, runs);
+  const RunsFolder folder{runs, ""};
+  const RunnerEnd rests = unless_away(failed, folder);
   EXPECT_EQ(rests.phase, Phase::queued);
   EXPECT_TRUE(rests.rests);
   EXPECT_NE(rests.reason.find("mount the disk"), std::string::npos) << rests.reason;
-  EXPECT_EQ(unless_away({Phase::finished, "done"}, runs).phase, Phase::finished);
+  EXPECT_EQ(unless_away({Phase::finished, "done"}, folder).phase, Phase::finished);
   spec::JobOptions job;
   EXPECT_THROW(made_run(runs / "1-job", job), Error);
   EXPECT_FALSE(fs::exists(runs)) << "it was made anew";
   fs::create_directory(runs);
-  EXPECT_EQ(unless_away(failed, runs).reason, failed.reason);
+  EXPECT_EQ(unless_away(failed, folder).reason, failed.reason);
   EXPECT_EQ(made_run(runs / "1-job", job).name(), "1-job");
 }
 

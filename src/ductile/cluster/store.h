@@ -210,8 +210,9 @@ class Store {
   // Throws unavailable if another file, or none, has taken the place of the one that is written.
   void require_file() const;
   // Throws unavailable (StoreFault::full) where the disk has no room left but the little that is
-  // kept for what ends jobs. Room that was used is kept anew as soon as there is some.
-  void require_room() const;
+  // kept for what ends jobs, so much that each that runs can be ended. Room that was used is kept
+  // anew as soon as there is some. Belongs to the thread that writes.
+  void require_room();
   // Whoever wants this store from now on is told that its process is about to end.
   void note_stop() const;
 

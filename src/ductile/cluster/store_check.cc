@@ -1,11 +1,14 @@
 #include "ductile/cluster/store_check.h"
 
 #include <map>
+#include <set>
+#include <string>
 #include <system_error>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/cluster/runs_folder_impl.h"
 #include "ductile/cluster/schema.h"
 #include "ductile/cluster/store.h"
 
@@ -54,6 +57,8 @@ void check_ledger(Reader& reader, std::vector<std::string>& faults) {
 }
 
 void check_runs(Reader& reader, StoreReport& report) {
+  const std::string mark = reader.memory(kRunsMark);
+  std::set<std::string> absences;
   for (JobId before = 0;;) {
     const std::vector<JobRecord> jobs = reader.jobs({}, before, kPage);
     for (const JobRecord& job : jobs) {
@@ -61,6 +66,11 @@ void check_runs(Reader& reader, StoreReport& report) {
       if (!has_ended(job.phase)) ++report.live;
       std::error_code ignored;
       if (job.run.empty() || fs::is_directory(job.run, ignored)) continue;
+      if (const std::string absence = absence_of_runs({fs::path(job.run).parent_path(), mark});
+          !absence.empty()) {
+        if (absences.insert(absence).second) report.losses.push_back(absence);
+        continue;
+      }
       const std::string gone =
           fmt::format("job {} ({}) is {}: its run directory {} is not there", job.id,
                       job.submission.name, to_string(job.phase), job.run);

@@ -97,6 +97,7 @@ class TrainRunner : public JobRunner {
     progress.total_steps = total_steps_;
     progress.pause = pause_;
     progress.pauses = pauses_;
+    progress.save = status.value("save_seconds", 0.0);
     progress.trouble = trouble_.substr(0, trouble_.find('\n'));  // of a traceback, what it is of
     progress.step = status.value("step", int64_t{0});
     if (status.contains("generation"))
@@ -198,7 +199,7 @@ RunnerEnd end_by(const std::exception_ptr& error) {
   }
 }
 
-RunnerEnd unless_away(RunnerEnd end, const fs::path& runs) {
+RunnerEnd unless_away(RunnerEnd end, const RunsFolder& runs) {
   if (end.phase != Phase::failed) return end;
   const std::string absence = absence_of_runs(runs);
   return absence.empty() ? end : RunnerEnd{Phase::queued, absence + ".", true};

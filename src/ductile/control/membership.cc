@@ -59,6 +59,7 @@ bool Membership::result_unsaved() const {
   return state_->phase == Phase::failed && state_->result_unsaved;
 }
 int64_t Membership::checkpoint() const { return state_->newest_checkpoint(); }
+Time Membership::longest_save() const { return state_->longest_save; }
 
 run::Cost Membership::cost() const {
   run::Cost sum = state_->spent;

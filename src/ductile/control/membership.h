@@ -238,6 +238,8 @@ class Membership {
   const GenerationPlan& generation() const;  // the last one formed; number 0 before the first
   int64_t step() const;                      // the newest state that a worker is known to have had
   int64_t checkpoint() const;                // the step of the newest published one; -1: none
+  // From asking for a checkpoint to its publication, the longest so far; 0: none was seen yet.
+  Time longest_save() const;
   bool crashed() const;  // whether the job failed because workers kept ending without an error
   ErrorCode error_code() const;  // the kind of the error with which the job failed, if it is known
   bool result_unsaved() const;   // whether it failed since nothing took the result of all steps

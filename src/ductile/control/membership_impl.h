@@ -116,6 +116,7 @@ struct Membership::State {
   Time last_checkpoint{0};
   Time save_began{0};
   Time save_took{0};  // of the last checkpoint, from asking for it to its publication
+  Time longest_save{0};
   std::string last_save_error;
   Time preempt_since{0};
   Time finish_since{0};

@@ -54,6 +54,7 @@ void Membership::State::on(const CheckpointPublished& event) {
   unreadable.erase(event.step);
   last_checkpoint = now;
   save_took = now - save_began;
+  if (save_began > Time{0}) longest_save = std::max(longest_save, save_took);
   last_save_error.clear();
   note("checkpoint", fmt::format("of step {}", event.step));
   out.must_save = true;

@@ -49,9 +49,9 @@ std::vector<std::string> named_jobs(const LiveCommand& command, const Context& c
   return client.reachable() ? with_own_matches(command.jobs, client) : command.jobs;
 }
 
-// Of a service's job: until it holds nothing any more.
-void await_pause(const JobReference::OfService& job) {
-  const auto deadline = std::chrono::steady_clock::now() + kPreemptPatience;
+// Of a service's job, which was asked at `asked`: until it holds nothing any more.
+void await_pause(const JobReference::OfService& job, std::chrono::steady_clock::time_point asked) {
+  const auto deadline = asked + kPreemptPatience;
   while (job.record().at("phase") == "running") {
     if (std::chrono::steady_clock::now() > deadline)
       fail(ErrorCode::deadline,
@@ -221,8 +221,9 @@ Asked ask_to_preempt(const std::string& text, const LiveCommand& command, const 
 
 }  // namespace
 
-// All are asked before one is waited for, so that they save at the same time. A service that gives
-// no answer is asked nothing more.
+// All are asked before one is waited for, so that they save at the same time, and none is waited
+// for longer than from then on: one that does not come to an end delays what is said of the others,
+// and that once. A service that gives no answer is asked nothing more.
 ExitCode preempt(const LiveCommand& command, Context& context) {
   const std::vector<std::string> jobs = named_jobs(command, context);
   std::vector<Asked> asked;
@@ -231,6 +232,7 @@ ExitCode preempt(const LiveCommand& command, Context& context) {
     asked.push_back(ask_to_preempt(text, command, context));
     if ((lost = asked.back().lost)) break;
   }
+  const auto all_asked = std::chrono::steady_clock::now();
   auto next = asked.begin();
   const auto await = [&](const std::string&) -> OrderedJson {
     const Asked& one = *next++;
@@ -242,9 +244,9 @@ ExitCode preempt(const LiveCommand& command, Context& context) {
       return one.answer;
     }
     if (one.job->service)
-      await_pause(*one.job->service);
+      await_pause(*one.job->service, all_asked);
     else
-      server::await_end(one.job->run, kPreemptPatience);
+      server::await_end(one.job->run, kPreemptPatience, all_asked);
     if (!command.json)
       context.console.say(
           "{}; to go on: ductile resume {}", one.job->service ? "paused" : "preempted",

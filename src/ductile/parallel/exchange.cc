@@ -1,6 +1,7 @@
 #include "ductile/parallel/exchange.h"
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <map>
 
@@ -195,24 +196,28 @@ class SharedExchange final : public Exchange {
     if (messages_) return messages_->send(peer, 0, bytes);
     comm::Transfer transfer;
     transport_->send(peer, sent_[peer]++, bytes, transfer);
-    finish(transfer);
+    finish(transfer, {"send", peer, sent_[peer], bytes.size()});
   }
 
   void receive(int peer, std::span<std::byte> bytes) override {
     if (messages_) return messages_->receive(peer, 0, bytes);
     comm::Transfer transfer;
     transport_->receive(peer, received_[peer]++, bytes, transfer);
-    finish(transfer);
+    finish(transfer, {"receive", peer, received_[peer], bytes.size()});
   }
 
   void trade(std::span<const std::byte> bytes, std::span<const PeerMessage> theirs) override {
     if (messages_) return trade_by(*messages_, bytes, theirs);
-    std::deque<comm::Transfer> transfers;
+    std::deque<comm::Transfer> receives, sends;
     for (const PeerMessage& m : theirs) {
-      transport_->receive(m.peer, received_[m.peer]++, m.bytes, transfers.emplace_back());
-      transport_->send(m.peer, sent_[m.peer]++, bytes, transfers.emplace_back());
+      transport_->receive(m.peer, received_[m.peer]++, m.bytes, receives.emplace_back());
+      transport_->send(m.peer, sent_[m.peer]++, bytes, sends.emplace_back());
     }
-    for (const comm::Transfer& transfer : transfers) finish(transfer);
+    for (size_t i = 0; i < theirs.size(); ++i) {
+      const int peer = theirs[i].peer;
+      finish(receives[i], {"receive", peer, received_[peer], theirs[i].bytes.size()});
+      finish(sends[i], {"send", peer, sent_[peer], bytes.size()});
+    }
   }
 
   comm::Communicator* messages() override {
@@ -230,14 +235,35 @@ class SharedExchange final : public Exchange {
   void fail(const std::string& reason) override { arena_->fail({{}, reason}); }
 
  private:
-  void finish(const comm::Transfer& transfer) {
-    while (!transfer.settled()) transport_->progress(std::chrono::milliseconds(100));
+  struct Message {
+    const char* verb;
+    int peer;
+    comm::Tag number;  // of this direction, from 1
+    size_t bytes;
+  };
+
+  void finish(const comm::Transfer& transfer, const Message& message) {
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = Clock::now();
+    bool told = engine_.soft_deadline.count() == 0 || !engine_.on_stall;
+    while (!transfer.settled()) {
+      transport_->progress(std::chrono::milliseconds(100));
+      const Clock::duration waited = Clock::now() - begin;
+      if (told || waited < engine_.soft_deadline || transfer.settled()) continue;
+      told = true;
+      comm::Stall stall;
+      stall.operation = fmt::format("{} of {} bytes", message.verb, message.bytes);
+      stall.sequence = message.number;
+      stall.ranks = {message.peer};
+      stall.seconds = std::chrono::duration<double>(waited).count();
+      engine_.on_stall(stall);
+    }
     if (transfer.state.load() == comm::Transfer::State::failed) arena_->check();
   }
 
   std::shared_ptr<comm::Arena> arena_;
   std::unique_ptr<comm::Transport> transport_;  // until messages_ has it
-  const comm::EngineOptions engine_;            // of messages_
+  const comm::EngineOptions engine_;            // of messages_; its soft deadline of all
   const Summands summands_;
   std::byte* votes_;                 // a word a worker
   std::vector<size_t> vote_bounds_;  // 0, 1 ...

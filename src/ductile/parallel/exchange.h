@@ -151,7 +151,7 @@ size_t arena_bytes(const ExchangeLayout& layout);
 
 // An exchange between the workers on one host: partial sums lie in the arena, and every worker sums
 // its share of the vector directly from the memory of all. Nothing else may use the arena.
-// `engine`: of its messages().
+// `engine`: of its messages(); the soft deadline is that of send(), receive() and trade() as well.
 std::unique_ptr<Exchange> make_exchange(std::shared_ptr<comm::Arena> arena, ExchangeLayout layout,
                                         comm::EngineOptions engine = {});
 

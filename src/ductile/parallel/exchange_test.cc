@@ -258,6 +258,44 @@ TEST(Exchange, AMessageInTheArenaThatIsLongInComingIsTold) {
   }
 }
 
+// Without messages(), as states and the statistics of groups travel.
+TEST(Exchange, AStateOrAStatisticInTheArenaThatIsLongInComingIsTold) {
+  const ExchangeLayout layout{{0, 1, 2}, 100};
+  for (const bool trades : {false, true}) {
+    SCOPED_TRACE(trades);
+    std::atomic<int> told = 0;
+    comm::EngineOptions engine;
+    engine.soft_deadline = std::chrono::milliseconds(1);
+    engine.on_stall = [&](const comm::Stall& stall) {
+      EXPECT_EQ(stall.ranks, std::vector<int>{1});
+      EXPECT_TRUE(stall.operation == "receive of 1 bytes" || trades) << stall.operation;
+      EXPECT_EQ(stall.sequence, 1U);
+      ++told;
+    };
+    std::vector<std::jthread> threads;
+    for (auto& arena : comm::Arena::for_threads(2, {.region_bytes = arena_bytes(layout)})) {
+      threads.emplace_back([&, own = std::shared_ptr<comm::Arena>(std::move(arena))]() mutable {
+        const bool waits = own->rank() == 0;
+        const int peer = waits ? 1 : 0;
+        const auto exchange =
+            make_exchange(std::move(own), layout, waits ? engine : comm::EngineOptions());
+        while (!waits && told == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        std::byte out{}, in{};
+        const PeerMessage theirs[] = {{peer, {&in, 1}}};
+        if (trades)
+          exchange->trade({&out, 1}, theirs);
+        else if (waits)
+          exchange->receive(peer, {&in, 1});
+        else
+          exchange->send(peer, {&out, 1});
+        exchange->largest(0);  // nobody leaves before
+      });
+    }
+    threads.clear();
+    EXPECT_GE(told, 1);
+  }
+}
+
 TEST(Exchange, AFailureEndsItEverywhereAndLeavesTheLastSum) {
   {
     const Kind kind = Kind::shared;

@@ -32,13 +32,16 @@ std::string agent_proof(const net::Secret& secret, const std::string& what);
 net::Mac agent_key(const net::Secret& secret, const std::string& controller_nonce,
                    const std::string& agent_nonce, const std::string& host);
 
-// What tells a run from another one that has taken its place: the text of its secret. Numbers of
-// files and file systems would not do, as some change when these are mounted again. Empty: it
-// cannot be seen now.
-std::string mark_of(const fs::path& run);
+// What tells a run from another one that has taken its place. Numbers of files and file systems
+// would not do, as some change when these are mounted again.
+struct RunMark {
+  std::string secret;  // its text; empty: it cannot be seen now
+  std::string runs;    // of the folder that it lies in (run/runs_mark.h); empty: that has none
+};
+RunMark mark_of(const fs::path& run);
 // Throws data_loss if the run with this mark is not there any more, so that nobody would find a
-// result of it; unavailable if the folder that it lies in is missing, too, as where its disk is not
-// mounted. What cannot be seen now is believed to be there.
-void require_run(const fs::path& run, const std::string& mark);
+// result of it; unavailable if the folder that it lies in is missing, too, or is another one, as
+// where its disk is not mounted. What cannot be seen now is believed to be there.
+void require_run(const fs::path& run, const RunMark& mark);
 
 }  // namespace ductile::server

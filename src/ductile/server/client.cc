@@ -110,12 +110,12 @@ nlohmann::json ask(const fs::path& run, const nlohmann::json& request, milliseco
 }
 
 // Who hangs up has ended, or had to make room for another client.
-void await_end(const fs::path& run, milliseconds deadline) {
-  const auto end = Clock::now() + deadline;
+void await_end(const fs::path& run, milliseconds patience, Clock::time_point since) {
+  const auto end = since + patience;
   while (const Descriptor fd = connect_unix(run, kRoom)) {
     await(fd.get(), run, end,
           fmt::format("{0}: still ending after {1} s; `ductile status {0}` says why", run.string(),
-                      std::chrono::ceil<std::chrono::seconds>(deadline).count()));
+                      std::chrono::ceil<std::chrono::seconds>(patience).count()));
     std::this_thread::sleep_for(milliseconds(10));
   }
 }

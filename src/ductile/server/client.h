@@ -26,8 +26,11 @@ namespace ductile::server {
 nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
                    std::chrono::milliseconds deadline = std::chrono::seconds(10));
 
-// Until no controller runs for this run. Throws deadline, as ask() does.
-void await_end(const fs::path& run, std::chrono::milliseconds deadline);
+// Until no controller runs for this run. Throws deadline, as ask() does, when `patience` has gone
+// by since `since`: of several that end at the same time each is waited for from when all were
+// asked.
+void await_end(const fs::path& run, std::chrono::milliseconds patience,
+               std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now());
 
 // Whether a controller runs for this run, even a stopped one.
 bool has_controller(const fs::path& run);

@@ -89,7 +89,7 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
     link::Addresses addresses;
     link::JobDriver::Found job;
     Descriptor listener;
-    std::string mark;
+    RunMark mark;
   };
   struct Asked {
     json request;
@@ -155,7 +155,7 @@ struct JobHost::Impl : link::JobWorld, link::Disk {
   bool awake = false;              // a step is on its way
   int rounds = 0;                  // of listening that were interrupted
   net::Loop::Timer next_step, next_look;
-  std::string mark;     // of the run
+  RunMark mark;         // of the run
   bool missed = false;  // the run was not there at the last look
   std::vector<net::Refusal> refusals;
   Refusals refused_notes;
@@ -487,6 +487,7 @@ json JobHost::Impl::status() const {
           {"wanted", membership.wanted_workers()},
           {"step", membership.step()},
           {"checkpoint", membership.checkpoint()},
+          {"save_seconds", std::chrono::duration<double>(membership.longest_save()).count()},
           {"generation", {{"number", plan.number}, {"start", plan.start}}},
           {"processes", launcher->running()},
           {"workers", std::move(workers)}};

@@ -88,7 +88,8 @@ class JobHost {
   int64_t wanted_workers() const;  // 0 before the job runs
 
   // What `status` answers: {"phase", "reason", "why", "wanted", "step", "checkpoint",
-  // "generation": {"number", "start"}, "workers": [{"id", "phase", "step", "ranks", ...}]}.
+  // "save_seconds" (the longest, from asking for it on; 0: none was seen yet), "generation":
+  // {"number", "start"}, "workers": [{"id", "phase", "step", "ranks", ...}]}.
   nlohmann::json status() const;
 
  private:

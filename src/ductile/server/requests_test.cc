@@ -163,6 +163,17 @@ TEST(Requests, AControllerThatIsStoppedIsNamedAndNotWaitedFor) {
   await_end(run.path(), kPatience);
 }
 
+// The time of others that were waited for counts.
+TEST(Requests, WhoWasAskedLongAgoIsNotWaitedFor) {
+  const TempFolder run;
+  const Descriptor listener = listen_unix(run.path());
+  constexpr std::chrono::hours kHour{1};
+  const std::string text = ductile::testing::text_of(
+      [&] { await_end(run.path(), kHour, std::chrono::steady_clock::now() - kHour); },
+      ErrorCode::deadline);
+  EXPECT_NE(text.find("still ending after 3600 s"), std::string::npos) << text;
+}
+
 // What the advice is where a process trains that takes no requests: resuming would be refused.
 TEST(Requests, AProcessThatTrainsWithoutAControllerIsNamed) {
   const TempFolder run;

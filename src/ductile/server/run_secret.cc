@@ -8,6 +8,7 @@
 #include "ductile/base/paths.h"
 #include "ductile/link/saved_state.h"
 #include "ductile/link/worker_processes.h"
+#include "ductile/run/runs_mark.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/hosts.h"
 #include "ductile/server/job_host.h"
@@ -32,6 +33,18 @@ void remove_empty(const fs::path& run, const fs::path& file) {
   fs::remove(file);
 }
 
+fs::path folder_of(const fs::path& run) {
+  return run.has_parent_path() ? run.parent_path() : fs::path(".");
+}
+
+std::string secret_text(const fs::path& run) {
+  try {
+    return read_text(run / "secret");
+  } catch (const Error&) {
+    return "";
+  }
+}
+
 }  // namespace
 
 net::Secret secret_of(const fs::path& run) {
@@ -42,29 +55,37 @@ net::Secret secret_of(const fs::path& run) {
   return net::Secret::from_file(file);
 }
 
-std::string mark_of(const fs::path& run) {
+RunMark mark_of(const fs::path& run) {
+  RunMark out{secret_text(run), ""};
   try {
-    return read_text(run / "secret");
-  } catch (const Error&) {
-    return "";
+    out.runs = run::runs_mark(folder_of(run));
+  } catch (const Error&) {  // then the folder counts as the same as long as it is there
   }
+  return out;
 }
 
-void require_run(const fs::path& run, const std::string& mark) {
-  const fs::path runs = run.has_parent_path() ? run.parent_path() : fs::path(".");
-  const auto is_there = [&] {
-    const std::string now = mark_of(run);
-    return kind_of(run / "job.toml") != FileKind::none && (now.empty() || now == mark);
+void require_run(const fs::path& run, const RunMark& mark) {
+  const fs::path runs = folder_of(run);
+  const auto is_run = [&] {
+    const std::string now = secret_text(run);
+    return kind_of(run / "job.toml") != FileKind::none && (now.empty() || now == mark.secret);
   };
-  bool deleted = true;
+  bool is_there = true, is_other = false;
   try {
-    if (is_there()) return;
-    deleted = kind_of(runs) != FileKind::none;
-    if (deleted && is_there()) return;  // its disk has come between the two looks
+    if (is_run()) return;
+    is_there = kind_of(runs) != FileKind::none;
+    if (is_there && is_run()) return;  // its disk has come between the two looks
+    is_other = is_there && !mark.runs.empty() && run::is_another_folder(runs, mark.runs);
   } catch (const Error&) {
     return;
   }
-  if (!deleted)
+  if (is_other)
+    fail(ErrorCode::unavailable,
+         "{0}: the run's folder is not there, and {1} is another folder than the one that it lay "
+         "in, as where an empty disk, or another one, is mounted in place of the right one; the "
+         "workers were ended: mount the right disk, and go on (ductile train --resume {0})",
+         run.string(), runs.string());
+  if (!is_there)
     fail(ErrorCode::unavailable,
          "{0}: neither the run's folder nor the one that it lies in, {1}, is there now, as where "
          "their disk is not mounted, and the workers were ended: mount the disk or put the folders "

@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/testing.h"
+#include "ductile/run/runs_mark.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/hosts.h"
 
@@ -85,7 +87,7 @@ TEST(RunSecret, ARunIsKnownByItAndMissedWhereItIsGone) {
     write_file_atomic(at / "job.toml", "");
     secret_of(at);
   };
-  const auto is_there = [&](const std::string& mark) {
+  const auto is_there = [&](const RunMark& mark) {
     try {
       require_run(run, mark);
       return true;
@@ -96,8 +98,8 @@ TEST(RunSecret, ARunIsKnownByItAndMissedWhereItIsGone) {
     }
   };
   make(run);
-  const std::string mark = mark_of(run);
-  EXPECT_FALSE(mark.empty());
+  const RunMark mark = mark_of(run);
+  EXPECT_FALSE(mark.secret.empty());
   EXPECT_TRUE(is_there(mark));
   fs::rename(run, moved);
   EXPECT_FALSE(is_there(mark));
@@ -119,7 +121,7 @@ TEST(RunSecret, ARunWhoseFolderOfRunsIsMissingIsNotDeleted) {
   fs::create_directories(run);
   write_file_atomic(run / "job.toml", "");
   secret_of(run);
-  const std::string mark = mark_of(run);
+  const RunMark mark = mark_of(run);
   const auto code = [&]() -> std::optional<ErrorCode> {
     try {
       require_run(run, mark);
@@ -137,6 +139,29 @@ TEST(RunSecret, ARunWhoseFolderOfRunsIsMissingIsNotDeleted) {
   fs::remove(runs);
   fs::rename(folder.path() / "away", runs);
   EXPECT_EQ(code(), std::nullopt);
+}
+
+// An empty disk, or another one, in the place of the right one; also where the mark is damaged.
+TEST(RunSecret, ARunWhoseFolderOfRunsIsAnotherOneIsNotDeleted) {
+  const TempFolder folder;
+  const fs::path runs = folder.path() / "runs", run = runs / "run";
+  fs::create_directories(run);
+  write_file_atomic(run / "job.toml", "");
+  write_file_atomic(run::runs_mark_file(runs), "0123456789abcdef\n");
+  secret_of(run);
+  const RunMark mark = mark_of(run);
+  const auto code = [&] { return ductile::testing::code_of([&] { require_run(run, mark); }); };
+  EXPECT_NO_THROW(require_run(run, mark));
+  fs::rename(runs, folder.path() / "away");
+  EXPECT_EQ(code(), ErrorCode::unavailable);
+  fs::create_directory(runs);
+  EXPECT_EQ(code(), ErrorCode::unavailable) << "an empty disk";
+  for (const char* other : {"fedcba9876543210\n", "0123"}) {
+    write_file_atomic(run::runs_mark_file(runs), other);
+    EXPECT_EQ(code(), ErrorCode::unavailable) << other;
+  }
+  write_file_atomic(run::runs_mark_file(runs), "0123456789abcdef\n");
+  EXPECT_EQ(code(), ErrorCode::data_loss) << "its disk is there, and the run is not";
 }
 
 }  // namespace

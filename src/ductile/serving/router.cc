@@ -337,7 +337,7 @@ void Router::Impl::probe_all() {
       replica.told_lost = true;
       lost.push_back(id);
     }
-    if (!replica.probe.socket) ask_health(id, replica);
+    if (!replica.probe.asking) ask_health(id, replica);
   }
   for (const ReplicaId id : lost) {
     if (on_lost_) on_lost_(id);
@@ -351,12 +351,18 @@ void Router::Impl::probe_all() {
 void Router::Impl::ask_health(ReplicaId id, Replica& replica) {
   Probe& probe = replica.probe;
   try {
-    probe.socket = replica.connect();
+    if (probe.socket) {
+      probe.watch.set(net::Interest::both);
+    } else {
+      probe.socket = replica.connect();
+      probe.watch = loop_.watch(probe.socket.fd(), net::Interest::both,
+                                [this, id](net::Ready) { on_probe(id); });
+    }
+    probe.reader = HttpReader(HttpReader::Kind::response);
+    probe.asking = true;
     probe.sent = false;
-    probe.watch = loop_.watch(probe.socket.fd(), net::Interest::both,
-                              [this, id](net::Ready) { on_probe(id); });
   } catch (const Error& error) {
-    probe.socket = {};
+    probe.end();
     // No descriptor is left: that says nothing of the replica.
     if (error.code() == ErrorCode::unavailable) probe.heard = listening();
   }
@@ -367,22 +373,21 @@ void Router::Impl::ask_health(ReplicaId id, Replica& replica) {
 void Router::Impl::on_probe(ReplicaId id) {
   Replica& replica = replicas_.at(id);
   Probe& probe = replica.probe;
-  char block[4096];
-  ssize_t n = 0;
-  if (!std::exchange(probe.sent, true)) {
-    static constexpr std::string_view kAsk =
-        "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n";
-    n = ::send(probe.socket.fd(), kAsk.data(), kAsk.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    probe.watch.set(net::Interest::read);
-    if (n > 0) return;
-  } else {
-    n = ::recv(probe.socket.fd(), block, sizeof block, MSG_DONTWAIT);
-    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (probe.asking && !std::exchange(probe.sent, true)) {
+    static constexpr std::string_view kAsk = "GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
+    if (::send(probe.socket.fd(), kAsk.data(), kAsk.size(), MSG_NOSIGNAL | MSG_DONTWAIT) <= 0)
+      return probe.end();
+    return probe.watch.set(net::Interest::read);
   }
-  const bool answers = n > 0 && is_ours(replica, probe.socket);
-  probe.watch.end();
-  probe.socket = {};
-  if (!answers) return;  // it is gone, or has no place for one more: the next probe tells
+  char block[4096];
+  const ssize_t n = ::recv(probe.socket.fd(), block, sizeof block, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  // It is gone, or has no place for one more, or ends what waits: the next probe tells.
+  if (n <= 0 || !probe.asking || !is_ours(replica, probe.socket)) return probe.end();
+  probe.reader.take(std::string_view(block, static_cast<size_t>(n)));
+  if (probe.reader.whole()) probe.asking = false;
+  if (probe.reader.fault() || (probe.reader.whole() && !probe.reader.response().keep_alive))
+    probe.end();
   probe.heard = listening();
   if (std::exchange(replica.silent, false)) dispatch_all();
 }
@@ -390,6 +395,7 @@ void Router::Impl::on_probe(ReplicaId id) {
 // Weights are loaded by every replica, so those requests stay until it is lost.
 void Router::Impl::fall_silent(ReplicaId id, Replica& replica) {
   replica.silent = true;
+  replica.probe.end();  // a new connection is not held up by what was sent and got lost
   for (auto link = replica.links.begin(); link != replica.links.end();) {
     const auto next = std::next(link);
     if (!link->passage || !link->passage->loads()) lost(id, link);

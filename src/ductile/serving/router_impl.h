@@ -86,12 +86,20 @@ class Router::Impl {
     size_t sent = 0;
     bool known = false;  // who answers there
   };
-  // A question about a replica's health, which is on its way where there is a socket.
+  // Questions about a replica's health, one after the other over one connection: behind a door a
+  // new one costs a handshake.
   struct Probe {
     net::Socket socket;
     net::Loop::Watch watch;
-    bool sent = false;
+    HttpReader reader{HttpReader::Kind::response};
+    bool asking = false, sent = false;
     net::Clock::duration heard{};  // listening() when the replica last answered anything, or came
+
+    void end() {
+      watch.end();
+      socket = {};
+      asking = false;
+    }
   };
   struct Replica {
     Connect connect;

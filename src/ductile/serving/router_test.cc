@@ -22,6 +22,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/paths.h"
 #include "ductile/base/rng.h"
+#include "ductile/serving/loopback_impl.h"
 #include "ductile/serving/replicas.h"
 #include "ductile/serving/testing/client.h"
 #include "ductile/serving/testing/small_model.h"
@@ -258,6 +259,41 @@ TEST(Router, OneThatWasStoppedItselfTakesNoReplicaForLost) {
     loop.run_until(loop.now() + milliseconds(700));  // one look at least, and one for processes
   }
   EXPECT_EQ(set.pids(), pids);
+}
+
+// Behind a door a connection costs a handshake. One that the replica ends is made anew.
+TEST(Router, AsksForHealthOverOneConnection) {
+  for (const bool ends : {false, true}) {
+    SCOPED_TRACE(ends);
+    std::atomic<int> asked = 0, made = 0;
+    net::LoopThread thread;
+    std::unique_ptr<HttpServer> replica;
+    std::unique_ptr<Router> router;
+    thread.call([&] {
+      replica = std::make_unique<HttpServer>(thread.loop(), HttpOptions{},
+                                             [&](const HttpRequest& request, const auto& reply) {
+                                               EXPECT_EQ(request.path, "/healthz");
+                                               ++asked;
+                                               HttpResponse response;
+                                               response.keep_alive = !ends;
+                                               reply(response);
+                                             });
+      RouterOptions options;
+      options.silence = milliseconds(1000);
+      options.lost = 1'000'000;
+      router = std::make_unique<Router>(thread.loop(), options);
+      router->add(1, [&made, port = replica->address().port] {
+        ++made;
+        return begin_connect_here(port);
+      });
+    });
+    while (asked < 12) std::this_thread::sleep_for(milliseconds(2));
+    thread.call([&] {
+      EXPECT_TRUE(ends ? made >= 12 : made <= 6) << made << " for " << asked;
+      router.reset();
+      replica.reset();
+    });
+  }
 }
 
 TEST(Router, SpreadsRequestsOverAllReplicas) {

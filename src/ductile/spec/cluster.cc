@@ -25,7 +25,8 @@ void describe(Describer& d, NodeGroup& g) {
       .range(0, 1e6);
   d.field("leave", g.leave,
           "of the notice, the last seconds, in which training jobs give up what they hold on the "
-          "node; before that they use it, where nothing else takes its place; 0: all of the notice")
+          "node; before that they use it, where nothing else takes its place; 0: three times their "
+          "longest save, a tenth of the notice at least, and all of it where one has not saved yet")
       .range(0, 1e6);
   d.field("hosts", g.hosts, "a name for each node, which the launcher of workers knows");
   d.field("addresses", g.addresses,

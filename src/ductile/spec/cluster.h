@@ -39,7 +39,8 @@ struct NodeGroup {
   // agent that gets SIGTERM ends, as others do.
   double notice = 0;
   // Of the notice, the seconds in which training jobs give up what they hold there; before that
-  // they use it, where nothing else takes its place. 0: all of the notice.
+  // they use it, where nothing else takes its place. 0: as long as their saves have taken, three
+  // times, and a tenth of the notice at least; all of it where one has not saved yet.
   double leave = 0;
   std::vector<std::string> hosts;      // names that a launcher knows, one a node; empty: none known
   std::vector<std::string> addresses;  // where the hosts reach each other; empty: detected

@@ -1,0 +1,124 @@
+// What is out of sight was not deleted: the folder of the runs is known by its mark.
+#include <algorithm>
+#include <string>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/log.h"
+#include "ductile/cluster/runs_folder_impl.h"
+#include "ductile/cluster/service.h"
+#include "ductile/cluster/store.h"
+#include "ductile/net/secret.h"
+#include "ductile/run/runs_mark.h"
+
+namespace ductile::cluster {
+namespace {
+
+// A mark in a folder that has none; that of another store, which was lost, stays. Whoever cannot
+// write one goes on without.
+std::string marked(const fs::path& runs) try {
+  if (std::string found = run::runs_mark(runs); !found.empty()) return found;
+  const std::string mark = net::to_hex(net::random_nonce()).substr(0, 16);
+  write_file_atomic(run::runs_mark_file(runs), mark + "\n");
+  return mark;
+} catch (const Error& error) {
+  log_line(fmt::format("{}; another disk in its place would not be noticed", error.what()));
+  return "";
+}
+
+// The run of a job, and not only what a process that lost its folder has made in its place.
+bool is_run(const fs::path& run) {
+  std::error_code unknown;
+  return fs::exists(run / "job.toml", unknown) || fs::exists(run / "orders.json", unknown);
+}
+
+bool is_known_there(const RunsFolder& runs, Reader& reader) {
+  constexpr int64_t kNewest = 1000;
+  return std::ranges::any_of(reader.jobs({}, 0, kNewest), [&](const JobRecord& job) {
+    return !job.run.empty() && is_run(runs.path / fs::path(job.run).filename());
+  });
+}
+
+// What stands in the mark's place, of a folder that is there. Empty: the right one.
+std::string strangeness_of(const RunsFolder& runs) {
+  const std::string path = runs.path.string(), file = run::runs_mark_file(runs.path).string();
+  const std::string remedy = fmt::format(
+      "mount the right disk, and the jobs go on; if this is the right one, or the runs are lost "
+      "for good, echo {} > {}, and jobs whose runs are not there begin anew",
+      runs.mark, file);
+  try {
+    const std::string found = run::runs_mark(runs.path);
+    if (found == runs.mark) return "";
+    if (found.empty())
+      return fmt::format(
+          "The folder of the runs {} is another one than before, since it has no mark {}, as where "
+          "an empty disk is mounted in place of the right one: {}",
+          path, file, remedy);
+    return fmt::format(
+        "The folder of the runs {} is another one than before, since its mark {} is {} and not {}, "
+        "as where another disk is mounted in place of the right one: {}",
+        path, file, found, runs.mark, remedy);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::data_loss)
+      return fmt::format("The mark of the folder of the runs is damaged, {}: {}", error.what(),
+                         remedy);
+    return fmt::format(
+        "The mark of the folder of the runs cannot be read, {}: mend that, and the jobs go on",
+        error.what());
+  }
+}
+
+}  // namespace
+
+RunsFolder runs_of(const ServiceOptions& options, Reader& reader) {
+  RunsFolder out{(options.shared.empty() ? options.folder : options.shared) / "runs", ""};
+  const bool knows_runs = reader.knows_runs();
+  if (knows_runs) {
+    out.mark = reader.memory(kRunsMark);
+    if (!restore_mark(out, reader)) require_folder_of_runs(out);
+  }
+  std::error_code error;
+  fs::create_directories(out.path, error);
+  if (error) fail_errno(out.path.string() + ": the service keeps its runs there", error.value());
+  if (out.mark.empty()) out.mark = marked(out.path);
+  return out;
+}
+
+std::string absence_of_runs(const RunsFolder& runs, const fs::path& run) {
+  std::error_code unknown;
+  const bool is_there = fs::exists(runs.path, unknown);
+  if (unknown) return "";
+  if (!is_there)
+    return fmt::format(
+        "The folder of the runs {0} is not there, as where its disk is not mounted: mount the disk "
+        "or put the folder back, and the jobs go on; if the runs are lost for good, mkdir {0}{1}, "
+        "and they begin anew",
+        runs.path.string(),
+        runs.mark.empty()
+            ? ""
+            : fmt::format(" && echo {} > {}", runs.mark, run::runs_mark_file(runs.path).string()));
+  if (runs.mark.empty()) return "";
+  const bool is_marked = fs::exists(run::runs_mark_file(runs.path), unknown) || unknown;
+  if (!is_marked && !run.empty() && is_run(run)) return "";
+  return strangeness_of(runs);
+}
+
+void require_folder_of_runs(const RunsFolder& runs, const fs::path& run) {
+  if (const std::string absence = absence_of_runs(runs, run); !absence.empty())
+    fail(ErrorCode::unavailable, "{}", absence);
+}
+
+bool restore_mark(const RunsFolder& runs, Reader& reader) try {
+  if (runs.mark.empty() || !run::runs_mark(runs.path).empty() || !is_known_there(runs, reader))
+    return false;
+  write_file_atomic(run::runs_mark_file(runs.path), runs.mark + "\n");
+  log_line(fmt::format("{} was missing beside the runs, and was written again",
+                       run::runs_mark_file(runs.path).string()));
+  return true;
+} catch (const Error&) {  // it cannot be read, or written, now
+  return false;
+}
+
+}  // namespace ductile::cluster

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+
+#include "ductile/base/files.h"
+
+namespace ductile::cluster {
+
+class Reader;
+struct ServiceOptions;
+
+// Where the store keeps the mark.
+inline constexpr const char* kRunsMark = "mark of the runs";
+
+// The folder that run directories lie in, and its mark (run/runs_mark.h), by which it is told from
+// another disk.
+struct RunsFolder {
+  fs::path path;
+  std::string mark;  // empty: it could not be marked, so no more is known than whether it is there
+};
+
+// The folder of the runs, made and marked where it is missing. Of a store that knows runs it was
+// there, and what is not to be seen was not deleted: throws unavailable, as
+// require_folder_of_runs() does.
+RunsFolder runs_of(const ServiceOptions& options, Reader& reader);
+
+// That the folder is not there, or that another one is in its place, as where its disk is not
+// mounted, and what helps, as a sentence without its point. Empty: it is, or that cannot be seen
+// now. Whoever began there would begin anew, beside what is on that disk. `run`: a run directory
+// that is known to be in it; where it is, nobody asks for a mark that was removed.
+std::string absence_of_runs(const RunsFolder& runs, const fs::path& run = {});
+// Throws unavailable, with the same words.
+void require_folder_of_runs(const RunsFolder& runs, const fs::path& run = {});
+
+// Whether the mark was missing beside runs that the store knows, as where somebody removed it
+// alone; it is then written again.
+bool restore_mark(const RunsFolder& runs, Reader& reader);
+
+}  // namespace ductile::cluster
