@@ -1,6 +1,8 @@
 #include "ductile/trials/session.h"
 
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -139,7 +141,7 @@ fs::path told_runs(const fs::path& folder, const std::string& good, const std::s
   return program;
 }
 
-std::string evaluation(int epoch, const std::string& figures) {
+std::string evaluation(double epoch, const std::string& figures) {
   return fmt::format("{{\"kind\":\"evaluation\",\"epoch\":{},{}}}\n", epoch, figures);
 }
 
@@ -206,6 +208,34 @@ TEST(Session, NamesAMetricThatTheRunsDoNotHave) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.message();
       EXPECT_NE(error.message().find("metric=loss"), std::string::npos) << error.message();
     }
+  }
+}
+
+// Evaluations of every 0.3 epochs that fall on whole steps, a quarter of an epoch apart: those
+// after 0.75 and 1 epochs are both nearest to 0.9. A trial that was to pause at 0.9 may have got to
+// the second one or not, and the search must not depend on that.
+TEST(Session, OfTwoEvaluationsAtOneBudgetTheFirstCounts) {
+  spec::JobOptions job;
+  job.train.epochs = 2;
+  job.train.eval_every_epochs = 0.3;
+  const TempFolder place;
+  Tuning tuning = two_rates(job);
+  tuning.setup.policy = "one_epoch";
+  tuning.setup.budget = 2;
+  tuning.setup.finish = false;
+  std::string lines;
+  for (const double epoch : {0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0})
+    lines += evaluation(epoch, fmt::format("\"accuracy\":{}", epoch / 4));
+  Session session = Session::create(place.path() / "session", OptionSet(job).to_toml(), tuning);
+  EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+  ASSERT_FALSE(session.trials().empty());
+  const std::vector<tune::Observation>& seen = session.trials()[0].seen;
+  const double budgets[] = {0.3, 0.6, 0.9, 1.2, 1.5, 1.8, 2};
+  const double epochs[] = {0.25, 0.5, 0.75, 1.25, 1.5, 1.75, 2};
+  ASSERT_EQ(seen.size(), std::size(budgets));
+  for (size_t i = 0; i < seen.size(); ++i) {
+    EXPECT_NEAR(seen[i].budget, budgets[i], 1e-9);
+    EXPECT_EQ(seen[i].value, epochs[i] / 4) << seen[i].budget;
   }
 }
 
