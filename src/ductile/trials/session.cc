@@ -298,7 +298,10 @@ bool Session::run(const Environment& environment) {
   } catch (...) {
     stop_all();
     note_time();
-    save();
+    try {
+      save();
+    } catch (const Error&) {  // what was saved last is enough to go on, and the first error is told
+    }
     throw;
   }
   note_time();

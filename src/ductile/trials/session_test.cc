@@ -93,6 +93,27 @@ TEST(Session, WaitingForARunOfAKilledSessionIsNoFailure) {
   EXPECT_EQ(read_file(calls).size(), 5) << "two that waited, three that failed";
 }
 
+// As where the disk is full by then: what went wrong first is said, and how to go on.
+TEST(Session, AStateThatCannotBeSavedDoesNotHideWhyTheSessionEnds) {
+  const TempFolder place;
+  const fs::path program = place.path() / "program", calls = place.path() / "calls",
+                 state = place.path() / "session/tune.json";
+  write_file_atomic(program,
+                    fmt::format("#!/bin/sh\necho >> {0}\n"
+                                "[ $(wc -l < {0}) -lt 3 ] || {{ rm {1}; mkdir {1}; }}\nexit 1\n",
+                                calls.string(), state.string()));
+  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
+  Tuning tuning = default_tuning({});
+  tuning.setup.at_once = 1;
+  Session session = Session::create(place.path() / "session", job_toml(), tuning);
+  try {
+    session.run({.program = program});
+    ADD_FAILURE() << "it ended";
+  } catch (const Error& error) {
+    EXPECT_NE(error.message().find("failed 3 times"), std::string::npos) << error.message();
+  }
+}
+
 // A run refuses a folder that is there, and a refused trial is given up: what one that was cut off
 // has left must not be in the way of the next try.
 TEST(Session, BeginsATrialAgainWhoseMakingWasCutOff) {
