@@ -78,6 +78,8 @@ def workload_part(workload, submissions, found, profiles):
            "probes count) until the first evaluation that does.", ""]
     for ruleset, told in RULESETS:
         scores = Scores(workload, submissions, found, ruleset)
+        if not scores.groups:
+            continue
         if ruleset == "tuned" and not any(r["stage"] == "tuned" for g in scores.groups.values() for r in g):
             continue
         head = ["submission", "seeds", "at the end: median (worst to best)", "CPU s in all"]

@@ -334,6 +334,13 @@ class Pages(Folder):
         kept = json.loads((self.folder / "page.json").read_text())["results"]
         self.assertEqual(kept[0]["settings"]["optimizer.lr"], 0.05)
 
+    def test_a_ruleset_without_results_has_no_table(self):
+        found = [self.result(experiment.trial(self.workload, self.sgd, "tuned", 1, seed), (1, 0.5), (2, 0.9))
+                 for seed in (11, 12)]
+        told = self.write(found)
+        self.assertIn("### Tuned", told)
+        self.assertNotIn("### No tuning", told)
+
     def test_runs_that_diverged_do_not_stop_the_page(self):
         found = [self.result(t, (1, 0.5), (2, 0.9)) for t in experiment.fixed_trials(self.workload, [self.sgd], 2)]
         found += [self.result(t, status="diverged") for t in experiment.fixed_trials(self.workload, [self.adam], 2)]

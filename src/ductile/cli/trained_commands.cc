@@ -148,12 +148,12 @@ ExitCode eval(const TrainedCommand& command, Context& context) {
     return kDone;
   }
   std::vector<std::vector<std::string>> rows = {
-      {"samples", page::with_thousands(figures.at("samples").get<double>())},
-      {"accuracy", page::as_percent(figures.at("accuracy").get<double>())},
-      {"loss", number_text(figures.at("loss"), page::as_number)}};
+      {"samples", page::with_thousands(figures.at("samples").get<double>())}};
   const auto add = [&](const char* name, const char* key, std::string (*text)(double)) {
     if (figures.contains(key)) rows.push_back({name, number_text(figures.at(key), text)});
   };
+  add("accuracy", "accuracy", page::as_percent);  // a model of the user's may predict no class
+  add("loss", "loss", page::as_number);
   add("perplexity", "perplexity", page::as_number);
   if (const auto worst = figures.find("worst_class"); worst != figures.end())
     rows.push_back(

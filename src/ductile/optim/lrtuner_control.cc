@@ -27,10 +27,11 @@ struct Point {
 //
 // A single update does not show where the updates after it lead, so the choice is bounded by what
 // training did since the last round: the learning rate rises only while the mean loss is near or
-// below its lowest, and is halved where it has risen by a tenth. Both means are of noisy losses: a
-// rise that their standard errors explain is none. Near a minimum the gain of one update is smaller
-// than the noise of the probes, so in the exploit phase a round that finds no step says nothing,
-// and the rate stays on its line.
+// below its lowest, and is halved where it has risen by a tenth. Both means are of noisy losses: in
+// the exploit phase a rise that their standard errors explain is none. (In the explore phase the
+// strict comparison holds: without it the rate ran away.) Near a minimum the gain of one update is
+// smaller than the noise of the probes, so in the exploit phase a round that finds no step says
+// nothing, and the rate stays on its line.
 //
 // A round probes w itself, then the last learning rate, then its doubles until the loss exceeds
 // L(w), or else its halves until the loss is below L(w). The first rounds follow soon after one

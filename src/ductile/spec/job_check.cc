@@ -17,6 +17,7 @@
 #include "ductile/spec/models.h"
 #include "ductile/spec/name_rules.h"
 #include "ductile/spec/sample_inputs.h"
+#include "ductile/spec/without_effect.h"
 
 namespace ductile::spec {
 namespace {
@@ -427,6 +428,13 @@ void check_tune(const JobOptions& job, const Bad& bad) {
       static_cast<float>(job.optimizer.momentum) == 0) {
     bad("tune.momentum needs an optimizer.momentum above 0, for example 0.9: a run of sgd that "
         "begins without one has no buffer for it");
+  }
+  if (!o.momentum.empty() && needed_to_read(job, "optimizer.momentum") &&
+      needed_to_read(job, "optimizer.adam.beta1")) {
+    bad(
+        fmt::format("tune.momentum: optimizer.name = \"{}\" reads neither optimizer.momentum nor "
+                    "optimizer.adam.beta1, so all trials would have the same; leave it out",
+                    job.optimizer.name));
   }
   for (const int64_t size : o.batch_size) {
     if (size < 1 || size % job.train.virtual_ranks != 0) {

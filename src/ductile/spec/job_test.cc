@@ -266,6 +266,8 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_untunable("tune.momentum = [0.5, 1]\n", "tune.momentum is the least");
   expect_untunable("tune.momentum = [0, 0.9]\noptimizer.momentum = 0\n",
                    "an optimizer.momentum above 0");
+  expect_untunable("tune.momentum = [0, 0.9]\noptimizer.name = \"nlcg\"\n",
+                   "\"nlcg\" reads neither optimizer.momentum");
   expect_untunable("tune.weight_decay = [0, 1]\n", "tune.weight_decay is the least");
   expect_untunable("tune.batch_size = [8, 12]\ntrain.virtual_ranks = 8\n", "tune.batch_size: 12");
   expect_untunable("tune.lr = []\n", "nothing to tune");

@@ -298,7 +298,10 @@ bool Session::run(const Environment& environment) {
   } catch (...) {
     stop_all();
     note_time();
-    save();
+    try {
+      save();
+    } catch (const Error&) {  // what was saved last is enough to go on, and the first error is told
+    }
     throw;
   }
   note_time();
@@ -428,13 +431,18 @@ bool Session::complete(int64_t trial) const {
   return status == "done" || status == "target_reached";
 }
 
-// The run's evaluations, at multiples of the unit: an evaluation takes place at a whole step.
+// The run's evaluations, at multiples of the unit: an evaluation takes place at a whole step, so
+// two may belong to one multiple. The first one counts there, since how many more a trial has
+// before it pauses depends on the machine; at the end of the run the last one does.
 std::map<double, double> Session::values(int64_t trial) const {
   std::map<double, double> out;
-  for (const auto& [epoch, value] : evaluations(trial_folder(trial), tuning_.setup.metric))
-    out[epoch >= full() * (1 - 1e-9)
-            ? full()
-            : std::min(std::max(1.0, std::round(epoch / unit())) * unit(), full())] = value;
+  for (const auto& [epoch, value] : evaluations(trial_folder(trial), tuning_.setup.metric)) {
+    if (epoch >= full() * (1 - 1e-9)) {
+      out[full()] = value;
+    } else {
+      out.try_emplace(std::min(std::max(1.0, std::round(epoch / unit())) * unit(), full()), value);
+    }
+  }
   return out;
 }
 

@@ -1,6 +1,8 @@
 #include "ductile/trials/session.h"
 
+#include <iterator>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -91,6 +93,27 @@ TEST(Session, WaitingForARunOfAKilledSessionIsNoFailure) {
   EXPECT_EQ(read_file(calls).size(), 5) << "two that waited, three that failed";
 }
 
+// As where the disk is full by then: what went wrong first is said, and how to go on.
+TEST(Session, AStateThatCannotBeSavedDoesNotHideWhyTheSessionEnds) {
+  const TempFolder place;
+  const fs::path program = place.path() / "program", calls = place.path() / "calls",
+                 state = place.path() / "session/tune.json";
+  write_file_atomic(program,
+                    fmt::format("#!/bin/sh\necho >> {0}\n"
+                                "[ $(wc -l < {0}) -lt 3 ] || {{ rm {1}; mkdir {1}; }}\nexit 1\n",
+                                calls.string(), state.string()));
+  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
+  Tuning tuning = default_tuning({});
+  tuning.setup.at_once = 1;
+  Session session = Session::create(place.path() / "session", job_toml(), tuning);
+  try {
+    session.run({.program = program});
+    ADD_FAILURE() << "it ended";
+  } catch (const Error& error) {
+    EXPECT_NE(error.message().find("failed 3 times"), std::string::npos) << error.message();
+  }
+}
+
 // A run refuses a folder that is there, and a refused trial is given up: what one that was cut off
 // has left must not be in the way of the next try.
 TEST(Session, BeginsATrialAgainWhoseMakingWasCutOff) {
@@ -139,7 +162,7 @@ fs::path told_runs(const fs::path& folder, const std::string& good, const std::s
   return program;
 }
 
-std::string evaluation(int epoch, const std::string& figures) {
+std::string evaluation(double epoch, const std::string& figures) {
   return fmt::format("{{\"kind\":\"evaluation\",\"epoch\":{},{}}}\n", epoch, figures);
 }
 
@@ -206,6 +229,34 @@ TEST(Session, NamesAMetricThatTheRunsDoNotHave) {
       EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.message();
       EXPECT_NE(error.message().find("metric=loss"), std::string::npos) << error.message();
     }
+  }
+}
+
+// Evaluations of every 0.3 epochs that fall on whole steps, a quarter of an epoch apart: those
+// after 0.75 and 1 epochs are both nearest to 0.9. A trial that was to pause at 0.9 may have got to
+// the second one or not, and the search must not depend on that.
+TEST(Session, OfTwoEvaluationsAtOneBudgetTheFirstCounts) {
+  spec::JobOptions job;
+  job.train.epochs = 2;
+  job.train.eval_every_epochs = 0.3;
+  const TempFolder place;
+  Tuning tuning = two_rates(job);
+  tuning.setup.policy = "one_epoch";
+  tuning.setup.budget = 2;
+  tuning.setup.finish = false;
+  std::string lines;
+  for (const double epoch : {0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0})
+    lines += evaluation(epoch, fmt::format("\"accuracy\":{}", epoch / 4));
+  Session session = Session::create(place.path() / "session", OptionSet(job).to_toml(), tuning);
+  EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+  ASSERT_FALSE(session.trials().empty());
+  const std::vector<tune::Observation>& seen = session.trials()[0].seen;
+  const double budgets[] = {0.3, 0.6, 0.9, 1.2, 1.5, 1.8, 2};
+  const double epochs[] = {0.25, 0.5, 0.75, 1.25, 1.5, 1.75, 2};
+  ASSERT_EQ(seen.size(), std::size(budgets));
+  for (size_t i = 0; i < seen.size(); ++i) {
+    EXPECT_NEAR(seen[i].budget, budgets[i], 1e-9);
+    EXPECT_EQ(seen[i].value, epochs[i] / 4) << seen[i].budget;
   }
 }
 

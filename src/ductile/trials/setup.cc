@@ -228,7 +228,9 @@ Tuning default_tuning(const spec::JobOptions& job) {
     dimensions.push_back({"optimizer.lr", Kind::real, Scale::log, 1e-5, sgd ? 10.0 : 1.0});
   }
   if (sgd || rule == "muon") {
-    dimensions.push_back({"optimizer.momentum", Kind::real, Scale::linear, 0, 0.99});
+    // Nesterov's form is refused without a momentum, which a grid would begin with.
+    const double least = rule == "sgd" && job.optimizer.sgd.nesterov ? 0.1 : 0;
+    dimensions.push_back({"optimizer.momentum", Kind::real, Scale::linear, least, 0.99});
   }
   dimensions.push_back({"optimizer.weight_decay", Kind::real, Scale::log, 1e-6, 0.3});
   Tuning tuning{{}, tune::Space(std::move(dimensions))};

@@ -147,6 +147,11 @@ TEST(Setup, TunesTheLearningRateAndTheMomentumWhereTheyHaveAnEffect) {
     job.optimizer.name = rule;
     EXPECT_TRUE(tuned(job, "optimizer.momentum")) << rule;
   }
+  job.optimizer.name = "sgd";
+  job.optimizer.sgd.nesterov = true;
+  const Tuning nesterov = default_tuning(job);
+  for (const tune::Dimension& d : nesterov.space.dimensions())
+    EXPECT_TRUE(d.name != "optimizer.momentum" || d.low > 0) << "Nesterov's form needs one";
   job.optimizer.name = "adamw";
   EXPECT_FALSE(tuned(job, "optimizer.momentum"));
   EXPECT_TRUE(tuned(job, "optimizer.lr"));
