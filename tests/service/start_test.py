@@ -116,8 +116,8 @@ class Service:
             raise AssertionError(f"ductile {' '.join(words)}: {done.stderr}")
         return done.stdout.strip()
 
-    def submit(self, name="one"):
-        number = self.do("submit", str(self.folder.parent / "job.toml"), "--name", name, "--max", "1")
+    def submit(self, name="one", *words):
+        number = self.do("submit", str(self.folder.parent / "job.toml"), "--name", name, "--max", "1", *words)
         return self.folder / "runs" / f"{number}-{name}"
 
     def worker_at_work(self, run, *others):
@@ -189,6 +189,16 @@ class Start(unittest.TestCase):
         self.assertEqual(service.finished(run), self.alone)
         service.stop()
         self.assertEqual(state(zygote)[0], "")
+
+    def test_the_speed_of_a_job_of_seconds_is_known(self):
+        """It is over before its service decides again."""
+        service = self.service()
+        service.finished(service.submit("short", "--set", "train.max_steps=20000"))
+        until(lambda: service.ask("jobs", "--phase", "finished", "--json").stdout.find("short") >= 0, "the end of the job")
+        told = [json.loads(line) for line in service.do("events", "short", "--json").splitlines()]
+        speeds = [e["samples_per_second"] for e in told if e["kind"] == "speed"]
+        self.assertTrue(speeds, told)
+        self.assertGreater(min(speeds), 0)
 
     def test_without_a_zygote_workers_are_started(self):
         service = self.service(zygote=False)

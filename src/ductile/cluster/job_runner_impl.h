@@ -29,6 +29,12 @@ struct JobProgress {
   double pause = 0;
   int64_t pauses = 0;
   double save = 0;  // seconds of its longest save so far; 0: none was seen yet
+  // What the present processes have told of their steps, first and last. Absent: nothing yet.
+  struct Told {
+    int64_t step = 0;
+    net::Deadline time{};
+  };
+  std::optional<Told> first{}, last{};
   // The last worker that was lost, or could not begin, since the present ones do the steps: its
   // host and its error. Empty: none.
   std::string trouble{};

@@ -208,58 +208,6 @@ void Service::Impl::end(JobId id, Phase phase, const std::string& reason,
       });
 }
 
-// From the steps that it committed while its workers were the same.
-void Service::Impl::measure(Live& live) {
-  constexpr int64_t kLeastSteps = 5;
-  if (!live.runner || live.stopping) return;
-  const JobProgress progress = live.runner->progress();
-  if (progress.generation < 0) return;
-  live.save = std::max(live.save, progress.save);
-  if (progress.total_steps > 0)
-    scheduler_.progress(live.record.id, progress.step, progress.total_steps);
-  if (progress.pauses != std::exchange(live.pauses, progress.pauses) && progress.pauses > 0)
-    scheduler_.paused(live.record.id, progress.pause);
-  const net::Deadline now = loop_.now();
-  const int64_t batch = live.batch;
-  follow_batch(live);
-  if (progress.generation != live.generation || live.batch != batch) {
-    live.generation = progress.generation;
-    live.first_step = progress.step;
-    live.first_time = now;
-    return;
-  }
-  const double seconds = std::chrono::duration<double>(now - live.first_time).count();
-  if (progress.step < live.first_step + kLeastSteps || seconds < options_.interval / 2) return;
-  const double speed = static_cast<double>(progress.step - live.first_step) *
-                       static_cast<double>(live.batch > 0 ? live.batch : batch_of(live.work)) /
-                       seconds;
-  scheduler_.measured(live.record.id, speed);
-  note_speed(live, speed, progress);
-  live.first_step = progress.step;
-  live.first_time = now;
-}
-
-// For people: what was measured, and what the model makes of it, where that is news.
-void Service::Impl::note_speed(Live& live, double speed, const JobProgress& progress) {
-  constexpr double kNews = 0.25;
-  const int64_t devices = sched::device_count(live.asked);
-  if (live.noted_devices == devices &&
-      std::abs(speed - live.noted_speed) <= kNews * live.noted_speed)
-    return;
-  live.noted_devices = devices;
-  live.noted_speed = speed;
-  const JobId id = live.record.id;
-  nlohmann::json body = {{"devices", devices},
-                         {"samples_per_second", speed},
-                         {"model", scheduler_.modelled_speeds(id)},
-                         {"step", progress.step},
-                         {"total_steps", progress.total_steps}};
-  if (const auto efficiency = scheduler_.efficiency(id)) body["efficiency"] = *efficiency;
-  writer_.write_newest(fmt::format("speed {}", id), [id, body = dump_json(body)](Change& change) {
-    change.record(id, "speed", body, wall_seconds());
-  });
-}
-
 // Workers that an earlier service placed elsewhere, or that were to go when nobody heard it.
 void Service::Impl::keep_in_place(Live& live) {
   if (!live.runner || live.stopping || live.asked.empty()) return;
@@ -520,6 +468,7 @@ void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
 }
 
 void Service::Impl::preempt(Live& live) {
+  measure(live);
   if (std::exchange(live.stopping, true)) return;
   if (live.front && (stopping_ || live.record.wish != Wish::run)) live.front->close();
   live.runner->preempt();
@@ -541,6 +490,7 @@ void Service::Impl::let_rest(Live& live, const std::string& why) {
 void Service::Impl::ended(JobId id, RunnerEnd end) {
   end = unless_away(std::move(end), runs_);
   Live& live = live_.at(id);
+  measure(live);  // a short job is over before anybody has looked
   live.runner.reset();
   live.stopping = live.starting = false;
   live.asked.clear();

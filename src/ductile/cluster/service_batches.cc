@@ -1,4 +1,7 @@
-// The batches of jobs that let somebody else choose them (train.rate_control = "goodput").
+// What is seen of running jobs: their speed, and the batches of those that let somebody else choose
+// them (train.rate_control = "goodput").
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -43,6 +46,64 @@ std::optional<Reading> newest_reading(const fs::path& metrics) {
 }
 
 }  // namespace
+
+// From the steps that it committed while its workers were the same. The first measurement takes a
+// second: a policy must not decide about a job of which it knows nothing for longer than it has to,
+// and jobs of a few seconds would never be known, nor others of their kind.
+void Service::Impl::measure(Live& live) {
+  constexpr int64_t kLeastSteps = 5;
+  constexpr double kFirst = 1;
+  if (!live.runner || live.stopping || !scheduler_.knows(live.record.id)) return;
+  const JobProgress progress = live.runner->progress();
+  if (progress.generation < 0) return;
+  live.save = std::max(live.save, progress.save);
+  if (progress.total_steps > 0)
+    scheduler_.progress(live.record.id, progress.step, progress.total_steps);
+  if (progress.pauses != std::exchange(live.pauses, progress.pauses) && progress.pauses > 0)
+    scheduler_.paused(live.record.id, progress.pause);
+  const JobProgress::Told now =
+      progress.last.value_or(JobProgress::Told{progress.step, loop_.now()});
+  const int64_t batch = live.batch;
+  follow_batch(live);
+  if (progress.generation != live.generation || live.batch != batch) {
+    const bool are_others =
+        std::exchange(live.generation, progress.generation) != progress.generation;
+    live.first = are_others ? progress.first.value_or(now) : now;
+    live.measured = false;
+  }
+  const double seconds = std::chrono::duration<double>(now.time - live.first.time).count();
+  const double enough =
+      live.measured ? options_.interval / 2 : std::min(kFirst, options_.interval / 2);
+  if (now.step < live.first.step + kLeastSteps || seconds < enough) return;
+  const double speed = static_cast<double>(now.step - live.first.step) *
+                       static_cast<double>(live.batch > 0 ? live.batch : batch_of(live.work)) /
+                       seconds;
+  scheduler_.measured(live.record.id, speed);
+  note_speed(live, speed, progress);
+  live.first = now;
+  live.measured = true;
+}
+
+// For people: what was measured, and what the model makes of it, where that is news.
+void Service::Impl::note_speed(Live& live, double speed, const JobProgress& progress) {
+  constexpr double kNews = 0.25;
+  const int64_t devices = sched::device_count(live.asked);
+  if (live.noted_devices == devices &&
+      std::abs(speed - live.noted_speed) <= kNews * live.noted_speed)
+    return;
+  live.noted_devices = devices;
+  live.noted_speed = speed;
+  const JobId id = live.record.id;
+  nlohmann::json body = {{"devices", devices},
+                         {"samples_per_second", speed},
+                         {"model", scheduler_.modelled_speeds(id)},
+                         {"step", progress.step},
+                         {"total_steps", progress.total_steps}};
+  if (const auto efficiency = scheduler_.efficiency(id)) body["efficiency"] = *efficiency;
+  writer_.write_newest(fmt::format("speed {}", id), [id, body = dump_json(body)](Change& change) {
+    change.record(id, "speed", body, wall_seconds());
+  });
+}
 
 // Read from the run directory, so that a service which takes over knows what the one before knew.
 void Service::Impl::follow_batch(Live& live) {

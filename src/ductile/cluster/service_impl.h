@@ -69,8 +69,9 @@ class Service::Impl {
     net::Loop::Timer rest;              // after a start that failed: until it is tried again
     int redone = 0;                     // how often its result found no room
     // Where the steps of the present workers were counted from.
-    int64_t generation = -1, first_step = 0, pauses = 0;
-    net::Deadline first_time{};
+    int64_t generation = -1, pauses = 0;
+    JobProgress::Told first{};
+    bool measured = false;  // since then, once at least
     // The speed that was noted last, and on how many devices it was measured.
     int64_t noted_devices = 0;
     double noted_speed = 0;

@@ -62,6 +62,8 @@ class TrainRunner : public JobRunner {
       if (note.event == "lost" || note.event == "launch_failed") trouble_ = note.text;
       if (note.event != "generation") return;
       meter_.formed();
+      first_.reset();
+      last_.reset();
       trouble_.clear();
     };
     host_ = std::make_unique<server::JobHost>(loop, lock_, std::move(options), std::move(launcher));
@@ -98,6 +100,8 @@ class TrainRunner : public JobRunner {
     progress.pause = pause_;
     progress.pauses = pauses_;
     progress.save = status.value("save_seconds", 0.0);
+    progress.first = first_;
+    progress.last = last_;
     progress.trouble = trouble_.substr(0, trouble_.find('\n'));  // of a traceback, what it is of
     progress.step = status.value("step", int64_t{0});
     if (status.contains("generation"))
@@ -135,7 +139,12 @@ class TrainRunner : public JobRunner {
   void hear(std::string_view line) {
     const auto known = run::decode(line);
     const auto* progress = known ? std::get_if<run::Progress>(&*known) : nullptr;
-    if (progress != nullptr) total_steps_ = progress->total_steps;
+    if (progress == nullptr) return;
+    total_steps_ = progress->total_steps;
+    // Several a second, from the end of the first step on, and none while it saves or evaluates.
+    if (progress->phase != run::Phase::train) return;
+    last_ = {progress->step, loop_.now()};
+    if (!first_) first_ = last_;
   }
 
   static std::vector<server::HostShare> shares_of(const std::vector<Holding>& devices) {
@@ -154,6 +163,7 @@ class TrainRunner : public JobRunner {
   const int64_t least_;
   server::Launcher* launcher_ = nullptr;  // the host's
   int64_t total_steps_ = 0;
+  std::optional<JobProgress::Told> first_, last_;  // of the present processes
   PauseMeter meter_;
   net::Loop::Timer look_;
   double pause_ = 0;
