@@ -11,7 +11,7 @@ namespace ductile::nn::kernels {
 namespace {
 
 constexpr int64_t kBatchParts = 16;
-constexpr int64_t kFewRows = 8;  // multiply-adds that a vector unit has under way at once
+constexpr int64_t kUnitsBusy = 8;  // multiply-adds that a vector unit has under way at once
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
@@ -43,7 +43,7 @@ struct Layer {
   bool bf16() const { return out_bf16 != nullptr; }
   // Whether the products of one kernel row are so few that they would wait for each other: then
   // the filter's gradient is made of all of them at once, from the image spread out.
-  bool spread() const { return !bf16() && s.kernel > 1 && run < kFewRows; }
+  bool spread() const { return !bf16() && s.kernel > 1 && run < kUnitsBusy; }
   int64_t width() const { return bf16() ? 2 : 1; }                 // values in 32 bits
   int64_t depth() const { return (run + width() - 1) / width(); }  // of a kernel row, in 32 bits
   int64_t batch_parts() const { return std::min(s.batch, kBatchParts); }
