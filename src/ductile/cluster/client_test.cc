@@ -50,10 +50,14 @@ TEST_F(ClientOfNobody, WhereNobodyListensThereIsNoService) {
 TEST_F(ClientOfNobody, AFolderThatMayNotBeLookedIntoIsNotTakenForOneWithoutAService) {
   fs::permissions(folder_.path(), fs::perms::none);
   const uid_t me = ::geteuid();
-  if (me == 0) ASSERT_EQ(::seteuid(65534), 0);
+  if (me == 0) {
+    ASSERT_EQ(::seteuid(65534), 0);
+  }
   std::string text;
   const auto code = code_of([&] { (void)client_.reachable(); }, &text);
-  if (me == 0) ASSERT_EQ(::seteuid(me), 0);
+  if (me == 0) {
+    ASSERT_EQ(::seteuid(me), 0);
+  }
   fs::permissions(folder_.path(), fs::perms::owner_all);
   EXPECT_EQ(code, ErrorCode::conflict);
   EXPECT_NE(text.find("ductile token add"), std::string::npos) << text;
