@@ -519,7 +519,7 @@ nlohmann::json array_body(const ServiceCommand& command, const Context& context)
   if (is_training(command) && std::ranges::none_of(command.request.assignments, has_index))
     fail(ErrorCode::invalid_argument,
          "--array: no --set has {{index}} in it, so all jobs would be the same, as with "
-         "--set train.seed={{index}} they would not");
+         "--set seed={{index}} they would not");
   nlohmann::json out, members = nlohmann::json::array();
   for (const int64_t index : indices_of(command.array)) {
     const std::string number = std::to_string(index);
