@@ -460,7 +460,7 @@ TEST(ServingJob, ManyClientsTakeNoDescriptorsFromOtherJobs) {
     const rlimit few{kFiles, kFiles};
     if (::setrlimit(RLIMIT_NOFILE, &few) != 0) ::_exit(9);
   });
-  const ServedRun run(20'000);
+  const ServedRun run(5'000);
   const JobId id = submit_service(service, run, 1, 1);
   const net::Address at = address_of(wait_for_replicas(service, id, 1));
   const std::string body = body_of(std::vector<float>(16));

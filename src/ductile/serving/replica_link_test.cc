@@ -285,7 +285,8 @@ TEST(ReplicaLink, OneThatSaysNoAddressOfItsDoorCountsAsLost) {
   std::atomic<bool> lost = false;
   front.thread.call([&] { front.router->call_when_lost([&](Router::ReplicaId) { lost = true; }); });
   front.add(4, {"a-name", 1});
-  while (!lost) std::this_thread::sleep_for(2ms);
+  for (int look = 0; look < 10'000 && !lost; ++look) std::this_thread::sleep_for(2ms);
+  EXPECT_TRUE(lost);
   EXPECT_NE(front.trouble().find("4 a-name:1: the host is to be a number"), std::string::npos)
       << front.trouble();
   front.thread.call([&] { front.router->call_when_lost({}); });

@@ -385,6 +385,8 @@ class Impostor {
         const size_t n = clients.back().read_some(block, soon);
         asked_ += n > 0 && block[0] == std::byte{'P'} ? 1 : 0;  // POST, and none of the probes
         clients.back().write_all(std::as_bytes(std::span(answer)), soon);
+        // Of what is closed nobody can say whose it was.
+        if (clients.size() % 2 == 0) clients.back().close();
       } catch (const Error&) {  // nobody comes
       }
     }
@@ -414,14 +416,17 @@ TEST(Router, AReplicaWhosePortAnotherUserHasIsSilent) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   const Impostor impostor;
   RouterOptions options;
-  options.silence = milliseconds(100);
+  options.silence = milliseconds(500);
   Rig rig(1, {}, options);
   rig.await_ready(1);
   rig.thread.call([&] { rig.router->add(99, impostor.address(), 1); });
   const auto is_used = [&] { return rig.on_loop([&] { return rig.router->takes_requests(99); }); };
   for (int look = 0; look < 3000 && is_used(); ++look)
     std::this_thread::sleep_for(milliseconds(10));
-  EXPECT_FALSE(is_used());
+  for (int look = 0; look < 100; ++look) {
+    ASSERT_FALSE(is_used()) << "its answers were heard";
+    std::this_thread::sleep_for(milliseconds(10));
+  }
 }
 
 // test_replica begins with version 1, whatever the others have.
