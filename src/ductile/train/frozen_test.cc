@@ -1,6 +1,8 @@
 // Parameters that are not trained, and first values that come from the data.
 #include <cstring>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -87,6 +89,27 @@ TEST(Frozen, AParameterIsTrainedAgainInAnEarlierState) {
   EXPECT_EQ(replica.state().digest(), late);
   for (int step = 0; step < 7; ++step) train_step(twin);
   EXPECT_EQ(twin.state().digest(), late);
+}
+
+// libtorch would say that nothing requires a gradient, and after an epoch in the second case.
+TEST(Frozen, ARunThatWouldTrainNothingIsRefused) {
+  const auto refusal = [](std::vector<std::string> freeze, int64_t max_steps) -> std::string {
+    spec::JobOptions job = job_of("mlp");
+    job.optimizer.freeze = std::move(freeze);
+    job.train.max_steps = max_steps;
+    try {
+      Replica replica(job);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_NE(refusal({"fc"}, 0).find("nothing to train"), std::string::npos);
+  EXPECT_NE(refusal({"fc1", "fc2:1"}, 0).find("after 1 epochs"), std::string::npos);
+  EXPECT_EQ(refusal({"fc1", "fc2:1"}, 4), "") << "four steps are an epoch";
+  EXPECT_NE(refusal({"fc1", "fc2:1"}, 5), "");
+  EXPECT_EQ(refusal({"fc1", "fc2:4"}, 0), "");
 }
 
 TEST(Frozen, ANameThatNoParameterHasIsRefused) {

@@ -65,6 +65,32 @@ std::vector<std::string> figures_of(const StepMethod& method, const spec::JobOpt
   return names;
 }
 
+// A step in which nothing is trained has no gradient.
+void require_trained(const spec::JobOptions& job, const optim::ParamLayout& layout,
+                     int64_t train_size) {
+  double longest = 0;
+  for (const optim::Segment& s : layout.segments()) {
+    if (s.size > 0) longest = std::max(longest, s.trained_epochs);
+  }
+  // Where the last step begins, in epochs, if the batch stays as it is.
+  const int64_t steps = std::max<int64_t>(1, train_size / job.train.batch_size);
+  int64_t last_step = job.train.epochs * steps - 1;
+  if (job.train.max_steps > 0) last_step = std::min(last_step, job.train.max_steps - 1);
+  const double last = static_cast<double>(last_step / steps) +
+                      static_cast<double>(last_step % steps * job.train.batch_size) /
+                          static_cast<double>(train_size);
+  if (longest > last) return;
+  if (longest == 0) {
+    fail(ErrorCode::invalid_argument,
+         "all parameters are frozen (by the model, or by optimizer.freeze), so there is nothing to "
+         "train; leave one of them out");
+  }
+  fail(ErrorCode::invalid_argument,
+       "all parameters are frozen after {0:g} epochs (by the model, or by optimizer.freeze), and "
+       "the run has train.epochs = {1}; train one of them longer, or set train.epochs = {0:g}",
+       longest, job.train.epochs);
+}
+
 }  // namespace
 
 Replica::Replica(const spec::JobOptions& job, const Recipe& recipe, bool may_be_blank)
@@ -78,6 +104,7 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe, bool may_be_
   if (num_parameters() == 0) {
     fail(ErrorCode::invalid_argument, "the model has no parameters, so there is nothing to train");
   }
+  require_trained(job_, layout(), train_info().size);
   if (ingredients_.task && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty() &&
       state_.optimizer->evaluates_other_weights({})) {
     fail(ErrorCode::invalid_argument,
