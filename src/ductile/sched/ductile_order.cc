@@ -126,20 +126,51 @@ bool DuctilePolicy::Impl::keep_from_own_tier(const Round& round,
   return false;
 }
 
-// Jobs that stay where they are may leave devices free in pieces that are too small for one that
-// was chosen: others have these then. True where all has been solved anew without such jobs.
-bool DuctilePolicy::Impl::leave_out(const Round& round, const std::vector<uint8_t>& unplaced) {
-  if (unsaved_jobs(round).empty()) return false;
-  bool any = false;
+// The most devices that are free on one node of each pool.
+std::vector<int32_t> DuctilePolicy::Impl::largest_pieces(
+    const Round& round, const std::vector<Allocation>& next) const {
+  const Cluster& cluster = round.cluster;
+  std::vector<int32_t> free(static_cast<size_t>(cluster.nodes()));
+  for (int32_t n = 0; n < cluster.nodes(); ++n)
+    if (usable_until(cluster, n, horizon_of(round)))
+      free[static_cast<size_t>(n)] = cluster.node_devices[static_cast<size_t>(n)];
+  for (const Allocation& allocation : next)
+    for (const NodeShare& share : allocation)
+      free[static_cast<size_t>(share.node)] -= share.devices;
+  std::vector<int32_t> out;
+  for (const Pool& pool : pools_) {
+    int32_t most = 0;
+    for (const int32_t n : pool.nodes) most = std::max(most, free[static_cast<size_t>(n)]);
+    out.push_back(most);
+  }
+  return out;
+}
+
+// Jobs that stay where they are, and services, may leave devices free in pieces that are too small
+// for what was chosen for one that waits. It is offered what the largest of them has, or, where it
+// could not begin on that, left out: others have these then. True where all has been solved anew.
+bool DuctilePolicy::Impl::leave_out(const Round& round, const std::vector<uint8_t>& unplaced,
+                                    const std::vector<Allocation>& next) {
+  const bool serves = std::ranges::any_of(
+      grants_, [](const ServiceGrant& grant) { return !grant.allocation.empty(); });
+  if (!serves && unsaved_jobs(round).empty()) return false;
+  std::vector<int32_t> pieces;
   for (size_t i = 0; i < round.jobs.size(); ++i) {
     State& s = states_.at(round.jobs[i].id);
-    if (!unplaced[i] || s.left_out || !round.jobs[i].allocation.empty()) continue;
-    s.left_out = any = true;
-    s.given_weight = -1;  // offered again in the next round
-    allocator_->set_job(s.slot, {});
+    if (!unplaced[i] || s.left_out || !round.jobs[i].allocation.empty() || s.takes < 0) continue;
+    if (pieces.empty()) pieces = largest_pieces(round, next);
+    const Configuration& chosen = s.configurations[static_cast<size_t>(s.takes)];
+    s.fits = std::min(chosen.devices - 1, pieces[static_cast<size_t>(chosen.pool)]);
+    s.left_out = std::ranges::none_of(s.configurations,
+                                      [&](const Configuration& c) { return c.devices <= s.fits; });
+    s.given_weight = -1;  // offered again, now or in the next round
+    if (s.left_out)
+      allocator_->set_job(s.slot, {});
+    else
+      offer(round.jobs[i], s);
   }
-  if (any) allocator_->solve();
-  return any;
+  if (!pieces.empty()) allocator_->solve();
+  return !pieces.empty();
 }
 
 namespace {

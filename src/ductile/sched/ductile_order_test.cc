@@ -229,6 +229,41 @@ TEST(DuctileOrder, WhatCannotBeSavedIsStoppedForAHigherTierAlone) {
   RecordProperty("stopped", stopped);
 }
 
+// What stays leaves one device free on each node, and two would be faster.
+TEST(DuctileOrder, AJobBeginsOnThePieceThatIsFree) {
+  const Cluster cluster = homogeneous_cluster(2, 2);
+  for (const bool serves : {false, true}) {
+    DuctilePolicy policy;
+    std::vector<JobView> jobs = {command(1, 0), command(2, 0), command(3, 0, 4)};
+    for (int32_t node : {0, 1}) {
+      JobView& job = jobs[static_cast<size_t>(node)];
+      job.allocation = {{node, 1}};
+      job.started = job.last_change = 0;
+      if (!serves) continue;
+      job.saves = true;
+      job.service = ServiceView{.target = 0.1, .rate = {100}};
+      job.service->load = job.service->peak = 10;
+    }
+    JobView& training = jobs[2];
+    training.saves = true;
+    training.scaling = Scaling::strong;
+    training.min_devices = 1;
+    training.remaining = 1e6;
+    training.plans = {{0, 1, 4, 10}, {0, 2, 4, 20}, {0, 4, 4, 40}};
+    const Round round{0, 10, cluster, jobs};
+    const Decisions decisions = policy.decide(round);
+    check_decisions(round, decisions);
+    ASSERT_EQ(decisions.changes.size(), 1u) << policy.explain(3);
+    EXPECT_EQ(decisions.changes[0].job, 3);
+    EXPECT_EQ(device_count(decisions.changes[0].allocation), 1);
+    // With both, nothing in one piece would do.
+    training.min_devices = 2;
+    DuctilePolicy other;
+    EXPECT_TRUE(other.decide({0, 10, cluster, jobs}).changes.empty());
+    EXPECT_NE(other.explain(3).find("only in pieces"), std::string::npos) << other.explain(3);
+  }
+}
+
 // Services come before training, and nodes go: no device is given twice, whatever is kept.
 TEST(DuctileOrder, ServicesAndNodesThatLeaveComeBeforeWhatIsKept) {
   for (uint64_t seed = 0; seed < 300; ++seed) {

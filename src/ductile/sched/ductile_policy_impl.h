@@ -75,7 +75,8 @@ class DuctilePolicy::Impl {
     Owed owed;                 // devices that its window needs ...
     double promised = 0;       // ... and what each of them counts for
     int32_t most = INT32_MAX;  // devices, by its team's quota
-    bool left_out = false;     // of this round, since nothing in one piece is free for it
+    int32_t fits = INT32_MAX;  // devices; in this round more are not free in one piece
+    bool left_out = false;     // of this round, since it could begin on no piece that is free
     int32_t takes = -1;        // the configuration that it is to have, where it is not pinned
     // Of the last round, for explain().
     std::string name, reason;
@@ -129,7 +130,10 @@ class DuctilePolicy::Impl {
   void keep_unsaved(const Round& round, std::vector<int64_t>& capacity);
   bool has_just_begun(const Round& round, const JobView& job) const;
   bool keep_from_own_tier(const Round& round, const std::vector<Allocation>& next);
-  bool leave_out(const Round& round, const std::vector<uint8_t>& unplaced);
+  std::vector<int32_t> largest_pieces(const Round& round,
+                                      const std::vector<Allocation>& next) const;
+  bool leave_out(const Round& round, const std::vector<uint8_t>& unplaced,
+                 const std::vector<Allocation>& next);
   void take_choices(const Round& round);
   // ductile_leaving.cc
   void use_leaving_nodes(const Round& round, std::vector<Allocation>& next) const;
