@@ -1,5 +1,7 @@
 #include "ductile/net/peer_user.h"
 
+#include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -57,9 +59,20 @@ std::optional<uid_t> user_in_list(const PeerEnd& ours, const PeerEnd& theirs) {
   return std::nullopt;
 }
 
-// Their end is the socket whose own address is our peer's.
-std::optional<uid_t> user_by_question(sa_family_t family, const PeerEnd& ours,
-                                      const PeerEnd& theirs) {
+// What the kernel knows of one end of a connection.
+struct Found {
+  enum class Kind : uint8_t {
+    unknown,  // it takes no questions of that kind, as in some containers, or not now
+    nothing,  // there is no such end; or it takes none, which it says in the same way
+    closed,   // it has forgotten whose it was, and says root
+    open,
+  };
+  Kind kind = Kind::unknown;
+  uid_t user = 0;  // of an open one
+};
+
+// Of the end at `own`, whose other end is at `other`.
+Found ask_for(sa_family_t family, const PeerEnd& own, const PeerEnd& other) {
   struct {
     nlmsghdr head;
     inet_diag_req_v2 body;
@@ -70,23 +83,26 @@ std::optional<uid_t> user_by_question(sa_family_t family, const PeerEnd& ours,
   ask.body.sdiag_family = static_cast<uint8_t>(family);
   ask.body.sdiag_protocol = IPPROTO_TCP;
   ask.body.idiag_states = ~0U;
-  ask.body.id.idiag_sport = theirs.port;
-  ask.body.id.idiag_dport = ours.port;
-  std::memcpy(ask.body.id.idiag_src, theirs.address, sizeof theirs.address);
-  std::memcpy(ask.body.id.idiag_dst, ours.address, sizeof ours.address);
+  ask.body.id.idiag_sport = own.port;
+  ask.body.id.idiag_dport = other.port;
+  std::memcpy(ask.body.id.idiag_src, own.address, sizeof own.address);
+  std::memcpy(ask.body.id.idiag_dst, other.address, sizeof other.address);
   ask.body.id.idiag_cookie[0] = INET_DIAG_NOCOOKIE;
   ask.body.id.idiag_cookie[1] = INET_DIAG_NOCOOKIE;
   const Descriptor link(::socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG));
-  if (!link || ::send(link.get(), &ask, sizeof ask, 0) < 0) return std::nullopt;
+  if (!link || ::send(link.get(), &ask, sizeof ask, 0) < 0) return {};
   alignas(nlmsghdr) char answer[1024];
   const ssize_t n = ::recv(link.get(), answer, sizeof answer, 0);
   const auto* const head = reinterpret_cast<const nlmsghdr*>(answer);
-  if (n < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg))) ||
-      head->nlmsg_type != SOCK_DIAG_BY_FAMILY)
-    return std::nullopt;
+  const auto has = [n](size_t body) { return n >= static_cast<ssize_t>(NLMSG_LENGTH(body)); };
+  if (has(sizeof(nlmsgerr)) && head->nlmsg_type == NLMSG_ERROR) {
+    const auto* const error = reinterpret_cast<const nlmsgerr*>(NLMSG_DATA(head));
+    return {error->error == -ENOENT ? Found::Kind::nothing : Found::Kind::unknown};
+  }
+  if (!has(sizeof(inet_diag_msg)) || head->nlmsg_type != SOCK_DIAG_BY_FAMILY) return {};
   const auto* const found = reinterpret_cast<const inet_diag_msg*>(NLMSG_DATA(head));
-  if (found->idiag_inode == 0) return std::nullopt;  // closed: the kernel says root of it
-  return found->idiag_uid;
+  if (found->idiag_inode == 0) return {Found::Kind::closed};
+  return {Found::Kind::open, found->idiag_uid};
 }
 
 }  // namespace
@@ -99,8 +115,15 @@ std::optional<uid_t> user_at_other_end(int connection) {
     return std::nullopt;
   const auto ours = end_of(own), theirs = end_of(peer);
   if (!ours || !theirs) return std::nullopt;
-  const auto user = user_by_question(peer.ss_family, *ours, *theirs);
-  return user || peer.ss_family != AF_INET ? user : user_in_list(*ours, *theirs);
+  using Kind = Found::Kind;
+  const Found found = ask_for(peer.ss_family, *theirs, *ours);
+  if (found.kind == Kind::open) return found.user;
+  // What was closed is in no list either, and whoever connects and goes, again and again, must not
+  // have a long one read each time. Our own end is there for certain.
+  if (found.kind == Kind::closed) return std::nullopt;
+  if (found.kind == Kind::nothing && ask_for(peer.ss_family, *ours, *theirs).kind == Kind::open)
+    return std::nullopt;
+  return peer.ss_family == AF_INET ? user_in_list(*ours, *theirs) : std::nullopt;
 }
 
 }  // namespace ductile::net

@@ -1,6 +1,10 @@
 #include "ductile/net/peer_user.h"
 
+#include <cstdint>
+#include <fstream>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <sys/fsuid.h>
@@ -48,6 +52,32 @@ TEST(PeerUser, IsNobodyWhereTheOtherEndWasClosed) {
     client.reset();
     EXPECT_FALSE(user_at_other_end(server.fd())) << host;
   }
+}
+
+// Bytes that this process has read; 0: nobody counts them.
+int64_t bytes_read() {
+  std::ifstream counts("/proc/self/io");
+  std::string name;
+  int64_t bytes = 0;
+  counts >> name >> bytes;
+  return bytes;
+}
+
+// The kernel's list is long where there are many connections.
+TEST(PeerUser, WhoConnectsAndGoesHasNoListRead) {
+  if (bytes_read() == 0) GTEST_SKIP() << "nobody counts what is read";
+  Listener listener({"127.0.0.1", 0});
+  std::vector<Socket> many;
+  for (int i = 0; i < 300; ++i) {
+    many.push_back(connect(listener.address(), {}, in_a_while()));
+    many.push_back(listener.accept(in_a_while()));
+  }
+  std::optional<Socket> client = connect(listener.address(), {}, in_a_while());
+  const Socket server = listener.accept(in_a_while());
+  client.reset();
+  const int64_t before = bytes_read();
+  for (int i = 0; i < 4; ++i) EXPECT_FALSE(user_at_other_end(server.fd()));
+  EXPECT_LT(bytes_read(), before + 20'000);
 }
 
 TEST(PeerUser, IsNobodyWhereThereIsNoConnection) {
