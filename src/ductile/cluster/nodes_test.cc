@@ -169,15 +169,17 @@ TEST(Nodes, ALostNodesJobsGoOnElsewhere) {
     return nodes_of(now) == std::set<std::string>{after} || now.at("phase") == "finished";
   });
   EXPECT_EQ(nodes_of(job), std::set<std::string>{after});
-  // The old worker lives, since nobody could end it; it is ended before its device counts.
+  // The old worker lives, since nobody could end it; it is ended before its device is another's.
   fs::remove(away.path() / before);
   wait_for_node(service, before, "up");
-  for (const pid_t pid : service.workers()) {
+  const JobId other = service.submit("other", 20);
+  service.wait_for(other, "running");
+  for (const pid_t pid : link::workers_of(job.value("run", ""))) {
     const std::string line = read_file(fs::path("/proc") / std::to_string(pid) / "cmdline");
     EXPECT_EQ(line.find(std::string("--host") + '\0' + before + '\0'), std::string::npos);
   }
   service.slow_steps(false);
-  service.expect_result(id);
+  for (const JobId one : {id, other}) service.expect_result(one);
 }
 
 // A spot machine: its agent is told, the job hands over, and only then the machine is gone.
@@ -304,7 +306,8 @@ TEST(Nodes, ShortlyBeforeItsEndTheNoticeIsNotUsedAnyMore) {
 // How long a job needs to leave is known once it has saved.
 TEST(Nodes, HowMuchOfTheNoticeIsUsedIsFoundFromTheSaves) {
   LiveService service(on_spot_nodes({"one"}, 10'000, 0));
-  const JobId id = service.submit("job", 4000);
+  service.slow_steps(true);
+  const JobId id = service.submit("job", 300);
   service.wait(id, [&](const Json& job) {
     if (job.at("phase") != "running") return false;
     const fs::path events = fs::path(job.value("run", "")) / "events.jsonl";
@@ -314,6 +317,7 @@ TEST(Nodes, HowMuchOfTheNoticeIsUsedIsFoundFromTheSaves) {
   service.kill_agent("one", SIGTERM);
   wait_for_node(service, "one", "away");
   EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
+  service.slow_steps(false);
   service.expect_result(id);
   EXPECT_EQ(count_of(service, id, "queued"), 0);
 }
