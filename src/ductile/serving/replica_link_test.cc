@@ -325,6 +325,35 @@ TEST(ReplicaLink, AReplicaThatIsLostAndCannotBeEndedHoldsUpNothing) {
   });
 }
 
+// Everybody was told that all have the new weights.
+TEST(ReplicaLink, AReplicaThatALoadDidNotReachAnswersNothingBeforeItHasThem) {
+  FarReplica one(1), two(2);
+  FarFront front;
+  std::atomic<bool> cut = true;
+  front.thread.call([&] {
+    front.router->add(
+        1,
+        [&]() -> net::Socket {
+          if (cut) fail(ErrorCode::unavailable, "its way is cut off");
+          return front.links->open(1, one.at);
+        },
+        1);
+  });
+  front.add(2, two.at);
+  Client client(front.address);
+  const auto loaded = client.post(kReload, R"({"parameters": {"version": "4"}})");
+  ASSERT_TRUE(loaded.has_value());
+  EXPECT_EQ(loaded->status, 200) << loaded->body;
+  cut = false;
+  bool is_used = false;
+  for (uint64_t i = 0; i < 50 || (!is_used && i < 20'000); ++i) {
+    ASSERT_EQ(fault_of(client, i, 4), "");
+    front.thread.call([&] { is_used = front.router->takes_requests(1); });
+  }
+  EXPECT_TRUE(is_used);
+  for (uint64_t i = 0; i < 50; ++i) ASSERT_EQ(fault_of(client, i, 4), "");
+}
+
 TEST(ReplicaLink, AFrontInTheSamePlaceNeedsNoDoor) {
   net::Loop loop;
   const FrontPlace front = FrontPlace::from_json(FrontPlace{"here", "127.0.0.1", "j"}.to_json());

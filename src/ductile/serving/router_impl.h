@@ -110,7 +110,7 @@ class Router::Impl {
     net::Deadline busy_since{};  // where something is in flight
     bool retiring = false, silent = false, told_lost = false;
     std::optional<int64_t> version;  // of its weights, where that is known
-    bool catching_up = false;        // came with other weights than it is to have
+    bool catching_up = false;        // has other weights than it is to have
     std::function<void()> on_idle;
     bool takes_requests() const { return !retiring && !silent && !told_lost && !catching_up; }
   };
@@ -151,6 +151,7 @@ class Router::Impl {
   void set_wanted(std::optional<int64_t> version);
   void has_loaded(ReplicaId id, const PassagePtr& passage, HttpResponse response);
   bool goes_on_without(ReplicaId id, Passage& passage, int status);
+  void leave_behind();
   void end_load(const PassagePtr& passage);
   static double seconds(net::Deadline from, net::Deadline to) {
     return std::chrono::duration<double>(to - from).count();

@@ -113,11 +113,20 @@ bool Router::Impl::goes_on_without(ReplicaId id, Passage& passage, int status) {
   return true;
 }
 
+// Whom a load did not reach has other weights than all are said to have: it gets no requests before
+// it has loaded these, too.
+void Router::Impl::leave_behind() {
+  if (options_.model.empty() || !wanted_) return;
+  for (auto& [id, replica] : replicas_)
+    if (replica.version && replica.version != wanted_) replica.catching_up = true;
+}
+
 void Router::Impl::end_load(const PassagePtr& passage) {
   if (!passage->own && passage->done.empty())
     return finish(passage, error_response(503, "there is no replica that could load weights"));
   if (!passage->own) {
     ++load_.answered;
+    leave_behind();
     if (passage->version && on_loaded_) on_loaded_(*passage->version);
   }
   finish(passage, std::move(passage->loaded));
