@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -47,8 +49,24 @@ Json to_json(const tune::Observation& o) {
   return {o.budget, std::isfinite(o.value) ? Json(o.value) : Json()};
 }
 
-tune::Observation observation_from(const Json& value) {
-  return {value.at(0).get<double>(), value.at(1).is_null() ? NAN : value.at(1).get<double>()};
+constexpr double kMost = std::numeric_limits<double>::max();
+
+// As tune.json has it, of a job of so many epochs.
+TrialRecord trial_from(const Json& json, double full, const std::string& where) {
+  const JsonFields fields(json, where);
+  TrialRecord out;
+  for (const Json& v : fields.array("setting"))
+    out.setting.push_back(fields.as_number(v, "setting", -kMost, kMost));
+  out.status = fields.text("status");
+  out.reason = fields.text("reason");
+  for (const Json& o : fields.array("seen")) {
+    if (!o.is_array() || o.size() != 2) fields.wrong("seen", "a list of pairs", o);
+    out.seen.push_back({fields.as_number(o[0], "seen", 0, full),
+                        o[1].is_null() ? NAN : fields.as_number(o[1], "seen", -kMost, kMost)});
+  }
+  out.core_seconds = fields.number("core_seconds", 0, kMost);
+  out.wall_seconds = fields.number("wall_seconds", 0, kMost);
+  return out;
 }
 
 bool is_unfinished(std::string_view name) {
@@ -240,26 +258,24 @@ void Session::save() const {
 }
 
 void Session::restore(const Json& state) {
-  policy_->restore(state.at("policy"));
-  for (const Json& t : state.at("trials")) {
-    TrialRecord record;
-    record.setting = t.at("setting").get<tune::Setting>();
-    record.status = t.at("status").get<std::string>();
-    record.reason = t.at("reason").get<std::string>();
-    for (const Json& o : t.at("seen")) record.seen.push_back(observation_from(o));
-    record.core_seconds = t.at("core_seconds").get<double>();
-    record.wall_seconds = t.at("wall_seconds").get<double>();
-    trials_.push_back(std::move(record));
+  const std::string file = (folder_ / "tune.json").string();
+  const JsonFields fields(state, file);
+  policy_->restore(fields.at("policy"));
+  const std::vector<tune::Trial>& known = policy_->searcher().trials();
+  for (const Json& t : fields.array("trials")) {
+    const size_t number = trials_.size();
+    trials_.push_back(trial_from(t, full(), fmt::format("{}: trial {}", file, number)));
+    if (number >= known.size() || trials_.back().setting != known[number].setting)
+      fail(ErrorCode::data_loss, "{}: trial {} is not that of the search", file, number);
   }
-  for (const Json& p : state.at("planned"))
-    planned_[p.at(0).get<int64_t>()] = p.at(1).get<double>();
-  for (const auto& [trial, epochs] : planned_)
-    if (trial < 0 || trial >= static_cast<int64_t>(trials_.size()))
-      fail(ErrorCode::data_loss, "{}: trial {} is planned, and there is none",
-           (folder_ / "tune.json").string(), trial);
-  over_ = state.at("over").get<std::string>();
-  finishing_ = state.at("finishing").get<bool>();
-  wall_seconds_ = state.at("wall_seconds").get<double>();
+  for (const Json& p : fields.array("planned")) {
+    if (!p.is_array() || p.size() != 2) fields.wrong("planned", "a list of pairs", p);
+    planned_[fields.as_integer(p[0], "planned", 0, std::ssize(trials_) - 1)] =
+        fields.as_number(p[1], "planned", 0, full());
+  }
+  over_ = fields.text("over");
+  finishing_ = fields.boolean("finishing");
+  wall_seconds_ = fields.number("wall_seconds", 0, kMost);
 }
 
 // ---- Running.

@@ -314,5 +314,44 @@ TEST(Session, TellsAbsenceFromDamage) {
   EXPECT_EQ(open_error(folder), ErrorCode::conflict);
 }
 
+// The field is named, and nothing that contradicts the search gets as far as a report.
+TEST(Session, NamesTheFieldOfAStateThatIsOtherwise) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  {
+    Session session = Session::create(folder, job_of_two_epochs(), two_rates({}));
+    const std::string lines =
+        evaluation(1, R"("accuracy":0.5)") + evaluation(2, R"("accuracy":0.6)");
+    EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+    ASSERT_EQ(session.trials().size(), 2U);
+  }
+  const nlohmann::json whole = nlohmann::json::parse(read_file(folder / "tune.json"));
+  const auto expect_named = [&](const char* pointer, const nlohmann::json& value,
+                                const char* name) {
+    nlohmann::json state = whole;
+    state[nlohmann::json::json_pointer(pointer)] = value;
+    write_file_atomic(folder / "tune.json", state.dump());
+    try {
+      Session::open(folder);
+      ADD_FAILURE() << pointer << " = " << value;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::data_loss) << e.what();
+      EXPECT_NE(e.message().find(name), std::string::npos) << e.message();
+      EXPECT_EQ(e.message().find("json.exception"), std::string::npos) << e.message();
+    }
+  };
+  for (const nlohmann::json& value : {nlohmann::json(nullptr), nlohmann::json(-1)}) {
+    for (const char* key : {"policy", "trials", "planned", "over", "finishing", "wall_seconds"})
+      expect_named(fmt::format("/{}", key).c_str(), value, key == std::string("policy") ? "" : key);
+    for (const char* key : {"setting", "status", "reason", "seen", "core_seconds"})
+      expect_named(fmt::format("/trials/1/{}", key).c_str(), value, key);
+  }
+  expect_named("/trials/1", nlohmann::json::array(), "trial 1");
+  expect_named("/trials/1/seen/0/0", 3, "seen");
+  expect_named("/trials/1/setting", nlohmann::json::array(), "trial 1 is not that of the search");
+  expect_named("/trials/1/setting/0", 7, "trial 1 is not that of the search");
+  expect_named("/planned", {{2, 1.0}}, "planned");
+}
+
 }  // namespace
 }  // namespace ductile::trials
