@@ -1,7 +1,6 @@
 #include "ductile/nn/ops.h"
 
 #include <functional>
-#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -10,9 +9,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
-
-#include "ductile/nn/first_half.h"
-#include "ductile/nn/threads.h"
 
 namespace ductile::nn::ops {
 namespace {
@@ -263,60 +259,6 @@ TEST(ConvBnActPool, HasTheBitsOfTheActivationAndThePool) {
     }
   }
   at::set_num_threads(before);
-}
-
-// Winograd's convolutions and direct ones. In fp32 the first half leaves in the place of what it
-// read what the second one begins with, which then has to be its own.
-TEST(ConvBnAct, TwoHalvesOfAPassBackHaveTheBitsOfBothAtOnce) {
-  enum class Form { plain, residual, pooled };
-  for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
-    for (const int64_t stride : {1, 2}) {
-      for (const Activation act : kActivations) {
-        for (const Form form : {Form::plain, Form::residual, Form::pooled}) {
-          SCOPED_TRACE(::testing::Message()
-                       << type << ", stride " << stride << ", activation " << static_cast<int>(act)
-                       << ", form " << static_cast<int>(form));
-          Operands o = operands(5, 16, 32, 8, 8, 3, stride, 1);
-          o.x = leaf(o.x.to(type));
-          o.w = leaf(o.w.to(type));
-          o.residual = leaf(o.residual.to(type));
-          const auto made = [&] {
-            if (form == Form::pooled)
-              return conv_bn_act_pool(o.x, o.w, stride, 1, o.bn, act, true, 2);
-            const Tensor residual = form == Form::residual ? o.residual : Tensor();
-            return conv_bn_act(o.x, o.w, stride, 1, o.bn, residual, act, true);
-          };
-          std::vector<Tensor> first = {o.x, o.bn.weight, o.bn.bias};
-          if (form == Form::residual) first.push_back(o.residual);
-          std::vector<Tensor> all = first;
-          all.push_back(o.w);
-          const Tensor once = made(), again = made();
-          const std::vector<Tensor> gradients = {at::randn(once.sizes()).to(type)};
-          const std::vector<Tensor> want = torch::autograd::grad({once}, all, gradients);
-          std::vector<Tensor> got;
-          {
-            const FirstHalf half(gradients);
-            got = torch::autograd::grad({again}, first, gradients, /*retain_graph=*/true);
-          }
-          got.push_back(torch::autograd::grad({again}, {o.w}, gradients, true)[0]);
-          for (size_t i = 0; i < want.size(); ++i) EXPECT_TRUE(got[i].equal(want[i])) << i;
-        }
-      }
-    }
-  }
-}
-
-TEST(ConvBnAct, ASecondHalfWithAnotherGradientThanTheFirstIsRefused) {
-  if (std::string(kernels_in_use()) == "none") GTEST_SKIP() << "ATen does all the work";
-  const Operands o = operands(5, 16, 32, 8, 8, 3, 1, 1);
-  const Tensor z = conv_bn_act(o.x, o.w, 1, 1, o.bn, {}, Activation::relu, true);
-  const std::vector<Tensor> gradients = {at::randn(z.sizes())};
-  {
-    const FirstHalf half(gradients);
-    torch::autograd::grad({z}, {o.x}, gradients, /*retain_graph=*/true);
-  }
-  EXPECT_ANY_THROW(torch::autograd::grad({z}, {o.w}, {gradients[0] * 2}, true));
-  EXPECT_NO_THROW(torch::autograd::grad({z}, {o.w}, gradients, true));
 }
 
 // What stands between a convolution and a normalisation, or follows a bias.
