@@ -4,7 +4,6 @@
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -78,11 +77,10 @@ class Runs {
       : here_(cluster.folder() / "runs"), away_(cluster.folder() / "away") {}
   void unmount() const { fs::rename(here_, away_); }
   void mount() const { fs::rename(away_, here_); }
-  // An empty disk in its place; with a mark: another service's, or a damaged one.
-  void mount_other(const std::string& mark = "") const {
+  // An empty disk in its place.
+  void mount_other() const {
     unmount();
     fs::create_directory(here_);
-    if (!mark.empty()) write_file_atomic(run::runs_mark_file(here_), mark);
   }
   // Nobody has begun a run on the other one.
   void mount_again() const {
@@ -153,11 +151,10 @@ TEST(Service, BeginsAnewWhereSomebodyMadeAndMarkedTheFolderOfTheRuns) {
 TEST(Service, WaitsForTheDiskOfItsRunsWhichWasTakenAwayMeanwhile) {
   LiveService cluster;
   cluster.slow_steps(true);
-  const JobId running = cluster.submit("running", 4000), paused = cluster.submit("paused", 400);
+  const JobId running = cluster.submit("running", 400), paused = cluster.submit("paused", 400);
   for (const JobId id : {running, paused}) cluster.wait_for_workers(id);
   cluster.act(paused, "pause");
   const fs::path run = cluster.wait_for(paused, "paused").value("run", "");
-  cluster.slow_steps(false);
   const std::string secret = read_file(run / "secret");
   const Runs runs(cluster);
   runs.unmount();
@@ -172,6 +169,7 @@ TEST(Service, WaitsForTheDiskOfItsRunsWhichWasTakenAwayMeanwhile) {
   cluster.wait_for_no_workers();
   EXPECT_FALSE(fs::exists(runs.path())) << "a job has begun on another disk";
   runs.mount();
+  cluster.slow_steps(false);
   for (const JobId id : {running, paused, fresh}) cluster.expect_result(id);
   EXPECT_EQ(read_file(run / "secret"), secret) << "the job has begun anew";
   EXPECT_EQ(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"), std::string::npos);
@@ -179,33 +177,35 @@ TEST(Service, WaitsForTheDiskOfItsRunsWhichWasTakenAwayMeanwhile) {
 
 // An empty disk in the place of the right one, another one, or a damaged mark: each has its name.
 TEST(Service, WaitsWhereAnotherDiskIsInThePlaceOfThatOfItsRuns) {
+  LiveService cluster;
+  cluster.slow_steps(true);
+  const JobId running = cluster.submit("running", 300), paused = cluster.submit("paused", 100);
+  for (const JobId id : {running, paused}) cluster.wait_for_workers(id);
+  cluster.act(paused, "pause");
+  const fs::path run = cluster.wait_for(paused, "paused").value("run", "");
+  const std::string secret = read_file(run / "secret");
+  const Runs runs(cluster);
+  runs.mount_other();
+  const JobId fresh = cluster.submit("fresh", 40);
+  cluster.act(paused, "resume");
   for (const auto& [mark, said] :
        {std::pair("", "has no mark"), std::pair("0123456789abcdef\n", "its mark"),
         std::pair("0123", "is damaged")}) {
     SCOPED_TRACE(said);
-    LiveService cluster;
-    const JobId running = cluster.submit("running", 4000), paused = cluster.submit("paused", 400);
-    for (const JobId id : {running, paused}) cluster.wait_for_workers(id);
-    cluster.act(paused, "pause");
-    const fs::path run = cluster.wait_for(paused, "paused").value("run", "");
-    const std::string secret = read_file(run / "secret");
-    const Runs runs(cluster);
-    runs.mount_other(mark);
-    const JobId fresh = cluster.submit("fresh", 40);
-    cluster.act(paused, "resume");
+    if (*mark != '\0') write_file_atomic(run::runs_mark_file(runs.path()), mark);
     for (const JobId id : {running, paused, fresh})
       cluster.wait(id, [&, text = std::string(said)](const Json& job) {
-        const std::string reason = job.value("reason", "");
-        return job.at("phase") == "queued" && reason.find(text) != std::string::npos &&
-               reason.find("mount the right disk") != std::string::npos;
+        const std::string why = job.value("why", "");
+        return job.at("phase") == "queued" && why.find(text) != std::string::npos &&
+               why.find("mount the right disk") != std::string::npos;
       });
-    cluster.wait_for_no_workers();
-    runs.mount_again();
-    for (const JobId id : {running, paused, fresh}) cluster.expect_result(id);
-    EXPECT_EQ(read_file(run / "secret"), secret) << "the job has begun anew";
-    EXPECT_EQ(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"),
-              std::string::npos);
   }
+  cluster.wait_for_no_workers();
+  runs.mount_again();
+  cluster.slow_steps(false);
+  for (const JobId id : {running, paused, fresh}) cluster.expect_result(id);
+  EXPECT_EQ(read_file(run / "secret"), secret) << "the job has begun anew";
+  EXPECT_EQ(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"), std::string::npos);
 }
 
 // A mark alone that somebody removed does not stand in the way of runs that are all there.
