@@ -20,7 +20,8 @@ import urllib.parse
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from testbed import Service, Skip, Testbed, until  # noqa: E402
 
-POOL = 'name = "lab"\ndevices = 1\nmin = 0\nmax = 3\npartition = "main"\nidle = 3\nnotice = 20\n'
+# One pilot a machine, which has room for two.
+POOL = 'name = "lab"\ndevices = 1\nmin = 0\nmax = 3\npartition = "main"\nidle = 3\nnotice = 20\noptions = ["--exclusive"]\n'
 PATIENCE = 180
 
 
