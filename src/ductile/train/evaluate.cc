@@ -1,6 +1,8 @@
 #include "ductile/train/evaluate.h"
 
+#include <algorithm>
 #include <cmath>
+#include <span>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -108,6 +110,14 @@ void count_classes(const at::Tensor& logits, const at::Tensor& labels, ClassScor
     scores.add({row, num_logits}, label[i]);
 }
 
+// A model of the user's may give a number for each sample that is no logit of its class.
+bool has_each_label(const at::Tensor& logits, const at::Tensor& labels) {
+  const std::span<const int64_t> all(labels.data_ptr<int64_t>(),
+                                     static_cast<size_t>(labels.numel()));
+  return std::ranges::all_of(all,
+                             [&](int64_t label) { return label >= 0 && label < logits.size(1); });
+}
+
 // Adds the losses and hits of logits that are final.
 struct Tally {
   ClassScores& scores;
@@ -124,7 +134,7 @@ struct Tally {
     correct += loss.correct;
     predictions += loss.predictions;
     const at::Tensor rows = class_logits(logits, labels.size(0));
-    classifies = classifies && rows.defined() && labels.dim() == 1;
+    classifies = classifies && rows.defined() && labels.dim() == 1 && has_each_label(rows, labels);
     if (classifies) count_classes(rows, labels, scores);
   }
 };

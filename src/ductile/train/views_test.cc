@@ -207,5 +207,30 @@ TEST(Views, RefuseWhatGivesMoreThanOneClass) {
   }
 }
 
+// A model of the user's may give a number for each sample that is no logit, and a loss of its own.
+class OneNumber final : public nn::Model {
+ public:
+  at::Tensor forward(const at::Tensor& x) override {
+    return x.contiguous().flatten(1).mean(1, true);
+  }
+  nn::LossOutput loss(const at::Tensor& numbers, const at::Tensor&, double) override {
+    nn::LossOutput out;
+    out.losses = numbers.flatten().square();
+    return out;
+  }
+};
+
+TEST(Evaluation, AModelWithoutALogitForEachLabelHasNoFiguresByClass) {
+  const Data data;
+  data::Loader loader = data.loader();
+  OneNumber model;
+  ClassScores scores;
+  const Evaluation result = evaluate(model, loader, {}, scores, [](int64_t) {});
+  EXPECT_EQ(result.num_samples, 50);
+  EXPECT_TRUE(std::isfinite(result.loss));
+  EXPECT_FALSE(result.classes.has_value());
+  EXPECT_TRUE(std::isnan(result.accuracy));
+}
+
 }  // namespace
 }  // namespace ductile::train
