@@ -180,7 +180,8 @@ bool PlanSearch::settle() {
       judges_ = false;
       return true;
     }
-  } catch (const Error&) {  // it does not fit the plan's devices, or would change the result
+  } catch (const Error& error) {  // it does not fit the plan's devices, or would change the result
+    if (error.code() == ErrorCode::unavailable) throw;  // nobody has judged it
   }
   try_next();
   return false;
@@ -233,6 +234,7 @@ bool Replanner::find_plan(int64_t workers) {
     }
   } catch (const Error& error) {
     search_.reset();
+    if (error.code() == ErrorCode::unavailable) tried_for_ = 0;  // it is tried again
     console_.error(fmt::format("the run waits for workers: {}", error.message()));
   }
   return found_.has_value();

@@ -107,6 +107,6 @@ bool end_strays(const fs::path& run, int signal);
 RunnerEnd end_by(const std::exception_ptr& error);
 // The same end; but a job that failed is tried again where the folder of the runs cannot be seen
 // now (absence_of_runs()): what was looked for in it may be there.
-RunnerEnd unless_away(RunnerEnd end, const RunsFolder& runs);
+RunnerEnd unless_away(RunnerEnd end, const RunsFolder& runs, const fs::path& run);
 
 }  // namespace ductile::cluster

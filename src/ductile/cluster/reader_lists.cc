@@ -126,6 +126,14 @@ bool Reader::knows_runs() {
   return database_.integer("SELECT EXISTS (SELECT 1 FROM jobs WHERE run <> '')", 0) > 0;
 }
 
+std::vector<std::string> Reader::newest_runs(int64_t limit) {
+  std::vector<std::string> out;
+  database_.query(
+      "SELECT run FROM jobs WHERE run <> '' ORDER BY id DESC LIMIT ?",
+      [&](const Row& row) { out.push_back(row.text(0)); }, limit);
+  return out;
+}
+
 void Change::number_jobs_after(JobId last) {
   if (database_.integer("SELECT count(*) FROM sqlite_sequence WHERE name = 'jobs'", 0) > 0)
     fail(ErrorCode::conflict, "jobs were numbered before");

@@ -35,9 +35,9 @@ bool is_run(const fs::path& run) {
 }
 
 bool is_known_there(const RunsFolder& runs, Reader& reader) {
-  constexpr int64_t kNewest = 1000;
-  return std::ranges::any_of(reader.jobs({}, 0, kNewest), [&](const JobRecord& job) {
-    return !job.run.empty() && is_run(runs.path / fs::path(job.run).filename());
+  constexpr int64_t kNewest = 100;
+  return std::ranges::any_of(reader.newest_runs(kNewest), [&](const std::string& run) {
+    return is_run(runs.path / fs::path(run).filename());
   });
 }
 
@@ -61,12 +61,9 @@ std::string strangeness_of(const RunsFolder& runs) {
         "as where another disk is mounted in place of the right one: {}",
         path, file, found, runs.mark, remedy);
   } catch (const Error& error) {
-    if (error.code() == ErrorCode::data_loss)
-      return fmt::format("The mark of the folder of the runs is damaged, {}: {}", error.what(),
-                         remedy);
-    return fmt::format(
-        "The mark of the folder of the runs cannot be read, {}: mend that, and the jobs go on",
-        error.what());
+    if (error.code() != ErrorCode::data_loss) return "";  // it cannot be seen now
+    return fmt::format("The mark of the folder of the runs is damaged, {}: {}", error.what(),
+                       remedy);
   }
 }
 

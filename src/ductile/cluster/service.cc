@@ -389,7 +389,9 @@ bool Service::Impl::restores_mark() {
 // The store says that a job runs before any of it does.
 void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
-  if (const std::string absence = absence_of_runs(runs_); !absence.empty() && !restores_mark())
+  const fs::path known = live.record.run.empty() ? fs::path() : live.run;
+  if (const std::string absence = absence_of_runs(runs_, known);
+      !absence.empty() && !restores_mark())
     return let_rest(live, absence + ".");
   live.starting = true;
   live.said.reset();
@@ -488,8 +490,8 @@ void Service::Impl::let_rest(Live& live, const std::string& why) {
 }
 
 void Service::Impl::ended(JobId id, RunnerEnd end) {
-  end = unless_away(std::move(end), runs_);
   Live& live = live_.at(id);
+  end = unless_away(std::move(end), runs_, live.run);
   measure(live);  // a short job is over before anybody has looked
   live.runner.reset();
   live.stopping = live.starting = false;

@@ -66,16 +66,16 @@ TEST(FolderOfRuns, WhatFailsWithoutItIsTriedAgainAndMakesNoOther) {
   const fs::path runs = place.path() / "runs";
   const RunnerEnd failed{Phase::failed, "no such run directory"};
   const RunsFolder folder{runs, ""};
-  const RunnerEnd rests = unless_away(failed, folder);
+  const RunnerEnd rests = unless_away(failed, folder, runs / "1-job");
   EXPECT_EQ(rests.phase, Phase::queued);
   EXPECT_TRUE(rests.rests);
   EXPECT_NE(rests.reason.find("mount the disk"), std::string::npos) << rests.reason;
-  EXPECT_EQ(unless_away({Phase::finished, "done"}, folder).phase, Phase::finished);
+  EXPECT_EQ(unless_away({Phase::finished, "done"}, folder, runs / "1-job").phase, Phase::finished);
   spec::JobOptions job;
   EXPECT_THROW(made_run(runs / "1-job", job), Error);
   EXPECT_FALSE(fs::exists(runs)) << "it was made anew";
   fs::create_directory(runs);
-  EXPECT_EQ(unless_away(failed, folder).reason, failed.reason);
+  EXPECT_EQ(unless_away(failed, folder, runs / "1-job").reason, failed.reason);
   EXPECT_EQ(made_run(runs / "1-job", job).name(), "1-job");
 }
 

@@ -72,9 +72,10 @@ class Reader {
   std::vector<Event> whole_events(Revision& after, int64_t limit);
   // The newest `count`, in order.
   std::vector<Event> newest_events(int64_t count, std::optional<JobId> job = {});
-  JobId last_job();       // 0: none yet; also one that was removed
-  bool knows_runs();      // whether any job was given a run directory
-  Revision last_event();  // 0: none yet; also one that was removed
+  JobId last_job();                                     // 0: none yet; also one that was removed
+  bool knows_runs();                                    // whether any job was given a run directory
+  std::vector<std::string> newest_runs(int64_t limit);  // run directories, of the newest jobs first
+  Revision last_event();                                // 0: none yet; also one that was removed
   int64_t count_events();
   Revision removed_events();  // not all up to this one are there any more; 0: all are
   // Throws Gone if events after this one were removed. To be asked after they were read.

@@ -342,6 +342,13 @@ TEST_F(StoreFile, AgreesWithAnObviousTwinThroughRandomChanges) {
   }
   store.reset();
   Reader reader(file);
+  std::vector<std::string> runs;
+  for (const auto& [id, job] : twin)
+    if (!job.run.empty()) runs.insert(runs.begin(), job.run);
+  EXPECT_EQ(reader.newest_runs(1000), runs);
+  ASSERT_GT(runs.size(), 3u);
+  runs.resize(3);
+  EXPECT_EQ(reader.newest_runs(3), runs);
   for (const auto& [id, job] : twin) {
     EXPECT_EQ(reader.job(id), job);
     std::map<std::string, int64_t> holdings;

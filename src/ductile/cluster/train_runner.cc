@@ -209,9 +209,9 @@ RunnerEnd end_by(const std::exception_ptr& error) {
   }
 }
 
-RunnerEnd unless_away(RunnerEnd end, const RunsFolder& runs) {
+RunnerEnd unless_away(RunnerEnd end, const RunsFolder& runs, const fs::path& run) {
   if (end.phase != Phase::failed) return end;
-  const std::string absence = absence_of_runs(runs);
+  const std::string absence = absence_of_runs(runs, run);
   return absence.empty() ? end : RunnerEnd{Phase::queued, absence + ".", true};
 }
 

@@ -126,4 +126,21 @@ std::optional<uid_t> user_at_other_end(int connection) {
   return peer.ss_family == AF_INET ? user_in_list(*ours, *theirs) : std::nullopt;
 }
 
+std::optional<bool> kernel_knows_users() {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* const at = reinterpret_cast<sockaddr*>(&address);
+  socklen_t size = sizeof address;
+  const Descriptor listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Descriptor ours(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!listener || !ours || ::bind(listener.get(), at, size) != 0 ||
+      ::listen(listener.get(), 1) != 0 || ::getsockname(listener.get(), at, &size) != 0 ||
+      ::connect(ours.get(), at, size) != 0)
+    return std::nullopt;
+  const Descriptor theirs(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (!theirs || !Descriptor(::dup(ours.get()))) return std::nullopt;
+  return user_at_other_end(ours.get()).has_value();
+}
+
 }  // namespace ductile::net

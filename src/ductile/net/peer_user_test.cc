@@ -27,6 +27,7 @@ TEST(PeerUser, IsTheOneWhoseSocketItIsOverBothFamilies) {
     EXPECT_EQ(user_at_other_end(server.fd()), ::geteuid()) << host;
     EXPECT_EQ(user_at_other_end(client.fd()), ::geteuid()) << host;
   }
+  EXPECT_EQ(kernel_knows_users(), true);
 }
 
 TEST(PeerUser, IsAnotherOneWhereAnotherOneConnected) {

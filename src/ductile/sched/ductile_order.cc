@@ -160,14 +160,19 @@ bool DuctilePolicy::Impl::leave_out(const Round& round, const std::vector<uint8_
     if (!unplaced[i] || s.left_out || !round.jobs[i].allocation.empty() || s.takes < 0) continue;
     if (pieces.empty()) pieces = largest_pieces(round, next);
     const Configuration& chosen = s.configurations[static_cast<size_t>(s.takes)];
-    s.fits = std::min(chosen.devices - 1, pieces[static_cast<size_t>(chosen.pool)]);
-    s.left_out = std::ranges::none_of(s.configurations,
-                                      [&](const Configuration& c) { return c.devices <= s.fits; });
-    s.given_weight = -1;  // offered again, now or in the next round
-    if (s.left_out)
+    const auto pool = static_cast<size_t>(chosen.pool);
+    s.fits.resize(pools_.size(), INT32_MAX);
+    s.fits[pool] = std::min(chosen.devices - 1, pieces[pool]);
+    s.left_out = std::ranges::none_of(s.configurations, [&](const Configuration& c) {
+      return c.devices <= s.fits[static_cast<size_t>(c.pool)];
+    });
+    s.given_weight = -1;  // offered again, now and in the next round
+    if (s.left_out) {
       allocator_->set_job(s.slot, {});
-    else
+    } else {
       offer(round.jobs[i], s);
+      s.given_weight = -1;
+    }
   }
   if (!pieces.empty()) allocator_->solve();
   return !pieces.empty();

@@ -264,6 +264,32 @@ TEST(DuctileOrder, AJobBeginsOnThePieceThatIsFree) {
   }
 }
 
+// Pieces that are too small of the faster type, and one that would do of a slower one.
+TEST(DuctileOrder, AJobBeginsOnThePieceOfAnotherType) {
+  Cluster cluster = homogeneous_cluster(2, 2);
+  cluster.add_nodes("slow", 1, 2);
+  std::vector<JobView> jobs = {command(1, 0), command(2, 0), command(3, 0, 4)};
+  for (JobView& job : jobs) job.types.push_back(job.types[0]);
+  for (int32_t node : {0, 1}) {
+    JobView& job = jobs[static_cast<size_t>(node)];
+    job.allocation = {{node, 1}};
+    job.started = job.last_change = 0;
+  }
+  JobView& training = jobs[2];
+  training.saves = true;
+  training.scaling = Scaling::strong;
+  training.min_devices = 2;
+  training.remaining = 1e6;
+  training.plans = {{0, 2, 4, 40}, {0, 4, 4, 80}, {1, 2, 4, 10}};
+  DuctilePolicy policy;
+  const Round round{0, 10, cluster, jobs};
+  const Decisions decisions = policy.decide(round);
+  check_decisions(round, decisions);
+  ASSERT_EQ(decisions.changes.size(), 1u) << policy.explain(3);
+  EXPECT_EQ(decisions.changes[0].job, 3);
+  EXPECT_EQ(decisions.changes[0].allocation, (Allocation{{2, 2}}));
+}
+
 // Services come before training, and nodes go: no device is given twice, whatever is kept.
 TEST(DuctileOrder, ServicesAndNodesThatLeaveComeBeforeWhatIsKept) {
   for (uint64_t seed = 0; seed < 300; ++seed) {

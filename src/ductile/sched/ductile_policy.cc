@@ -182,7 +182,8 @@ void DuctilePolicy::Impl::offer(const Round& round) {
     State& s = states_.at(job.id);
     s.pool_now = -1;
     s.pinned = s.left_out = false;
-    s.most = s.fits = INT32_MAX;
+    s.most = INT32_MAX;
+    s.fits.clear();
     if (job.allocation.empty() || job.service) continue;
     s.pool_now = pool_of(round.cluster, job.allocation);
     if (!job.is_fixed()) continue;
@@ -263,17 +264,16 @@ void DuctilePolicy::Impl::offer(const JobView& job, State& s) {
   const int32_t devices = s.pinned ? -2 : device_count(job.allocation);
   const double promise = s.owed.devices * s.promised;
   const double stake = this->stake(job, s);
-  const int32_t most = std::min(s.most, s.fits);
   if (close(s.weight, s.given_weight, 0.01) && close(promise, s.given_promise, 0.01) &&
       close(stake, s.given_stake, 0.02) && devices == s.given_devices &&
-      s.pool_now == s.given_pool && most == s.given_most && job.pause_left == s.given_pause)
+      s.pool_now == s.given_pool && s.most == s.given_most && job.pause_left == s.given_pause)
     return;
   s.given_weight = s.weight;
   s.given_promise = promise;
   s.given_stake = stake;
   s.given_devices = devices;
   s.given_pool = s.pool_now;
-  s.given_most = most;
+  s.given_most = s.most;
   s.given_pause = job.pause_left;
   choices_.clear();
   s.best_per_device = 0;
@@ -282,7 +282,9 @@ void DuctilePolicy::Impl::offer(const JobView& job, State& s) {
   const double stay = eviction_cost(job, s);
   if (!s.pinned)
     for (const Configuration& c : s.configurations) {
-      const double worth = c.devices <= most ? value(job, s, c) : -1;
+      const bool may = c.devices <= s.most &&
+                       (s.fits.empty() || c.devices <= s.fits[static_cast<size_t>(c.pool)]);
+      const double worth = may ? value(job, s, c) : -1;
       choices_.push_back({c.pool, c.devices, worth > 0 ? worth + stay : -1});
     }
   allocator_->set_job(s.slot, choices_);

@@ -75,9 +75,10 @@ class DuctilePolicy::Impl {
     Owed owed;                 // devices that its window needs ...
     double promised = 0;       // ... and what each of them counts for
     int32_t most = INT32_MAX;  // devices, by its team's quota
-    int32_t fits = INT32_MAX;  // devices; in this round more are not free in one piece
-    bool left_out = false;     // of this round, since it could begin on no piece that is free
-    int32_t takes = -1;        // the configuration that it is to have, where it is not pinned
+    // Devices, by pool: in this round more are not free in one piece. Empty: nothing is known.
+    std::vector<int32_t> fits;
+    bool left_out = false;  // of this round, since it could begin on no piece that is free
+    int32_t takes = -1;     // the configuration that it is to have, where it is not pinned
     // Of the last round, for explain().
     std::string name, reason;
     int32_t requested = 0;

@@ -204,8 +204,10 @@ bool Router::Impl::is_ours(const Replica& replica, const net::Socket& socket) {
   const auto user = net::user_at_other_end(socket.fd());
   // Who has answered and is gone is nobody to be believed. That no descriptor is left to ask the
   // kernel says nothing of him.
-  if (!user) return !knows_users_ || !Descriptor(::dup(socket.fd()));
-  knows_users_ = true;
+  if (!user) {
+    if (!knows_users_) knows_users_ = net::kernel_knows_users();
+    return !knows_users_.value_or(false) || !Descriptor(::dup(socket.fd()));
+  }
   return *user == 0 || *user == ::geteuid();
 }
 

@@ -167,7 +167,8 @@ class Router::Impl {
   Load load_;
   int64_t open_ = 0;  // requests that are not answered
   bool draining_ = false;
-  bool knows_users_ = false;  // the kernel says who has the other end of a connection
+  std::optional<bool>
+      knows_users_;  // whether the kernel says who has the other end of a connection
   std::function<void()> on_drained_;
   net::Loop::Timer retry_, probe_;
   net::Deadline looked_;             // probe_all()

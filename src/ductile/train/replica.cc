@@ -79,7 +79,7 @@ void require_trained(const spec::JobOptions& job, const optim::ParamLayout& layo
   const double last = static_cast<double>(last_step / steps) +
                       static_cast<double>(last_step % steps * job.train.batch_size) /
                           static_cast<double>(train_size);
-  if (longest > last) return;
+  if (train_size < 1 || longest > last) return;
   if (longest == 0) {
     fail(ErrorCode::invalid_argument,
          "all parameters are frozen (by the model, or by optimizer.freeze), so there is nothing to "
