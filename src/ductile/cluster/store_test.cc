@@ -276,6 +276,16 @@ TEST_F(StoreFile, DamageIsFoundByTheCheck) {
   ASSERT_EQ(found.size(), 6u) << ::testing::PrintToString(found);
 }
 
+void expect_newest_runs(Reader& reader, const std::map<JobId, JobRecord>& twin) {
+  std::vector<std::string> runs;
+  for (const auto& [id, job] : twin)
+    if (!job.run.empty()) runs.insert(runs.begin(), job.run);
+  EXPECT_EQ(reader.newest_runs(1000), runs);
+  ASSERT_GT(runs.size(), 3u);
+  runs.resize(3);
+  EXPECT_EQ(reader.newest_runs(3), runs);
+}
+
 // The store against maps, which forget nothing and are slow and obvious.
 TEST_F(StoreFile, AgreesWithAnObviousTwinThroughRandomChanges) {
   Rng rng(7);
@@ -342,13 +352,7 @@ TEST_F(StoreFile, AgreesWithAnObviousTwinThroughRandomChanges) {
   }
   store.reset();
   Reader reader(file);
-  std::vector<std::string> runs;
-  for (const auto& [id, job] : twin)
-    if (!job.run.empty()) runs.insert(runs.begin(), job.run);
-  EXPECT_EQ(reader.newest_runs(1000), runs);
-  ASSERT_GT(runs.size(), 3u);
-  runs.resize(3);
-  EXPECT_EQ(reader.newest_runs(3), runs);
+  expect_newest_runs(reader, twin);
   for (const auto& [id, job] : twin) {
     EXPECT_EQ(reader.job(id), job);
     std::map<std::string, int64_t> holdings;
