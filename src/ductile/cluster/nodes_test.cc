@@ -247,18 +247,23 @@ auto on_spot_nodes(std::vector<std::string> names, double notice, double leave) 
   };
 }
 
-// Nobody else could use it.
-TEST(Nodes, WhatHasNoOtherPlaceUsesTheNotice) {
-  LiveService service(on_spot_nodes({"one"}, 1000, 1));
-  service.slow_steps(true);
-  const JobId id = service.submit("job", 300);
-  service.wait_for_workers(id);
+// Node "one", where the job runs, is about to go, and the job ends before it does.
+void expect_uses_the_notice(LiveService& service, JobId id) {
   service.kill_agent("one", SIGTERM);
   wait_for_node(service, "one", "away");
   EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
   service.slow_steps(false);
   service.expect_result(id);
   EXPECT_EQ(count_of(service, id, "queued"), 0);
+}
+
+// Nobody else could use it.
+TEST(Nodes, WhatHasNoOtherPlaceUsesTheNotice) {
+  LiveService service(on_spot_nodes({"one"}, 1000, 1));
+  service.slow_steps(true);
+  const JobId id = service.submit("job", 300);
+  service.wait_for_workers(id);
+  expect_uses_the_notice(service, id);
 }
 
 TEST(Nodes, WhatHasAPartOfItsDevicesThereUsesThemToo) {
@@ -314,12 +319,7 @@ TEST(Nodes, HowMuchOfTheNoticeIsUsedIsFoundFromTheSaves) {
     return fs::exists(events) &&
            read_file(events).find("\"kind\":\"checkpoint\"") != std::string::npos;
   });
-  service.kill_agent("one", SIGTERM);
-  wait_for_node(service, "one", "away");
-  EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
-  service.slow_steps(false);
-  service.expect_result(id);
-  EXPECT_EQ(count_of(service, id, "queued"), 0);
+  expect_uses_the_notice(service, id);
 }
 
 TEST(Nodes, WhoHasNotSavedYetLeavesAtTheNotice) {
