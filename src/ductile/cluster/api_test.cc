@@ -82,6 +82,35 @@ TEST_F(Service, AJobIsRefusedWhereTooManyOfItsOwnerHaveNotEnded) {
   EXPECT_EQ(send("POST", "/v1/jobs", body).status, 503);
 }
 
+// What is changed in one transaction is never seen half.
+TEST_F(Service, AJobsDevicesAreThoseOfItsPhase) {
+  const JobId id = submit("busy");
+  std::atomic<bool> over = false;
+  std::thread writer([&] {
+    for (int i = 0; i < 300; ++i) {
+      queue.commit([&](Change& change) {
+        change.set_phase(id, Phase::running, "runs", now);
+        change.set_holdings(id, {{"here", 2}}, "runs", now);
+      });
+      queue.commit([&](Change& change) {
+        change.set_holdings(id, {}, "waits", now);
+        change.set_phase(id, Phase::queued, "waits", now);
+      });
+    }
+    over = true;
+  });
+  while (!over) {
+    const Json job = get(fmt::format("/v1/jobs/{}", id));
+    EXPECT_EQ(job.at("phase") == "running", !job.at("holdings").empty()) << job;
+    EXPECT_EQ(job.at("phase") == "running", job.at("reason") == "runs") << job;
+    const Json listed = get("/v1/jobs").at("jobs").at(0);
+    EXPECT_EQ(listed.at("phase") == "running", listed.at("devices") == 2) << listed;
+    const Json account = get("/v1/accounts").at("accounts").at(0);
+    EXPECT_EQ(account.at("jobs").contains("running"), account.at("devices") == 2) << account;
+  }
+  writer.join();
+}
+
 TEST_F(Service, NamesThatLookLikeSomethingElseAreRefused) {
   for (const char* name : {"-h", ".", "..", " a", "a ",
                            "a\xe2\x80\xae"

@@ -79,6 +79,16 @@ Answer reload_job(Request& request) {
   });
 }
 
+// Why a job waits changes with every other job, and the store hears of it only now and then.
+Json shown_now(Request& request, const JobRecord& job) {
+  Json out = to_json(job);
+  if (request.view() == nullptr || job.phase != Phase::queued) return out;
+  const auto live = request.view()->of(job.id);
+  if (live && live->moment == LiveState::Moment::waiting && !live->text.empty())
+    out["reason"] = live->text;
+  return out;
+}
+
 // What a service job is doing; of a job by stages, what one pipeline is, and what its plan has of
 // them.
 void show_live(Request& request, const JobRecord& job, nlohmann::ordered_json& out) {

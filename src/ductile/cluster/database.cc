@@ -254,22 +254,36 @@ int64_t Database::changed_rows() const { return sqlite3_changes64(connection_.ge
 int64_t Database::all_changes() const { return sqlite3_total_changes64(connection_.get()); }
 bool Database::in_transaction() const { return sqlite3_get_autocommit(connection_.get()) == 0; }
 
+namespace {
+
+void take_back(Database& database) {
+  if (!database.in_transaction()) return;
+  try {
+    database.execute("ROLLBACK");
+  } catch (const Error&) {
+    // A transaction that cannot be taken back here is taken back when the file is opened again.
+  }
+}
+
+}  // namespace
+
 Transaction::Transaction(Database& database) : database_(database) {
   database_.execute("BEGIN IMMEDIATE");
 }
 
 Transaction::~Transaction() {
-  if (!open_ || !database_.in_transaction()) return;
-  try {
-    database_.execute("ROLLBACK");
-  } catch (const Error&) {
-    // A transaction that cannot be taken back here is taken back when the file is opened again.
-  }
+  if (open_) take_back(database_);
 }
 
 void Transaction::commit() {
   database_.execute("COMMIT");
   open_ = false;
 }
+
+ReadTransaction::ReadTransaction(Database& database) : database_(database) {
+  database_.execute("BEGIN");
+}
+
+ReadTransaction::~ReadTransaction() { take_back(database_); }
 
 }  // namespace ductile::cluster

@@ -164,4 +164,17 @@ class Transaction {
   bool open_ = true;
 };
 
+// What is read while it lives is of one moment; without it, each statement reads what is newest by
+// then. The log of the file cannot be cut meanwhile, so it must not wait for anybody.
+class ReadTransaction {
+ public:
+  explicit ReadTransaction(Database& database);
+  ReadTransaction(const ReadTransaction&) = delete;
+  ReadTransaction& operator=(const ReadTransaction&) = delete;
+  ~ReadTransaction();
+
+ private:
+  Database& database_;
+};
+
 }  // namespace ductile::cluster

@@ -42,19 +42,10 @@ void require_name(std::string_view name, std::string_view what) {
          name);
 }
 
-// Why a job waits changes with every other job, and the store hears of it only now and then.
-Json shown_now(Request& request, const JobRecord& job) {
-  Json out = to_json(job);
-  if (request.view() == nullptr || job.phase != Phase::queued) return out;
-  const auto live = request.view()->of(job.id);
-  if (live && live->moment == LiveState::Moment::waiting && !live->text.empty())
-    out["reason"] = live->text;
-  return out;
-}
-
 Answer list_jobs(Request& request) {
   const JobFilter filter = filter_of(request);
   const int64_t limit = request.number("limit", 100, 1, kMostPage);
+  const auto at_once = request.reader.at_once();  // a job's devices are those of its phase
   const auto jobs = request.reader.jobs(filter, request.number("before", 0, 0, INT64_MAX), limit);
   if (jobs.empty()) require_known(request, filter);
   Json out = {{"jobs", Json::array()}};
@@ -194,14 +185,19 @@ Answer submit_job(Request& request) {
 }
 
 Answer show_job(Request& request) {
-  const JobRecord job = request.reader.find(request.argument);
-  Json out = shown_now(request, job);
-  out["why"] = why(request, job);
-  out["after"] = Json::array();
-  for (const EarlierJob& earlier : request.reader.awaited_by(job.id))
-    out["after"].push_back(earlier.id);
-  out["holdings"] = Json::object();
-  for (const Holding& h : request.reader.holdings(job.id)) out["holdings"][h.node] = h.devices;
+  Json out;
+  JobRecord job;
+  {
+    const auto at_once = request.reader.at_once();  // its devices are those of its phase and reason
+    job = request.reader.find(request.argument);
+    out = shown_now(request, job);
+    out["why"] = why(request, job);
+    out["after"] = Json::array();
+    for (const EarlierJob& earlier : request.reader.awaited_by(job.id))
+      out["after"].push_back(earlier.id);
+    out["holdings"] = Json::object();
+    for (const Holding& h : request.reader.holdings(job.id)) out["holdings"][h.node] = h.devices;
+  }
   request.with_ledger([&](const Ledger& ledger) {
     out["device_seconds"] = ledger.device_seconds(job.id, request.now());
   });
@@ -247,6 +243,7 @@ Answer list_events(Request& request) {
 }
 
 Answer list_nodes(Request& request) {
+  const auto at_once = request.reader.at_once();
   const std::vector<Drain> drains = request.reader.drains();
   const std::vector<Holder> holders = request.reader.holders();
   Json nodes = Json::array();

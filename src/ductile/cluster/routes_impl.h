@@ -37,7 +37,8 @@ class Request {
   const std::string& address() const;  // of the service, for other machines; empty: none
   const std::string& pin() const;
   void load_tokens();
-  // The ledger with all that is committed.
+  // The ledger with all that is committed. Not while reader.at_once() lives: of jobs that are newer
+  // than its moment sums would be lost.
   void with_ledger(const std::function<void(const Ledger&)>& look);
   // A number of the query; throws invalid_argument outside its range.
   int64_t number(std::string_view name, int64_t otherwise, int64_t low, int64_t high) const;
@@ -88,6 +89,7 @@ void require_owner(const Principal& who, const JobRecord& job);
 Answer resize_job(Request& request);
 Answer reload_job(Request& request);
 std::string why(Request& request, const JobRecord& job);
+nlohmann::ordered_json shown_now(Request& request, const JobRecord& job);
 void show_live(Request& request, const JobRecord& job, nlohmann::ordered_json& out);
 nlohmann::json spec_shown(Request& request, JobId job);
 

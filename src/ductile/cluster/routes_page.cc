@@ -135,9 +135,10 @@ Answer show_accounts(Request& request) {
     double device_seconds = 0;
   };
   std::map<std::tuple<std::string, std::string, std::string>, Account> accounts;
-  const auto held = request.reader.all_holdings();
   const double now = request.now();
   request.with_ledger([&](const Ledger& ledger) {
+    const auto at_once = request.reader.at_once();  // what a job holds is counted for its phase
+    const auto held = request.reader.all_holdings();
     request.reader.for_each_owner([&](const Reader::JobOwner& job) {
       Account& account = accounts[{job.team, job.tier, job.owner}];
       ++account.jobs[job.phase];

@@ -45,6 +45,9 @@ class Reader {
   // Throws as Database does, and as require_newest_schema().
   explicit Reader(const fs::path& file, const char* vfs = nullptr);
 
+  // While it lives, all that is read here is of one moment (database.h). Not two at once.
+  ReadTransaction at_once() { return ReadTransaction(database_); }
+
   // Throws not_found for an unknown job, and Gone for one that was removed.
   JobRecord job(JobId id);
   std::optional<JobRecord> job_if_kept(JobId id);  // none: it was removed
