@@ -22,10 +22,12 @@ namespace {
 
 using testing::disturb;
 using testing::OneRun;
+using testing::overflowing;
 using testing::read_tokens;
 using testing::run_serial;
 using testing::small_job;
 using testing::weights_of;
+using testing::with_lars;
 
 // Of weights and running statistics: 0 and -0 are two.
 std::vector<uint32_t> bits_of(Replica& replica) {
@@ -79,19 +81,28 @@ TEST(ExactStages, HaveTheBitsOfThePlainMethod) {
   }
 }
 
-// The first matrix is in 25 blocks, of which each rank has what its operators read.
+// The first matrix is in 25 blocks, of which each rank has what its operators read. Norms by layer
+// and the norm of all, which tells of an overflow, are made of what several workers have.
 TEST(ExactStages, HaveTheBitsOfThePlainMethodWhereTheStateLiesByStage) {
   const TempFolder folder;
-  spec::JobOptions job = exact_job("mlp", 4, 1, 4, folder.path());
-  job.model.hidden = {512, 48};
-  const auto plain = bits_of(*run_serial(plain_job(job)));
-  job.train.shard_optimizer = true;
-  for (const int64_t copies : {1, 2}) {
-    job.train.shard_copies = copies;
-    for (const uint64_t seed : {2, 3}) {
-      const OneRun run(job);
-      disturb(run, job, 8, seed);
-      EXPECT_EQ(bits_of(*run.newest(job)), plain) << copies << " copies, seed " << seed;
+  spec::JobOptions wide = exact_job("mlp", 4, 1, 4, folder.path());
+  wide.model.hidden = {512, 48};
+  for (spec::JobOptions job : {wide, with_lars(wide), overflowing(wide)}) {
+    const auto plain = run_serial(plain_job(job));
+    EXPECT_EQ(plain->skipped_steps() > 0, job.train.precision == "fp16");
+    EXPECT_LE(2 * plain->skipped_steps(), plain->updates());
+    job.train.shard_optimizer = true;
+    for (const int64_t copies : {1, 2}) {
+      job.train.shard_copies = copies;
+      for (const uint64_t seed : {2, 3}) {
+        const OneRun run(job);
+        disturb(run, job, 8, seed);
+        const auto got = run.newest(job);
+        const std::string what = fmt::format("{}, {}, {} copies, seed {}", job.optimizer.name,
+                                             job.train.precision, copies, seed);
+        EXPECT_EQ(bits_of(*got), bits_of(*plain)) << what;
+        EXPECT_EQ(got->skipped_steps(), plain->skipped_steps()) << what;
+      }
     }
   }
 }

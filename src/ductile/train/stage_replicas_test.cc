@@ -36,6 +36,7 @@ using testing::run_serial;
 using testing::sharded_job;
 using testing::small_job;
 using testing::weights_of;
+using testing::with_lars;
 
 // In as many stages as there are numbers; micro-batches of 12 samples.
 spec::JobOptions unequal_job(const char* model, std::vector<int64_t> replicas) {
@@ -87,8 +88,8 @@ TEST(StageReplicas, HaveTheSameBitsOnAnyWorkersThroughKillsAndResizes) {
 
 // A replica's twin has the state of its stage; a stage of one replica has copies.
 TEST(StageReplicas, KeepTheirBitsWhereTheStateLiesByStage) {
-  for (const int64_t copies : {1, 2}) {
-    spec::JobOptions job = sharded_job();
+  for (const auto& [copies, lars] : {std::pair{1, false}, {2, false}, {1, true}}) {
+    spec::JobOptions job = lars ? with_lars(sharded_job()) : sharded_job();
     job.train.pipelined.micro_batches = 2;
     job.train.pipelined.stage_replicas = {2, 1, 3};
     job.train.virtual_ranks = 6;

@@ -23,11 +23,13 @@ namespace {
 using testing::disturb_and_compare;
 using testing::gpt_job;
 using testing::OneRun;
+using testing::overflowing;
 using testing::run_serial;
 using testing::save_together_and_compare;
 using testing::sharded_job;
 using testing::small_job;
 using testing::weights_of;
+using testing::with_lars;
 
 TEST(StageState, AWorkerHoldsTheStateOfItsStagesAndACopyOfTheOnesBefore) {
   using Held = std::vector<Replica::Blocks>;
@@ -74,8 +76,8 @@ TEST(StageState, WeightsThatAreNotHeldTakeNoMemory) {
   EXPECT_FALSE(zeros(before));
 }
 
-// Rules with and without norms, whose matrices may be cut or not; averages, half precision; one
-// pipeline and two.
+// Rules with and without norms, whose matrices may be cut or not; averages, half precision, steps
+// that overflow; one pipeline and two.
 std::vector<spec::JobOptions> sharded_jobs() {
   std::vector<spec::JobOptions> jobs(5, sharded_job());
   jobs[1].optimizer.name = "lamb";
@@ -89,6 +91,14 @@ std::vector<spec::JobOptions> sharded_jobs() {
   jobs[4].optimizer.name = "schedule_free";
   jobs[4].train.pipelined.stages = {"fc1", "fc2", "fc3", "fc4"};
   jobs[4].train.shard_copies = 1;
+  for (const int64_t replicas : {1, 2}) {
+    jobs.push_back(with_lars(sharded_job()));
+    jobs.back().train.pipelined.replicas = replicas;
+    jobs.back().train.shard_copies = 1;
+    jobs.back().optimizer.clip_norm = replicas == 1 ? 1 : 0;
+  }
+  jobs.push_back(overflowing(sharded_job()));
+  jobs.back().train.shard_copies = 1;
   jobs.push_back(normed_job());
   return jobs;
 }
@@ -167,6 +177,28 @@ TEST(StageState, AWorkerReadsOfACheckpointWhatItIsToHold) {
 
 TEST(StageState, WhereItLiesChangesNoBitThroughKillsAndResizes) {
   for (const spec::JobOptions& job : sharded_jobs()) disturb_and_compare(job, {0, 1, 2, 3});
+}
+
+// Whoever has the gradient that overflows, all skip the step: the norm that tells of it is of all
+// parts.
+TEST(StageState, AStepThatOverflowsIsSkippedByAllWorkers) {
+  for (const int64_t replicas : {1, 2}) {
+    spec::JobOptions job = overflowing(sharded_job());
+    job.train.pipelined.replicas = replicas;
+    job.train.shard_copies = 1;
+    spec::JobOptions ordinary = job;
+    ordinary.train.shard_optimizer = false;
+    const auto want = run_serial(ordinary);
+    EXPECT_GE(want->skipped_steps(), 1) << "the loss scale overflows at first";
+    EXPECT_LE(2 * want->skipped_steps(), want->updates()) << "and not for long";
+    for (const int64_t workers : {2, 3, 4}) {
+      const OneRun run(job);
+      run.go_on(job, workers, 8, /*to_its_end=*/true);
+      const auto got = run.newest(job);
+      EXPECT_EQ(got->skipped_steps(), want->skipped_steps()) << workers << " workers";
+      EXPECT_EQ(weights_of(*got), weights_of(*want)) << workers << " workers";
+    }
+  }
 }
 
 // The head of gpt reads the weights of its embedding, so the first stage and the last one keep

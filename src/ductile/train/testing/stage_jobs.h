@@ -57,6 +57,23 @@ inline spec::JobOptions sharded_job() {
   return job;
 }
 
+// The same job by a rule whose rates follow norms, of which several workers have a part each.
+inline spec::JobOptions with_lars(spec::JobOptions job) {
+  job.optimizer.name = "lars";
+  job.optimizer.lr = 0.05;
+  job.optimizer.lars.trust_coefficient = 0.1;  // so that eight steps change each weight
+  return job;
+}
+
+// The same job in half precision, with a loss scale that its first gradients overflow by, and most
+// do not: it begins where one of 1/8 does, as a bias of the last layer has where two labels of a
+// micro-batch are equal.
+inline spec::JobOptions overflowing(spec::JobOptions job) {
+  job.train.precision = "fp16";
+  job.train.loss_scale = 1 << 19;
+  return job;
+}
+
 // The job reads random tokens below `vocabulary`, from a file in `folder`.
 inline void read_tokens(spec::JobOptions& job, int64_t vocabulary, const fs::path& folder) {
   std::vector<uint16_t> tokens(4000);
