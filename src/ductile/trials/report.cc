@@ -128,7 +128,7 @@ Json curve_json(int64_t trial, const std::vector<tune::Observation>& points, dou
 
 std::string curves_section(const Json& curves) {
   size_t named = 0;
-  for (const Json& curve : curves) named += curve.contains("faint") ? 0 : 1;
+  for (const Json& curve : curves) named += curve.contains("faint") ? 0U : 1U;
   std::string note;
   if (const size_t faint = curves.size() - named; faint > 0) {
     const std::string best =
