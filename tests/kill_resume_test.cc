@@ -18,6 +18,7 @@
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/run/tuning_cost.h"
 #include "ductile/spec/job.h"
 
 namespace ductile {
@@ -167,6 +168,19 @@ TEST(KillAndResume, TrialsThatAreKilledInTheMiddleLeaveTheFinalWeightsBitEqual) 
   };
   EXPECT_FALSE(chosen(whole).empty());
   EXPECT_EQ(chosen(killed), chosen(whole));
+  // What was trained again counts once in samples, and in time as it passed.
+  const auto cost = [](const fs::path& run) {
+    std::vector<nlohmann::json> events;
+    run::for_each_diary_line(run / "events.jsonl",
+                             [&](const nlohmann::json& line) { events.push_back(line); });
+    return run::tuning_json(events);
+  };
+  const nlohmann::json once = cost(whole), again = cost(killed);
+  for (const char* key : {"searches", "trials", "samples", "samples_kept"})
+    EXPECT_EQ(again.at(key), once.at(key)) << key;
+  EXPECT_GT(once.at("samples"), once.at("samples_kept"));
+  EXPECT_GT(once.at("core_seconds"), 0.0);
+  EXPECT_GT(again.at("core_seconds"), 0.0);
 }
 
 TEST(KillAndResume, ATermSignalSavesTheStateAndEndsInOrder) {

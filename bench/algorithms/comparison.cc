@@ -10,6 +10,24 @@
 #include "ductile/base/error.h"
 
 namespace ductile::replay {
+namespace {
+
+// The tasks that choose the settings come first, and `tuned` is their number.
+void keep_apart(Comparison& c) {
+  const std::string& text = c.request.apart;
+  if (text.empty()) return;
+  const auto apart = std::stable_partition(c.tasks.begin(), c.tasks.end(), [&](const Task& t) {
+    return t.name.find(text) == std::string::npos;
+  });
+  c.request.tuned = static_cast<size_t>(apart - c.tasks.begin());
+  if (c.request.tuned == 0 || c.request.tuned == c.tasks.size())
+    fail(ErrorCode::invalid_argument,
+         "--apart {}: {} of {} tasks are named so; there have to be others, which choose the "
+         "settings, and some that are kept apart",
+         text, c.tasks.size() - c.request.tuned, c.tasks.size());
+}
+
+}  // namespace
 
 std::vector<std::string> Comparison::groups() const {
   std::vector<std::string> out;
@@ -47,6 +65,7 @@ Comparison compare(const Request& request) {
   Comparison out;
   out.request = request;
   out.tasks = read_tasks(request.file, request.metric, request.only);
+  keep_apart(out);
   for (const double s : kShares)
     if (s <= request.until + 1e-9) out.shares.push_back(s);
   for (const Task& t : out.tasks) out.needs.push_back(random_needs(t, request.share, 1001));

@@ -15,7 +15,8 @@ struct Request {
   std::string methods = "random,tpe,gp,one_epoch,halving,hyperband,asha,bohb,mltuner,ductile";
   Metric metric;
   int seeds = 50;
-  size_t tuned = 0;
+  size_t tuned = 0;   // so many tasks, the first ones, chose the settings; 0: all of them
+  std::string apart;  // or those whose names do not contain this; empty: `tuned` says how many
   double share = 0.01, until = 0.5;
 };
 
@@ -49,6 +50,7 @@ struct Comparison {
   bool has(const std::string& group) const;
 };
 
+// Throws invalid_argument where no task is kept apart that was to be, or all are.
 Comparison compare(const Request& request);
 
 // The share of (task, seed) pairs where `a` has the lower regret; ties count as a half.

@@ -1,6 +1,7 @@
 // Replays tuning methods on recorded learning curves.
 //   replay FILE [--methods A,B,...] [--seeds N] [--metric NAME[:max|:min]] [--tasks TEXT]
-//          [--tuned N] [--share S] [--until S] [--ours METHOD] [--json] [--html PAGE]
+//          [--tuned N | --apart TEXT] [--share S] [--until S] [--ours METHOD]
+//          [--json] [--html PAGE]
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -27,6 +28,7 @@ FILE holds learning curves, one JSON object a line (.jsonl or .jsonl.zst): task 
   --metric NAME      the measure to tune, with :max or :min if its name does not say
   --tasks TEXT       only tasks whose name contains TEXT
   --tuned N          the first N tasks in alphabetical order chose the settings; report them apart
+  --apart TEXT       tasks whose name contains TEXT are kept apart; the others chose the settings
   --share S          random full runs "need" what takes them to the best S of all runs (default 0.01)
   --until S          how much of that each method may spend (default 0.5)
   --ours METHOD      the group that win rates are given for (default ductile)
@@ -69,6 +71,8 @@ int main(int argc, char** argv) {
         request.only = value();
       } else if (arg == "--tuned") {
         request.tuned = static_cast<size_t>(number(0, 1e6));
+      } else if (arg == "--apart") {
+        request.apart = value();
       } else if (arg == "--share") {
         request.share = number(1e-9, 1);
       } else if (arg == "--until") {
@@ -86,6 +90,8 @@ int main(int argc, char** argv) {
       }
     }
     if (request.file.empty()) fail(ErrorCode::invalid_argument, "a file is wanted; see --help");
+    if (request.tuned > 0 && !request.apart.empty())
+      fail(ErrorCode::invalid_argument, "--tuned and --apart say the same thing: give one of them");
     const Comparison comparison = compare(request);
     if (!page.empty()) write_file_atomic(page, to_page(comparison));
     std::fputs((as_json ? to_json(comparison) : to_markdown(comparison)).c_str(), stdout);

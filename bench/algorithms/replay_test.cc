@@ -215,6 +215,17 @@ TEST(ComparisonTest, ReportsBothHalvesTheChosenSettingsAndWins) {
   EXPECT_NE(markdown.find("Tasks kept apart (2)"), std::string::npos);
   EXPECT_EQ(page.find("<c>"), std::string::npos);  // a name is never markup
   EXPECT_NE(page.find("<!doctype html>"), std::string::npos);
+  request.apart = "a";  // of "<c>", "a" and "b" the one in the middle
+  const nlohmann::json apart = parse_json(to_json(compare(request)));
+  ASSERT_EQ(apart["tasks"].size(), 3u);
+  for (size_t t = 0; t < 3; ++t)
+    EXPECT_EQ(apart["tasks"][t]["tuned_on"], apart["tasks"][t]["task"] != "a");
+  EXPECT_EQ(apart["tasks"][2]["task"], "a");
+  for (const char* text : {"<", "x"}) {  // none is left, or none is apart
+    request.only = "c";
+    request.apart = text;
+    EXPECT_EQ(code_of([&] { compare(request); }), ErrorCode::invalid_argument) << text;
+  }
   EXPECT_DOUBLE_EQ(win_rate(c.results[0], c.results[0], 0, {0, 1}), 0.5);
   EXPECT_DOUBLE_EQ(
       win_rate(c.results[0], c.results[3], 0, {0}) + win_rate(c.results[3], c.results[0], 0, {0}),

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include <fmt/format.h>
 #include <signal.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,6 +45,7 @@
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_line.h"
 #include "ductile/run/trace.h"
+#include "ductile/run/tuning_cost.h"
 
 namespace ductile::cli {
 namespace {
@@ -154,14 +156,21 @@ class Listener {
   std::string failed_save_;  // the last one that was told
 };
 
-// What the controller wrote at the run's end; null where there is nothing.
+// What the controller wrote at the run's end, and what trials inside the run cost; null where there
+// is nothing.
 Json last_summary(const run::RunFolder& folder) {
   Json summary;
-  run::for_each_diary_line(folder.events_file(), [&](const nlohmann::json& line) {
-    if (line.value("kind", nlohmann::json()) == "end") summary = Json(line);
+  std::vector<nlohmann::json> events;  // those that say what trials cost
+  run::for_each_diary_line(folder.events_file(), [&](nlohmann::json& line) {
+    const nlohmann::json kind = line.value("kind", nlohmann::json());
+    if (kind == "end") summary = Json(line);
+    if (kind == "tune" || kind == "start" || kind == "resume" || kind == "end")
+      events.push_back(std::move(line));
   });
-  if (summary.is_object())
-    for (const char* key : {"kind", "time", "seconds"}) summary.erase(key);
+  if (!summary.is_object()) return summary;
+  for (const char* key : {"kind", "time", "seconds"}) summary.erase(key);
+  if (const nlohmann::json tuning = run::tuning_json(events); !tuning.is_null())
+    summary["tuning"] = Json(tuning);
   return summary;
 }
 
@@ -212,6 +221,22 @@ Outcome outcome_of(const link::JobEnd& end, const Listener& listener,
                 fmt::format("{}{}{}", end.reason, words.empty() ? "" : ":\n", words));
 }
 
+// What the trials of a tuner inside the run cost: "9 trials: 24,576 samples, 12.0 s, 21.0 s of core
+// time", as far as it is known; empty where there were none.
+std::string tuning_text(const Json& tuning) {
+  if (!tuning.contains("trials")) return "";
+  std::vector<std::string> parts;
+  const auto add = [&](const char* key, auto&& text) {
+    if (tuning.contains(key) && tuning[key].is_number())
+      parts.push_back(text(tuning[key].get<double>()));
+  };
+  add("samples", [](double samples) { return page::plural(samples, "sample"); });
+  add("wall_seconds", [](double seconds) { return page::as_duration(seconds); });
+  add("core_seconds", [](double seconds) { return page::as_duration(seconds) + " of core time"; });
+  const std::string trials = page::plural(tuning["trials"].get<double>(), "trial");
+  return parts.empty() ? trials : fmt::format("{}: {}", trials, fmt::join(parts, ", "));
+}
+
 // The numbers of a run that people ask for first; `done` is its `end` event.
 void print_summary(Console& console, const Json& done, const run::RunFolder& folder) {
   std::vector<std::vector<std::string>> rows;
@@ -238,6 +263,8 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   row("core time", number(part("cost"), "core_seconds"), page::as_duration);
   row("energy", number(part("cost"), "energy_joules"),
       [](double joules) { return page::with_thousands(joules) + " J"; });
+  if (const std::string text = tuning_text(part("tuning")); !text.empty())
+    rows.push_back({"tuning", text});
   const Json& last = part("final");
   if (last.contains("worst_class")) {
     const Json& worst = last["worst_class"];

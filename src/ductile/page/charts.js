@@ -109,8 +109,9 @@
   // spec: title, unit, and as needed: zero (the axis begins there), range (of the axis), steps (the
   // value holds until the next), target, last (the legend gives the last values), ends (beyond its
   // last point a curve has no value), height.
-  // show({ series: [{ name, color, x, y, smooth }], x: { unit, log, lo, hi }, log, smoothing,
-  // marks: [{ x, tone, text }] }) draws it; x values ascend.
+  // show({ series: [{ name, color, x, y, smooth, faint }], x: { unit, log, lo, hi }, log, smoothing,
+  // marks: [{ x, tone, text }] }) draws it; x values ascend. A faint series lies behind the others and
+  // has no place in the legend: pointing at its curve names it.
   function lineChart(group, spec) {
     const legend = element("div", { class: "legend" });
     const svg = element("svg", { class: "chart", tabindex: "0", role: "img",
@@ -131,7 +132,8 @@
         }
         const values = keep.map(k => s.y[k]);
         const smooth = s.smooth && view.smoothing > 0 && values.length > 20;
-        return { name: s.name, color: color(s.color === undefined ? i : s.color),
+        return { name: s.name, faint: Boolean(s.faint),
+          color: s.faint ? "var(--muted)" : color(s.color === undefined ? i : s.color),
           x: keep.map(k => s.x[k]), y: values,
           line: smooth ? smoothed(values, view.smoothing) : values };
       });
@@ -182,7 +184,14 @@
         const px = x.at(v).toFixed(1), py = y.at(values[i]).toFixed(1);
         return i === 0 ? `M${px} ${py}` : spec.steps ? `H${px}V${py}` : `L${px} ${py}`;
       }).join("");
-      for (const s of series) {
+      for (const s of series.filter(s => s.faint && s.x.length > 0)) {
+        const name = element("title", {}, s.name);
+        inside.append(s.x.length > 1
+          ? element("path", { class: "curve faint", stroke: s.color, d: path(s, s.y) }, name)
+          : element("circle", { class: "faint", cx: x.at(s.x[0]), cy: y.at(s.y[0]), r: 2.6,
+            fill: s.color }, name));
+      }
+      for (const s of series.filter(s => !s.faint)) {
         if (s.line !== s.y) {
           inside.append(element("path", { class: "curve raw", stroke: s.color, d: path(s, s.y) }));
         }
@@ -241,7 +250,7 @@
           overlay.append(element("rect", { class: "zoom", x: from, y: top, width: to - from,
             height: height - bottom - top }));
         }
-        for (const s of series) legend.append(item(s, at));
+        for (const s of series) if (!s.faint) legend.append(item(s, at));
       },
     };
 

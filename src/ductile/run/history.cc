@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <unordered_map>
+#include <utility>
 
 #include "ductile/base/error.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/run/tuning_cost.h"
 
 namespace ductile::run {
 namespace {
@@ -275,6 +277,8 @@ json to_json(const History& history) {
     if (t.samples) value["target"]["samples"] = *t.samples;
     if (t.cost) value["target"]["cost"] = to_json(*t.cost);
   }
+  if (json tuning = tuning_json(history.events); !tuning.is_null())
+    value["tuning"] = std::move(tuning);
   for (const Curve& c : history.curves) {
     value["metrics"][c.name] = {
         {"last", point(c.last)}, {"lowest", point(c.lowest)}, {"highest", point(c.highest)},

@@ -46,9 +46,9 @@ std::string class_name(const nlohmann::json& of);
 // losses, fit and choice. Empty where there were none.
 std::string probe_rounds_html(const History& history);
 
-// What a tuner inside the run tried and kept (tune.online): a table of all trials, empty where
-// there were none, and a sentence for what a search ended with or that the run went back. Other
-// events of trials are in the table alone.
+// What a tuner inside the run tried and kept (tune.online): a table of what it cost beside the
+// whole run, and one of all trials; empty where there were none. And a sentence for what a search
+// ended with or that the run went back. Other events of trials are in the tables alone.
 bool is_trial(const nlohmann::json& event);
 std::string tuning_html(const History& history);
 std::string tuning_text(const nlohmann::json& event);

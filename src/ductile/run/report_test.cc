@@ -366,12 +366,52 @@ TEST(Report, ShowsWhatATunerTriedAndKept) {
   EXPECT_EQ(data_of(html)["marks"].size(), 2U) << "trials are in the table alone";
   EXPECT_EQ(page::page_fault(html), "");
   const History history = read_history(run);
-  const std::string table = report::tuning_html(history);
+  const std::string tables = report::tuning_html(history);
+  const std::string table = tables.substr(tables.find("<table class=\"tuning\""));
   size_t rows = 0;
   for (size_t at = table.find("<tr"); at != std::string::npos; at = table.find("<tr", at + 1))
     ++rows;
   EXPECT_EQ(rows, 1U + 3U) << "two searches";
   EXPECT_EQ(report::tuning_html(History{}), "");
+}
+
+// As a run that went on after a kill leaves them: what was done again is no other search.
+TEST(Report, ShowsWhatTuningCostBesideTheWholeRun) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  write_job(run, "tuned");
+  const std::string over =
+      R"({"kind":"tune","what":"search_over","step":20,"samples":2500,"seconds":40,)"
+      R"("core_seconds":70,"moves":[{"what":"ran","trial":0},{"what":"chosen","trial":0}]})"
+      "\n";
+  write_file_atomic(
+      run.events_file(),
+      R"({"kind":"start","step":0,"seconds":0,"core_seconds":1})"
+      "\n"
+      R"({"kind":"tune","what":"trial","step":0,"samples":0,"seconds":10,"core_seconds":10,)"
+      R"("moves":[{"what":"started","trial":0}]})"
+      "\n" +
+          over + R"({"kind":"resume","step":10,"seconds":40,"core_seconds":70})" + "\n" + over +
+          R"({"kind":"end","status":"done","step":90,"samples":10000,"seconds":120,)"
+          R"("cost":{"wall_seconds":120,"core_seconds":240,"energy_joules":null,)"
+          R"("peak_rss_bytes":1}})"
+          "\n");
+  const History history = read_history(run);
+  const std::string tables = report::tuning_html(history);
+  const auto has = [&](const std::string& text) {
+    EXPECT_NE(tables.find(text), std::string::npos) << text << " in\n" << tables;
+  };
+  has("<td>Samples</td><td class=\"num\">2,500</td><td class=\"num\">2,500</td>"
+      "<td class=\"num\">10,000</td>");
+  has("25.00 %");  // of all three
+  has("<td>Time</td><td class=\"num\">30 s</td><td class=\"num\">30 s</td>"
+      "<td class=\"num\">2 min 00 s</td>");
+  has("<td>Core time</td><td class=\"num\">1 min 00 s</td><td class=\"num\">1 min 00 s</td>"
+      "<td class=\"num\">4 min 00 s</td>");
+  EXPECT_EQ(tables.find("<td class=\"num\">2</td>"), std::string::npos) << "one search";
+  EXPECT_EQ(to_json(history).at("tuning").at("samples"), 2500.0);
+  write_report(run);
+  EXPECT_EQ(page::page_fault(read_file(run.report_file())), "");
 }
 
 TEST(Report, LetsNoTextOfTheRunBecomeMarkup) {

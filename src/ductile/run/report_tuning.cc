@@ -13,12 +13,15 @@
 #include "ductile/page/numbers.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/report_impl.h"
+#include "ductile/run/tuning_cost.h"
 
 namespace ductile::run::report {
 namespace {
 
 using nlohmann::json;
+using page::as_duration;
 using page::as_number;
+using page::with_thousands;
 
 constexpr double kWidth = 120, kHeight = 28;
 constexpr size_t kMostPoints = 1000;
@@ -39,13 +42,13 @@ std::string setting_text(const json& move) {
 
 // What became of one trial, over all its moves.
 struct Trial {
-  int64_t first_step = 0;
+  double first_step = NAN;
   std::string setting, state, why;
   double epochs = 0, loss = NAN;
   bool is_chosen = false;
   std::vector<std::pair<double, double>> curve;  // epochs, loss
 };
-using Trials = std::map<std::pair<int, int64_t>, Trial>;  // by search and number
+using Trials = std::map<TuningRecord::Trial, Trial>;
 
 // What all curves of a search are drawn in, so that they can be compared.
 struct Frame {
@@ -94,6 +97,99 @@ page::Cell picture(const Trial& trial, const Frame& frame) {
                   kWidth, kHeight, page::escape_html(label), points));
 }
 
+Trials trials_of(const TuningRecord& record) {
+  Trials trials;
+  for (const auto& [event, search] : record.entries) {
+    for (const json& move : event->at("moves")) {
+      const double number = move.is_object() ? number_at(move, "trial") : NAN;
+      if (!(std::abs(number) < 1e9)) continue;
+      const std::string what = text_at(move, "what");
+      Trial& trial = trials[{search, static_cast<int64_t>(number)}];
+      if (trial.setting.empty()) {
+        trial.first_step = number_at(*event, "step");
+        trial.setting = setting_text(move);
+      }
+      if (!trial.is_chosen) trial.state = what;
+      if (what == "ran" || what == "diverged") {
+        trial.epochs = number_at(move, "epochs");
+        trial.loss = number_at(move, "loss");
+        read_curve(move, trial);
+      }
+      if (const std::string why = text_at(move, "why"); !why.empty()) trial.why = why;
+      trial.is_chosen |= what == "chosen";
+    }
+  }
+  return trials;
+}
+
+std::string samples_text(double samples) {
+  return std::isfinite(samples) ? with_thousands(samples) : "";
+}
+
+std::string time_text(double seconds) { return std::isfinite(seconds) ? as_duration(seconds) : ""; }
+
+// What the trials cost beside the whole run: what is known of it.
+std::string cost_table(const TuningRecord& record, const History& history) {
+  const TrialCost all = cost_of_trials(record), kept = cost_of_kept_trials(record);
+  TrialCost whole{NAN, history.seconds, NAN};
+  if (history.samples) whole.samples = static_cast<double>(*history.samples);
+  if (history.cost) {
+    whole.wall_seconds = history.cost->wall_seconds;
+    whole.core_seconds = history.cost->core_seconds;
+  }
+  page::HtmlTable table({{"What tuning cost"},
+                         {"All trials", true},
+                         {"Of them kept", true},
+                         {"Whole run", true},
+                         {"Share of the run"}},
+                        "tuning-cost");
+  bool is_empty = true;
+  const auto row = [&](const char* name, double TrialCost::*of, auto&& text) {
+    if (!std::isfinite(all.*of)) return;
+    const double share = whole.*of > 0 ? all.*of / whole.*of : NAN;
+    table.row({name, text(all.*of), text(kept.*of), text(whole.*of),
+               std::isfinite(share)
+                   ? page::Cell::of_markup(page::meter(share, page::as_percent(share)))
+                   : page::Cell()});
+    is_empty = false;
+  };
+  row("Samples", &TrialCost::samples, samples_text);
+  row("Time", &TrialCost::wall_seconds, time_text);
+  row("Core time", &TrialCost::core_seconds, time_text);
+  return is_empty ? "" : table.html();
+}
+
+std::string trials_table(const Trials& trials, const TuningRecord& record) {
+  page::HtmlTable table({{"Search", true},
+                         {"Trial", true},
+                         {"Seen at step", true},
+                         {"Setting"},
+                         {"Epochs", true},
+                         {"Loss", true},
+                         {"Curve"},
+                         {"State"},
+                         {"Why"},
+                         {"Samples", true},
+                         {"Time", true},
+                         {"Core time", true}},
+                        "tuning");
+  std::map<int, Frame> frames;
+  for (const auto& [key, t] : trials) frames[key.first].take(t);
+  for (const auto& [key, t] : trials) {
+    const auto found = record.costs.find(key);
+    const TrialCost cost = found == record.costs.end() ? TrialCost{NAN, NAN, NAN} : found->second;
+    table.row({std::to_string(key.first), std::to_string(key.second),
+               std::isfinite(t.first_step) ? with_thousands(t.first_step) : "", t.setting,
+               as_number(t.epochs), std::isfinite(t.loss) ? as_number(t.loss) : "",
+               picture(t, frames[key.first]), t.state, t.why, samples_text(cost.samples),
+               time_text(cost.wall_seconds), time_text(cost.core_seconds)},
+              t.is_chosen             ? "best"
+              : t.state == "diverged" ? "bad"
+                                      : "");
+  }
+  return table.html();
+}
+
 }  // namespace
 
 bool is_trial(const json& event) {
@@ -114,55 +210,10 @@ std::string tuning_text(const json& event) {
 }
 
 std::string tuning_html(const History& history) {
-  Trials trials;
-  int search = 1;
-  for (const json& event : history.events) {
-    if (event.value("kind", json()) != "tune") continue;
-    const auto moves = event.find("moves");
-    if (moves == event.end() || !moves->is_array()) continue;
-    for (const json& move : *moves) {
-      const double number = number_at(move, "trial");
-      if (!move.is_object() || !std::isfinite(number)) continue;
-      const std::string what = text_at(move, "what");
-      Trial& trial = trials[{search, static_cast<int64_t>(number)}];
-      if (trial.setting.empty()) {
-        trial.first_step = static_cast<int64_t>(number_at(event, "step"));
-        trial.setting = setting_text(move);
-      }
-      if (!trial.is_chosen) trial.state = what;
-      if (what == "ran" || what == "diverged") {
-        trial.epochs = number_at(move, "epochs");
-        trial.loss = number_at(move, "loss");
-        read_curve(move, trial);
-      }
-      if (const std::string why = text_at(move, "why"); !why.empty()) trial.why = why;
-      trial.is_chosen |= what == "chosen";
-    }
-    if (text_at(event, "what") == "search_over") ++search;
-  }
+  const TuningRecord record = read_tuning(history.events);
+  const Trials trials = trials_of(record);
   if (trials.empty()) return {};
-  page::HtmlTable table({{"Search", true},
-                         {"Trial", true},
-                         {"Seen at step", true},
-                         {"Setting"},
-                         {"Epochs", true},
-                         {"Loss", true},
-                         {"Curve"},
-                         {"State"},
-                         {"Why"}},
-                        "tuning");
-  std::map<int, Frame> frames;
-  for (const auto& [key, t] : trials) frames[key.first].take(t);
-  for (const auto& [key, t] : trials) {
-    table.row({std::to_string(key.first), std::to_string(key.second),
-               page::with_thousands(static_cast<double>(t.first_step)), t.setting,
-               as_number(t.epochs), std::isfinite(t.loss) ? as_number(t.loss) : "",
-               picture(t, frames[key.first]), t.state, t.why},
-              t.is_chosen             ? "best"
-              : t.state == "diverged" ? "bad"
-                                      : "");
-  }
-  return table.html();
+  return cost_table(record, history) + trials_table(trials, record);
 }
 
 }  // namespace ductile::run::report

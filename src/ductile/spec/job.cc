@@ -294,7 +294,7 @@ void describe(Describer& d, KneeOptions& o) {
        "epochs at the peak after the warm-up; 0 = explore_share of the run, after the warm-up, too")
       .range(0, kMostEpochs);
   d.field("explore_share", o.explore_share,
-          "share of the run at the peak, where explore_epochs is 0")
+          "share of the run at the peak, where explore_epochs is 0; fixed, whatever the run sees")
       .range(0, 1);
 }
 

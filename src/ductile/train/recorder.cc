@@ -60,13 +60,14 @@ Recorder::Recorder(const run::RunFolder& folder, const Replica& replica, bool re
 
 void Recorder::started(int64_t num_workers) {
   num_workers_ = num_workers;
-  const Json fields = {{"step", replica_.step()},
-                       {"steps", replica_.total_updates()},
-                       {"workers", num_workers},
-                       {"host", describe_environment()},
-                       {"parameters", replica_.num_parameters()},
-                       {"train_samples", replica_.train_info().size},
-                       {"test_samples", replica_.test_info().size}};
+  Json fields = {{"step", replica_.step()},
+                 {"steps", replica_.total_updates()},
+                 {"workers", num_workers},
+                 {"host", describe_environment()},
+                 {"parameters", replica_.num_parameters()},
+                 {"train_samples", replica_.train_info().size},
+                 {"test_samples", replica_.test_info().size}};
+  if (replica_.job().tune.online) add_core_seconds(fields);  // a trial may be under way
   event(resumed_ ? "resume" : "start", fields);
   if (!resumed_ && replica_.step() == 0) tell_of_controls();
   note_hyper();
@@ -154,6 +155,12 @@ void Recorder::committed() {
   tell_of_controls();
 }
 
+// What all workers have used over the life of the run, where that is known.
+void Recorder::add_core_seconds(Json& fields) const {
+  if (const std::optional<run::Cost> told = job_cost_())
+    fields["core_seconds"] = told->core_seconds;
+}
+
 // What a rate control or a tuner did with the last step, where it has something to tell. Events of
 // the kinds in `told_before` have told it already.
 void Recorder::tell_of_controls(const std::set<std::string>& told_before) {
@@ -165,6 +172,10 @@ void Recorder::tell_of_controls(const std::set<std::string>& told_before) {
     if (told == found->second.values.end() || told->is_null()) continue;
     Json fields = *told;
     fields["step"] = replica_.step();
+    if (part == kTunerPart) {  // from these it is known what each trial cost
+      fields["samples"] = replica_.state().counters.samples_backward;
+      add_core_seconds(fields);
+    }
     event(kind, fields);
   }
 }

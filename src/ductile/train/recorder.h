@@ -72,6 +72,7 @@ class Recorder {
   void tell_of_evaluation(const Evaluation& result, std::optional<double> seconds);
   void tell_of_target();
   void warn_of_trouble();
+  void add_core_seconds(nlohmann::json& fields) const;
   void tell_of_controls(const std::set<std::string>& told_before = {});
   void note_bad_samples();
   void note_hyper();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -22,7 +23,9 @@ using page::as_duration;
 using page::as_number;
 using page::Cell;
 
-constexpr size_t kCurves = 8;  // of the best trials; more cannot be told apart
+constexpr size_t kNamedCurves = 8;  // of the best trials; more colours cannot be told apart
+constexpr size_t kFaintCurves = 300;
+constexpr size_t kNamedPoints = 400, kFaintPoints = 40;
 
 std::string metric_text(const Session& session, double value) {
   return page::as_metric(session.tuning().setup.metric, value);
@@ -94,25 +97,78 @@ std::string table(const Session& session, const std::vector<int64_t>& order) {
   return out.html();
 }
 
-Json data(const Session& session, const std::vector<int64_t>& order) {
-  Json curves = Json::array();
-  for (const int64_t trial : order) {
-    if (curves.size() == kCurves) break;
-    Json x = Json::array(), y = Json::array();
-    for (const tune::Observation& o : session.trials()[static_cast<size_t>(trial)].seen) {
-      if (!std::isfinite(o.value)) continue;
-      x.push_back(o.budget);
-      y.push_back(o.value);
-    }
-    if (!x.empty())
-      curves.push_back({{"name", fmt::format("trial {}", trial)}, {"x", x}, {"y", y}});
+// What is finite of a trial's values, evenly thinned; the last one stays.
+std::vector<tune::Observation> points_of(const TrialRecord& trial, size_t most) {
+  std::vector<tune::Observation> finite;
+  for (const tune::Observation& o : trial.seen)
+    if (std::isfinite(o.value)) finite.push_back(o);
+  const size_t each = (finite.size() + most - 1) / most;
+  std::vector<tune::Observation> out;
+  for (size_t i = 0; i < finite.size(); ++i)
+    if ((finite.size() - 1 - i) % each == 0) out.push_back(finite[i]);
+  return out;
+}
+
+// What a faint curve of a loss is drawn at, at most: one that all but diverged would flatten the
+// others.
+double ceiling_of(const std::vector<double>& named) {
+  if (named.empty()) return INFINITY;
+  const auto [least, most] = std::ranges::minmax(named);
+  return most + std::max(most - least, 0.1 * std::abs(most));
+}
+
+Json curve_json(int64_t trial, const std::vector<tune::Observation>& points, double ceiling) {
+  Json x = Json::array(), y = Json::array();
+  for (const tune::Observation& o : points) {
+    x.push_back(o.budget);
+    y.push_back(std::min(o.value, ceiling));
   }
-  return {{"curves", curves},
-          {"metric", session.tuning().setup.metric},
-          {"epochs", session.job().train.epochs}};
+  return {{"name", fmt::format("trial {}", trial)}, {"x", x}, {"y", y}};
+}
+
+std::string curves_section(const Json& curves) {
+  size_t named = 0;
+  for (const Json& curve : curves) named += curve.contains("faint") ? 0U : 1U;
+  std::string note;
+  if (const size_t faint = curves.size() - named; faint > 0) {
+    const std::string best =
+        named == 0   ? "No trial that did not diverge has values yet; those that did are"
+        : named == 1 ? "The best trial is in colour, the others are"
+                     : fmt::format("The {} best trials are in colour, the others are", named);
+    note =
+        fmt::format("<p class=\"muted\">{} faint ({}); pointing at a curve names it.{}</p>\n", best,
+                    faint, faint == kFaintCurves ? " What is not drawn is in the table." : "");
+  }
+  return "<section><div class=\"bar\"><h2>Curves of the trials</h2></div>\n"
+         "<div id=\"panels\" class=\"panels\"></div>\n" +
+         note + "</section>\n";
 }
 
 }  // namespace
+
+Json curves_of(const std::vector<TrialRecord>& trials, const std::vector<int64_t>& order,
+               std::string_view metric) {
+  Json named = Json::array(), faint = Json::array();
+  std::vector<double> values;  // of the named ones
+  double ceiling = INFINITY;
+  for (const int64_t number : order) {
+    const TrialRecord& trial = trials[static_cast<size_t>(number)];
+    const bool has_name = named.size() < kNamedCurves && trial.status != "diverged";
+    const auto points = points_of(trial, has_name ? kNamedPoints : kFaintPoints);
+    if (points.empty()) continue;
+    if (has_name) {
+      for (const tune::Observation& o : points) values.push_back(o.value);
+      named.push_back(curve_json(number, points, INFINITY));
+    } else if (faint.size() < kFaintCurves) {
+      // The best come first, so that all that have a name are known by now.
+      if (faint.empty() && metric != "accuracy") ceiling = ceiling_of(values);
+      faint.push_back(curve_json(number, points, ceiling));
+      faint.back()["faint"] = true;
+    }
+  }
+  for (Json& curve : faint) named.push_back(std::move(curve));
+  return named;
+}
 
 std::string report_html(const Session& session) {
   const std::vector<int64_t> order = ranked(session);
@@ -125,12 +181,12 @@ std::string report_html(const Session& session) {
   page.about = {fmt::format("policy {} with searcher {}, seed {}", page::escape_html(setup.policy),
                             page::escape_html(setup.searcher), setup.seed)};
   page.body = tiles(session);
-  page.body +=
-      "<section><div class=\"bar\"><h2>Curves of the best trials</h2></div>\n"
-      "<div id=\"panels\" class=\"panels\"></div></section>\n";
+  const Json curves = curves_of(session.trials(), order, setup.metric);
+  page.body += curves_section(curves);
   page.body += page::section("Trials", table(session, order));
   page.footer = "Each trial is a run in the folder trials, with a report of its own.";
-  page.data = dump_json(data(session, order));
+  page.data = dump_json(
+      Json{{"curves", curves}, {"metric", setup.metric}, {"epochs", session.job().train.epochs}});
   page.scripts = {kTuneReportJs};
   return page::to_html(page);
 }

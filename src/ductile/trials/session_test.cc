@@ -1,5 +1,6 @@
 #include "ductile/trials/session.h"
 
+#include <cmath>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/base/testing.h"
@@ -211,6 +213,65 @@ TEST(Session, AValueThatIsNoNumberIsADivergence) {
   EXPECT_TRUE(session.run({.program = told_runs(place.path(), lost, lost)}));
   for (const TrialRecord& trial : session.trials()) EXPECT_EQ(trial.status, "diverged");
   EXPECT_EQ(session.best(), -1);
+}
+
+TrialRecord seen_as(const std::vector<double>& values, const char* status = "dropped") {
+  TrialRecord trial;
+  trial.status = status;
+  double epoch = 0;
+  for (const double value : values) trial.seen.push_back({++epoch, value});
+  return trial;
+}
+
+TEST(SessionReport, DrawsEveryTrialAndNamesTheBest) {
+  std::vector<TrialRecord> trials;
+  std::vector<int64_t> order;
+  for (int64_t i = 0; i < 100; ++i) {
+    order.push_back(i);
+    trials.push_back(seen_as({0.5, 0.9 - 0.001 * static_cast<double>(i)}));
+  }
+  trials[1] = seen_as({});  // is still waiting
+  trials[2].status = "diverged";
+  const nlohmann::json curves = curves_of(trials, order, "accuracy");
+  ASSERT_EQ(curves.size(), 99U);
+  std::vector<std::string> named;
+  for (const nlohmann::json& curve : curves) {
+    EXPECT_EQ(curve.at("y").size(), 2U);
+    if (!curve.contains("faint")) named.push_back(curve.at("name"));
+  }
+  EXPECT_EQ(named, (std::vector<std::string>{"trial 0", "trial 3", "trial 4", "trial 5", "trial 6",
+                                             "trial 7", "trial 8", "trial 9"}));
+  EXPECT_FALSE(curves.at(7).contains("faint")) << "those with a colour come first";
+  EXPECT_EQ(curves.at(8).at("name"), "trial 2");
+  EXPECT_EQ(curves.back().at("name"), "trial 99");
+}
+
+TEST(SessionReport, StaysSmallHoweverManyTrialsThereAre) {
+  std::vector<double> values;
+  for (int i = 0; i < 1000; ++i) values.push_back(1.0 / (i + 1));
+  const std::vector<TrialRecord> trials(2000, seen_as(values));
+  std::vector<int64_t> order;
+  for (int64_t i = 0; i < 2000; ++i) order.push_back(i);
+  const nlohmann::json curves = curves_of(trials, order, "accuracy");
+  EXPECT_EQ(curves.size(), 308U);
+  for (const nlohmann::json& curve : curves) {
+    EXPECT_LE(curve.at("x").size(), curve.contains("faint") ? 40U : 400U);
+    EXPECT_EQ(curve.at("x").back(), 1000.0) << "how far it came stays";
+  }
+  EXPECT_LT(dump_json(curves).size(), 600'000U);
+}
+
+// Else the others would lie on the axis.
+TEST(SessionReport, CutsALossFarAboveThoseOfTheBest) {
+  std::vector<TrialRecord> trials(8, seen_as({2.5, 0.5}));
+  trials.push_back(seen_as({2.5, 1e9}));
+  trials.push_back(seen_as({2.5, NAN}, "diverged"));
+  const std::vector<int64_t> order = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const nlohmann::json curves = curves_of(trials, order, "loss");
+  ASSERT_EQ(curves.size(), 10U);
+  EXPECT_EQ(curves.at(0).at("y"), nlohmann::json({2.5, 0.5}));
+  EXPECT_EQ(curves.at(8).at("y"), nlohmann::json({2.5, 4.5}));
+  EXPECT_EQ(curves.at(9).at("y"), nlohmann::json::array({2.5}));
 }
 
 // As often as it is asked: an error while a result is taken leaves the trial under way.

@@ -1,4 +1,4 @@
-// The report of a tuning session: the curves of the best trials.
+// The report of a tuning session: the curves of its trials.
 "use strict";
 
 (() => {
