@@ -117,11 +117,14 @@ bool is_in_columns(const JobDemand& demand, const sched::PolicyTraits& traits) {
          std::ranges::all_of(demand.plans, [](const StagePlan& plan) { return plan.seconds > 0; });
 }
 
-// The most devices, of those that it may have, that are whole pipelines with memory; 0: none are.
-int32_t most_whole(const JobDemand& demand, const sched::PolicyTraits& traits) {
+// Where none of the numbers that it asks for are whole pipelines: the most of fewer devices that
+// are, with memory for them; 0: some are, or no such number is.
+int32_t whole_below(const JobDemand& demand, const sched::PolicyTraits& traits) {
   const bool columns = is_in_columns(demand, traits);
   int32_t out = 0;
   for (const StagePlan& plan : demand.plans) {
+    const int32_t least = std::max(demand.min_devices, plan.least);
+    if (!sizes_of(plan, least, demand.max_devices, columns).empty()) return 0;
     const auto sizes = sizes_of(plan, plan.least, demand.max_devices, columns);
     if (!sizes.empty()) out = std::max(out, sizes.back());
     if (!columns) break;  // by the others nothing is offered
@@ -144,8 +147,7 @@ JobDemand within_plans(JobDemand demand, const sched::PolicyTraits& traits) {
     for (const StagePlan& plan : demand.plans) least = std::min(least, plan.least);
   if (least <= demand.max_devices) demand.min_devices = std::max(demand.min_devices, least);
   // Whoever asks for three devices asks for one pipeline of two, and not for stages in turns.
-  if (const int32_t whole = most_whole(demand, traits); whole > 0)
-    demand.min_devices = std::min(demand.min_devices, whole);
+  if (const int32_t whole = whole_below(demand, traits); whole > 0) demand.min_devices = whole;
   return demand;
 }
 

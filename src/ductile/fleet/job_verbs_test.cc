@@ -1,4 +1,3 @@
-#include <cstring>
 #include <functional>
 #include <sstream>
 #include <string>
@@ -145,7 +144,7 @@ Descriptor silent_service(const fs::path& folder) {
   fs::create_directories(folder);
   sockaddr_un at{};
   at.sun_family = AF_UNIX;
-  std::strncpy(at.sun_path, (folder / "api.sock").c_str(), sizeof at.sun_path - 1);
+  (folder / "api.sock").string().copy(at.sun_path, sizeof at.sun_path - 1);
   Descriptor out(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   EXPECT_EQ(::bind(out.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
   EXPECT_EQ(::listen(out.get(), 8), 0);

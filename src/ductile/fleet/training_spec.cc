@@ -85,12 +85,12 @@ TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& requ
   return out;
 }
 
-void require_plans_of_model(const nlohmann::json& spec, const std::vector<fs::path>& files) {
-  const nlohmann::json& plans = spec.at("plans");
+void require_plans_of_model(const nlohmann::json& submitted, const std::vector<fs::path>& files) {
+  const nlohmann::json& plans = submitted.at("plans");
   for (size_t i = 0; i < files.size(); ++i) {
     spec::JobOptions job;
     OptionSet options(job);
-    options.read_toml_text(spec.at("job").get<std::string>(), "spec.job", Moved::follow);
+    options.read_toml_text(submitted.at("job").get<std::string>(), "spec.job", Moved::follow);
     spec::TrainOptions& train = job.train;
     train.virtual_ranks = plans.at(i).at("virtual_ranks").get<int64_t>();
     train.shard_optimizer = plans.at(i).at("shard_optimizer").get<bool>();

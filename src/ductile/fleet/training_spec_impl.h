@@ -24,8 +24,8 @@ struct TrainingSpec {
 TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& request,
                            const Context& context);
 
-// That the plans in `files`, with which `spec` was made, are of the job's model, as far as this
-// machine can tell. Throws invalid_argument, naming the file and the operator.
-void require_plans_of_model(const nlohmann::json& spec, const std::vector<fs::path>& files);
+// That the plans in `files`, with which `submitted`, a spec, was made, are of the job's model, as
+// far as this machine can tell. Throws invalid_argument, naming the file and the operator.
+void require_plans_of_model(const nlohmann::json& submitted, const std::vector<fs::path>& files);
 
 }  // namespace ductile::cli

@@ -1,5 +1,7 @@
 #include "ductile/serving/silent_hosts.h"
 
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 namespace ductile::serving {
