@@ -36,8 +36,9 @@ constexpr milliseconds kLook{500};          // for what a launcher does after so
 constexpr milliseconds kStart{120'000};     // until it can be asked
 constexpr milliseconds kHandOver{150'000};  // those that go wait for those that come
 static_assert(kHandOver > kStart, "whoever comes has its whole time before others have gone");
-constexpr milliseconds kLeave{5'000};  // at the end, for nodes that do not answer
-constexpr int kMostFailures = 4;       // of starts, one after the other, before any succeeds
+constexpr milliseconds kEndIsHeard{5'000};  // of a replica that is killed on a node that answers
+constexpr milliseconds kLeave{5'000};       // at the end, for nodes that do not answer
+constexpr int kMostFailures = 4;            // of starts, one after the other, before any succeeds
 
 // That the run which is served cannot be seen, as where its disk is not mounted; it need not lie
 // where the service's own runs do. Empty: it is there, or was deleted.
@@ -133,6 +134,8 @@ class ServeRunner final : public JobRunner {
     State state = State::recorded;
     std::optional<Error> failed;  // what it says before it ends
     net::Deadline begun{};        // of one that an earlier service started: long ago
+    std::string silent_on;        // the node, of one that was given up on, then
+    net::Deadline silent_at{};
     net::Loop::Timer patience;
   };
 
@@ -176,12 +179,14 @@ class ServeRunner final : public JobRunner {
   }
 
   // One that is started again and again where no request reaches it takes its place for nothing.
-  void note_silent(WorkerId id, const Replica& replica) {
-    const std::string node = launcher_->place_of(id).host;
-    if (node.empty()) return;  // this machine, or one that is not known
-    const std::chrono::seconds rest = silent_.lost(node, replica.begun, loop_.now());
+  // Where its end is heard of at once, whoever starts replicas there is reached: else the node is
+  // away, and gets nothing anyway.
+  void note_silent(const Replica& replica) {
+    const net::Deadline now = loop_.now();
+    if (ending_ || replica.silent_on.empty() || now > replica.silent_at + kEndIsHeard) return;
+    const std::chrono::seconds rest = silent_.lost(replica.silent_on, replica.begun, now);
     if (rest.count() == 0) return;
-    front_.tell(fmt::format("{}: {} s now", text_of_rest(node), rest.count()));
+    front_.tell(fmt::format("{}: {} s now", text_of_rest(replica.silent_on), rest.count()));
     place();
     await_rest();
   }
@@ -201,15 +206,14 @@ class ServeRunner final : public JobRunner {
   void give_up_on(WorkerId id) {
     const auto found = replicas_.find(id);
     if (found == replicas_.end()) return;
-    const bool is_news =
-        std::exchange(found->second.state, State::ending) != State::ending && !ending_;
-    if (is_news) {
+    if (std::exchange(found->second.state, State::ending) != State::ending && !ending_) {
       front_.tell(fmt::format("replica {} is silent; another one takes its place", id));
+      found->second.silent_on = launcher_->place_of(id).host;
+      found->second.silent_at = loop_.now();
       pace_.lost();
     }
     leaving_.erase(id);
     launcher_->kill(id);
-    if (is_news) note_silent(id, found->second);
   }
 
   int64_t count(const std::function<bool(WorkerId, const Replica&)>& which) const {
@@ -426,12 +430,14 @@ class ServeRunner final : public JobRunner {
     if (failed && failed->code() == ErrorCode::not_found)
       if (const std::string absence = absence_of_served(front_.spec().run); !absence.empty())
         failed.emplace(ErrorCode::unavailable, absence);
+    const Replica was = std::move(found->second);
     replicas_.erase(found);
     leaving_.erase(id);
     front_.router().remove(id);
     front_.memory().replicas.erase(id);
     front_.save();
     tell_ready();
+    note_silent(was);
     if (state == State::ending) return settle();
     if (failed && failed->code() == ErrorCode::not_found && front_.memory().version) {
       // The checkpoint that all of them had is there no more.
