@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "ductile/base/files.h"
@@ -18,6 +19,11 @@ namespace ductile::cli {
 std::optional<nlohmann::json> measured_graph(const JobConfig& config,
                                              const std::vector<int64_t>& shares, int64_t rounds,
                                              int64_t threads, Console& console);
+
+// What a worker says is wrong with the stages of a job, whose options are `job` as TOML, for its
+// model. Empty: nothing, or nobody can say it on this machine, as without its data. Throws
+// unavailable where a signal ended it.
+std::string fault_of_plan(const std::string& job);
 
 struct OwnPlan {
   fs::path file;      // as `ductile plan --json` writes it

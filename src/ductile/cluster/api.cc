@@ -81,6 +81,7 @@ class Api::ReaderLease {
     if (!reader_) reader_ = std::make_unique<Reader>(api.store_);
   }
   ~ReaderLease() {
+    if (reader_->is_at_once()) return;  // whoever had it next would be told what was
     const std::lock_guard lock(api_.mutex_);
     if (api_.readers_.size() < kIdleReaders) api_.readers_.push_back(std::move(reader_));
   }

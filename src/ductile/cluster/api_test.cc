@@ -85,6 +85,7 @@ TEST_F(Service, AJobIsRefusedWhereTooManyOfItsOwnerHaveNotEnded) {
 // What is changed in one transaction is never seen half.
 TEST_F(Service, AJobsDevicesAreThoseOfItsPhase) {
   const JobId id = submit("busy");
+  const auto before = get("/v1/overview").at("event").get<Revision>();
   std::atomic<bool> over = false;
   std::thread writer([&] {
     for (int i = 0; i < 300; ++i) {
@@ -107,6 +108,14 @@ TEST_F(Service, AJobsDevicesAreThoseOfItsPhase) {
     EXPECT_EQ(listed.at("phase") == "running", listed.at("devices") == 2) << listed;
     const Json account = get("/v1/accounts").at("accounts").at(0);
     EXPECT_EQ(account.at("jobs").contains("running"), account.at("devices") == 2) << account;
+    const Json overview = get("/v1/overview");  // each change has two events
+    EXPECT_EQ(overview.at("jobs").contains("running"),
+              (overview.at("event").get<Revision>() - before) % 4 == 2)
+        << overview;
+    const std::string metrics = send("GET", "/metrics").body;
+    EXPECT_EQ(metrics.find("ductile_jobs{phase=\"running\"} 1\n") != std::string::npos,
+              metrics.find("ductile_devices_held 2\n") != std::string::npos)
+        << metrics;
   }
   writer.join();
 }

@@ -223,6 +223,7 @@ ServingFigures Front::figures() const {
   out.address = address();
   out.ready = ready_;
   out.by_node = by_node_;
+  out.trouble = trouble_;
   out.load = load.load;
   out.rate = load.rate;
   out.arrived = total.arrived;

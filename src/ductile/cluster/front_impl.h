@@ -142,6 +142,8 @@ class Front {
     ready_ = replicas;
     by_node_ = std::move(by_node);
   }
+  // Why some of its replicas are not started now, for people; empty: all are.
+  void set_trouble(std::string text) { trouble_ = std::move(text); }
   ServiceLoad load() const { return meter_.load(); }
   ServingFigures figures() const;
 
@@ -165,6 +167,7 @@ class Front {
   LoadMeter meter_;
   int64_t ready_ = 0;
   std::map<std::string, int64_t> by_node_;
+  std::string trouble_;
   bool closing_ = false, quiet_ = false;
   std::function<void()> on_quiet_;
   Revision reloading_ = 0;  // the event that is carried out, or was last

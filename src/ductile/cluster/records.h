@@ -45,6 +45,7 @@ struct Submission {
 struct Beginning {
   std::vector<JobId> after;  // once these have finished
   bool held = false;         // once somebody resumes it
+  int64_t array = 0;         // how many came with one request, as an array; 0: it came alone
 };
 
 // A job that is to finish before another one begins.

@@ -161,8 +161,9 @@ Answer submit_job(Request& request) {
          s.movable ? "transfer" : "movable");
   if (s.kind == "command" && request.call.principal.role < Role::admin)
     throw Refused("a command runs as the user of the service, so only that user may submit one");
-  const Beginning beginning = beginning_of(fields);
+  Beginning beginning = beginning_of(fields);
   std::vector<Member> members = members_of(fields, s.name);
+  if (fields.has("array")) beginning.array = static_cast<int64_t>(members.size());
   if (members.size() * beginning.after.size() > kMostWaits)
     fail(ErrorCode::invalid_argument,
          "body: {} jobs are to begin after {} others each, and {} such pairs are allowed at once: "

@@ -151,8 +151,11 @@ void write_serving(Request& request, MetricsText& out) {
 
 Answer show_metrics(Request& request) {
   MetricsText out;
-  write_jobs(request, out);
-  write_devices(request, out);
+  {
+    const auto at_once = request.reader.at_once();  // what is held is held by jobs that run
+    write_jobs(request, out);
+    write_devices(request, out);
+  }
   write_service(request, out);
   write_serving(request, out);
   request.counts().write(out);

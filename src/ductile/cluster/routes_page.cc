@@ -97,11 +97,15 @@ Answer show_overview(Request& request) {
               {"role", to_string(request.call.principal.role)},
               {"team", request.call.principal.team},
               {"now", request.now()},
-              {"event", request.reader.last_event()},
+              {"event", nullptr},
               {"policy", request.policy()},
               {"jobs", Json::object()}};
-  for (const auto& [phase, count] : request.reader.count_by_phase())
-    out["jobs"][std::string(to_string(phase))] = count;
+  {
+    const auto at_once = request.reader.at_once();  // what is counted is as after this event
+    out["event"] = request.reader.last_event();
+    for (const auto& [phase, count] : request.reader.count_by_phase())
+      out["jobs"][std::string(to_string(phase))] = count;
+  }
   if (request.view() != nullptr) {
     const auto [fault, text] = request.view()->refusal();
     if (!text.empty()) out["store"] = {{"fault", to_string(fault)}, {"text", text}};

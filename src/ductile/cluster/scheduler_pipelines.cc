@@ -111,6 +111,27 @@ sched::Allocation cut_to(sched::Allocation allocation, int32_t devices) {
   return allocation;
 }
 
+// Whether it is offered as columns of the policy, a speed for each number of devices.
+bool is_in_columns(const JobDemand& demand, const sched::PolicyTraits& traits) {
+  return traits.sees_plans &&
+         std::ranges::all_of(demand.plans, [](const StagePlan& plan) { return plan.seconds > 0; });
+}
+
+// Where none of the numbers that it asks for are whole pipelines: the most of fewer devices that
+// are, with memory for them; 0: some are, or no such number is.
+int32_t whole_below(const JobDemand& demand, const sched::PolicyTraits& traits) {
+  const bool columns = is_in_columns(demand, traits);
+  int32_t out = 0;
+  for (const StagePlan& plan : demand.plans) {
+    const int32_t least = std::max(demand.min_devices, plan.least);
+    if (!sizes_of(plan, least, demand.max_devices, columns).empty()) return 0;
+    const auto sizes = sizes_of(plan, plan.least, demand.max_devices, columns);
+    if (!sizes.empty()) out = std::max(out, sizes.back());
+    if (!columns) break;  // by the others nothing is offered
+  }
+  return out;
+}
+
 // Each device hosts at least one virtual rank, and the job's user may have asked for more when it
 // had other plans. With fewer devices than any plan of those that the policy sees has memory on,
 // the job does not run, unless its user lets it have no more.
@@ -125,6 +146,8 @@ JobDemand within_plans(JobDemand demand, const sched::PolicyTraits& traits) {
   if (traits.sees_plans)
     for (const StagePlan& plan : demand.plans) least = std::min(least, plan.least);
   if (least <= demand.max_devices) demand.min_devices = std::max(demand.min_devices, least);
+  // Whoever asks for three devices asks for one pipeline of two, and not for stages in turns.
+  if (const int32_t whole = whole_below(demand, traits); whole > 0) demand.min_devices = whole;
   return demand;
 }
 
@@ -136,9 +159,7 @@ std::vector<int32_t> offer_pipelines(const JobDemand& demand, const sched::Polic
   for (const StagePlan& plan : demand.plans)
     DUCTILE_CHECK(plan.devices >= 1 && plan.pipelines >= 1, "job {}: {} pipelines of {} devices",
                   demand.id, plan.pipelines, plan.devices);
-  const bool timed =
-      std::ranges::all_of(demand.plans, [](const StagePlan& plan) { return plan.seconds > 0; });
-  const bool columns = traits.sees_plans && timed;
+  const bool columns = is_in_columns(demand, traits);
   // A pipeline on one device is a replica like any other.
   if (!columns && !demand.plans.empty() && demand.plans.front().devices == 1) return {};
   std::set<int32_t> sizes;

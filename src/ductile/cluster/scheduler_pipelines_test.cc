@@ -186,8 +186,9 @@ TEST(Pipelines, BoundsAreThoseOfWholePipelinesWhereOneFits) {
       for (const int32_t wanted : {4, 1, 3, 2}) {
         rounds.scheduler.set_bounds(1, wanted, wanted);
         rounds.run(2);
-        EXPECT_EQ(rounds.devices(1), wanted) << policy << ": " << rounds.scheduler.why(1);
-        EXPECT_EQ(rounds.scheduler.whole_sizes(1).empty(), wanted % 2 == 1) << policy;
+        const int32_t given = wanted == 3 ? 2 : wanted;  // one pipeline
+        EXPECT_EQ(rounds.devices(1), given) << policy << ": " << rounds.scheduler.why(1);
+        EXPECT_EQ(rounds.scheduler.whole_sizes(1).empty(), wanted == 1) << policy;
       }
       rounds.scheduler.set_bounds(1, 3, 4);
       EXPECT_EQ(rounds.scheduler.whole_sizes(1), std::vector<int32_t>{4}) << policy;
@@ -210,6 +211,21 @@ TEST(Pipelines, NobodyHasMoreDevicesThanVirtualRanks) {
       rounds.run(2);
       EXPECT_EQ(rounds.devices(1), 2) << policy;
     }
+  }
+}
+
+TEST(Pipelines, NumbersThatAreNoWholePipelinesGiveAsManyAsTheyHave) {
+  for (const char* const policy : {"ductile", "regional", "fifo", "sia", "pollux"}) {
+    Rounds rounds(one_machine(8), policy);
+    rounds.scheduler.add(staged(1, 2, 4, 1, 1, 8));
+    const std::vector<std::pair<int32_t, int32_t>> cases{{3, 2}, {5, 4}, {2, 2}, {8, 8}};
+    for (const auto& [wanted, given] : cases) {
+      rounds.scheduler.set_bounds(1, wanted, wanted);
+      EXPECT_EQ(rounds.scheduler.least_of_stages(1), given) << policy << " " << wanted;
+      EXPECT_EQ(rounds.scheduler.whole_sizes(1), std::vector<int32_t>{given}) << policy;
+    }
+    rounds.scheduler.set_bounds(1, 1, 1);
+    EXPECT_TRUE(rounds.scheduler.whole_sizes(1).empty()) << policy << ": its stages take turns";
   }
 }
 
@@ -363,6 +379,10 @@ TEST(Pipelines, WhySaysThatAJobIsGivenWholePipelines) {
   };
   says("It asks for 2 devices, and 1 of 4 are free: job 1 (one) holds 3; it starts when 1 more");
   says("whole pipelines alone: its plan has 3 of 2 devices each.");
+  facts.job.submission.min_devices = facts.job.submission.max_devices = 3;
+  says("each. It asks for 3 devices, which give 1 pipeline of 2.");
+  facts.job.submission.min_devices = 1;
+  facts.job.submission.max_devices = 8;
   facts.staged = StagedFigures{2, 3, 2, 4};
   says("by one of 4 plans, which is chosen when it begins");
   facts.staged = StagedFigures{6, 1, 0, 1};
@@ -372,6 +392,10 @@ TEST(Pipelines, WhySaysThatAJobIsGivenWholePipelines) {
   facts.job.reason = "It was alone.";
   facts.holders = {{2, "two", "", "standard", "here", 4}};
   says("It runs on 4 devices of 1 to 8: It was alone. It trains by stages");
+  facts.staged = StagedFigures{2, 3, 2, 1};
+  facts.job.submission.min_devices = facts.job.submission.max_devices = 3;
+  facts.holders.front().devices = 2;
+  says("It runs on 2 devices: It was alone. It asks for 3 devices, which give 1 pipeline of 2.");
 }
 
 TEST(Pipelines, ManyJobsOnNodesThatComeAndGoHaveWholePipelines) {

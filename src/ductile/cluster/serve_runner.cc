@@ -23,6 +23,7 @@
 #include "ductile/serving/replica_line.h"
 #include "ductile/serving/replica_link.h"
 #include "ductile/serving/replica_pace.h"
+#include "ductile/serving/silent_hosts.h"
 
 namespace ductile::cluster {
 namespace {
@@ -35,8 +36,9 @@ constexpr milliseconds kLook{500};          // for what a launcher does after so
 constexpr milliseconds kStart{120'000};     // until it can be asked
 constexpr milliseconds kHandOver{150'000};  // those that go wait for those that come
 static_assert(kHandOver > kStart, "whoever comes has its whole time before others have gone");
-constexpr milliseconds kLeave{5'000};  // at the end, for nodes that do not answer
-constexpr int kMostFailures = 4;       // of starts, one after the other, before any succeeds
+constexpr milliseconds kEndIsHeard{5'000};  // of a replica that is killed on a node that answers
+constexpr milliseconds kLeave{5'000};       // at the end, for nodes that do not answer
+constexpr int kMostFailures = 4;            // of starts, one after the other, before any succeeds
 
 // That the run which is served cannot be seen, as where its disk is not mounted; it need not lie
 // where the service's own runs do. Empty: it is there, or was deleted.
@@ -71,6 +73,7 @@ class ServeRunner final : public JobRunner {
     for (const auto& [id, replica] : replicas_) front_.router().remove(id);
     front_.close_doors();  // the next run of the job may have another secret
     front_.set_ready(0);
+    front_.set_trouble("");
   }
 
   // Those that an earlier service started are found by their numbers. One that had not said where
@@ -130,21 +133,72 @@ class ServeRunner final : public JobRunner {
   struct Replica {
     State state = State::recorded;
     std::optional<Error> failed;  // what it says before it ends
+    net::Deadline begun{};        // of one that an earlier service started: long ago
+    std::string silent_on;        // the node, of one that was given up on, then
+    net::Deadline silent_at{};
     net::Loop::Timer patience;
   };
 
   void set_devices(const std::vector<Holding>& devices) {
-    std::vector<server::HostShare> shares;
+    devices_ = devices;
     wanted_ = 0;
-    for (const Holding& h : devices) {
-      shares.push_back({h.node, h.devices});
-      wanted_ += h.devices;
+    for (const Holding& h : devices) wanted_ += h.devices;
+    place();
+  }
+
+  // What rests gets nothing new, and keeps what answers there.
+  void place() {
+    std::vector<server::HostShare> shares;
+    withheld_ = 0;
+    std::string trouble;
+    for (const Holding& h : devices_) {
+      int64_t places = h.devices;
+      if (silent_.rests(h.node, loop_.now())) {
+        places =
+            std::min(places, count([&](WorkerId id, const Replica& r) {
+                       return r.state != State::ending && launcher_->place_of(id).host == h.node;
+                     }));
+        trouble += (trouble.empty() ? "" : "; ") + text_of_rest(h.node);
+      }
+      withheld_ += h.devices - places;
+      shares.push_back({h.node, places});
     }
+    front_.set_trouble(std::move(trouble));
     // Asked again for what it was asked for, nobody's time begins anew.
     std::set<WorkerId> leaving;
     for (const WorkerId id : launcher_->place(shares)) leaving.insert(id);
     if (std::exchange(leaving_, leaving) != leaving || !hand_over_.armed())
       hand_over_ = loop_.after(kHandOver, [this] { let_leaving_go(); });
+  }
+
+  std::string text_of_rest(const std::string& node) const {
+    return fmt::format(
+        "requests do not reach node {}: {} replicas that were started there one after the other "
+        "went silent, so the next one waits, for longer each time",
+        node, silent_.losses(node));
+  }
+
+  // One that is started again and again where no request reaches it takes its place for nothing.
+  // Where its end is heard of at once, whoever starts replicas there is reached: else the node is
+  // away, and gets nothing anyway.
+  void note_silent(const Replica& replica) {
+    const net::Deadline now = loop_.now();
+    if (ending_ || replica.silent_on.empty() || now > replica.silent_at + kEndIsHeard) return;
+    const std::chrono::seconds rest = silent_.lost(replica.silent_on, replica.begun, now);
+    if (rest.count() == 0) return;
+    front_.tell(fmt::format("{}: {} s now", text_of_rest(replica.silent_on), rest.count()));
+    place();
+    await_rest();
+  }
+
+  void await_rest() {
+    const auto end = silent_.next_end(loop_.now());
+    if (!end) return;
+    rested_ = loop_.at(*end, [this] {
+      place();
+      settle();
+      await_rest();
+    });
   }
 
   // It gives no sign of life. Where nobody reaches its node, nobody can end it, or will hear of its
@@ -154,6 +208,8 @@ class ServeRunner final : public JobRunner {
     if (found == replicas_.end()) return;
     if (std::exchange(found->second.state, State::ending) != State::ending && !ending_) {
       front_.tell(fmt::format("replica {} is silent; another one takes its place", id));
+      found->second.silent_on = launcher_->place_of(id).host;
+      found->second.silent_at = loop_.now();
       pace_.lost();
     }
     leaving_.erase(id);
@@ -174,7 +230,7 @@ class ServeRunner final : public JobRunner {
     int64_t staying = count([&](WorkerId id, const Replica& r) {
       return r.state != State::ending && !leaving_.contains(id);
     });
-    if (const int64_t more = pace_.to_start(wanted_, staying); more > 0) {
+    if (const int64_t more = pace_.to_start(wanted_ - withheld_, staying); more > 0) {
       std::vector<WorkerId> fresh;
       for (int64_t i = 0; i < more; ++i) fresh.push_back(record());
       staying += more;
@@ -194,7 +250,7 @@ class ServeRunner final : public JobRunner {
     const int64_t stay_ready = count([&](WorkerId id, const Replica& r) {
       return r.state == State::ready && !leaving_.contains(id);
     });
-    if (stay_ready >= wanted_) let_leaving_go();
+    if (stay_ready >= wanted_ - withheld_) let_leaving_go();
     tell_ready();
   }
 
@@ -257,6 +313,7 @@ class ServeRunner final : public JobRunner {
     start.workers = wanted_;
     try {
       found->second.state = State::starting;
+      found->second.begun = loop_.now();
       if (!engine_.only_here()) {
         use_doors();
         const serving::FrontPlace front{link::PeerAddress::here("").place, engine_.listen(),
@@ -373,12 +430,14 @@ class ServeRunner final : public JobRunner {
     if (failed && failed->code() == ErrorCode::not_found)
       if (const std::string absence = absence_of_served(front_.spec().run); !absence.empty())
         failed.emplace(ErrorCode::unavailable, absence);
+    const Replica was = std::move(found->second);
     replicas_.erase(found);
     leaving_.erase(id);
     front_.router().remove(id);
     front_.memory().replicas.erase(id);
     front_.save();
     tell_ready();
+    note_silent(was);
     if (state == State::ending) return settle();
     if (failed && failed->code() == ErrorCode::not_found && front_.memory().version) {
       // The checkpoint that all of them had is there no more.
@@ -439,7 +498,9 @@ class ServeRunner final : public JobRunner {
   Front& front_;
   const std::chrono::seconds alone_;
   OnEnd on_end_;
-  int64_t wanted_ = 0;
+  int64_t wanted_ = 0, withheld_ = 0;  // devices; of these, on nodes that rest
+  std::vector<Holding> devices_;
+  serving::SilentHosts silent_;
   std::map<WorkerId, Replica> replicas_;
   std::set<WorkerId> leaving_;  // are to go, when others have taken their places
   std::optional<Error> failed_;
@@ -447,7 +508,7 @@ class ServeRunner final : public JobRunner {
   std::optional<net::Deadline> leave_at_;
   int failures_ = 0;
   bool was_ready_ = false, ending_ = false, finishing_ = false, noted_ = false;
-  net::Loop::Timer look_, hand_over_, end_timer_;
+  net::Loop::Timer look_, hand_over_, end_timer_, rested_;
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   const std::unique_ptr<server::Launcher> launcher_;
 };

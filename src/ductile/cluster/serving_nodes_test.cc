@@ -204,6 +204,29 @@ TEST(ServingNodes, LosesNoRequestWhateverHappensToItsNodes) {
   service.wait_for_no_workers();
 }
 
+// Its agent is told to start one replica after the other, which no request reaches.
+TEST(ServingNodes, ANodeThatRequestsDoNotReachRests) {
+  EmulatedHosts hosts(3);
+  if (!hosts.why().empty()) GTEST_SKIP() << hosts.why();
+  TwoReplicas two(hosts, /*grace=*/30);
+  auto& [world, service, run, id, job] = two;
+  ASSERT_TRUE(hosts.cut(1));
+  const std::string node = world.node(1);
+  const Json rests = service.wait(id, [&](const Json& now) {
+    return now.value("why", "").find("requests do not reach node " + node) != std::string::npos;
+  });
+  EXPECT_NE(rests.value("why", "").find(": 2 replicas that were started there"), std::string::npos)
+      << rests;
+  EXPECT_TRUE(says(service, "so the next one waits, for longer each time: 30 s now"));
+  service.wait(id, [&](const Json&) { return world.replicas_on(node).empty(); });
+  std::this_thread::sleep_for(2s);
+  EXPECT_TRUE(world.replicas_on(node).empty()) << "it rests";
+  EXPECT_EQ(world.replicas_on(world.node(2)).size(), 1u);
+  ASSERT_TRUE(hosts.restore(1));
+  const Json after = wait_for_nodes(service, id, 2);
+  EXPECT_EQ(after.value("why", "").find("do not reach"), std::string::npos) << after;
+}
+
 // The ports that a process's machine listens on, beyond its loopback.
 std::set<uint16_t> open_ports(pid_t pid) {
   std::set<uint16_t> out;

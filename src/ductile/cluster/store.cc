@@ -354,6 +354,7 @@ JobId Change::submit(const Submission& s, std::string_view spec, double now,
     database_.run("INSERT INTO waits (job, earlier) VALUES (?, ?)", id, earlier);
   Json body = {{"name", s.name}, {"owner", s.owner}};
   if (!after.empty()) body["after"] = after;
+  if (beginning.array > 0) body["array"] = beginning.array;
   touch(id, "submitted", dump_json(body), now);
   if (held)
     set_phase(id, Phase::paused, fmt::format("It is held by {}, who submitted it so.", s.owner),

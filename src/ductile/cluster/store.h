@@ -47,6 +47,8 @@ class Reader {
 
   // While it lives, all that is read here is of one moment (database.h). Not two at once.
   ReadTransaction at_once() { return ReadTransaction(database_); }
+  // Also of one that could not be ended: such a Reader stays at its moment.
+  bool is_at_once() const { return database_.in_transaction(); }
 
   // Throws not_found for an unknown job, and Gone for one that was removed.
   JobRecord job(JobId id);

@@ -303,6 +303,19 @@ std::string share_text(const WhyFacts& facts) {
 
 std::string why_it_competes(const WhyFacts& facts, int64_t asked);
 
+// That what was asked for is no whole pipelines, or more than all of them; with a space before it.
+std::string cut_text(const WhyFacts& facts) {
+  const StagedFigures& s = *facts.staged;
+  const int64_t asked = facts.job.submission.min_devices;
+  if (s.least == 0 || asked <= s.least) return "";
+  if (s.plans > 1 || s.devices < 1 || s.least % s.devices != 0)
+    return fmt::format(" It asks for {}, of which whole pipelines take {}.", counted(asked),
+                       s.least);
+  const int64_t pipelines = s.least / s.devices;
+  return fmt::format(" It asks for {}, which give {} pipeline{} of {}.", counted(asked), pipelines,
+                     pipelines == 1 ? "" : "s", s.devices);
+}
+
 // Of a job by stages; with a space before it.
 std::string staged_text(const WhyFacts& facts) {
   if (!facts.staged) return "";
@@ -318,8 +331,15 @@ std::string staged_text(const WhyFacts& facts) {
         "whole pipelines alone.",
         s.plans);
   return fmt::format(
-      " It trains by stages, and is given whole pipelines alone: its plan has {} of {}{}.",
-      s.pipelines, counted(s.devices), s.pipelines == 1 ? "" : " each");
+             " It trains by stages, and is given whole pipelines alone: its plan has {} of {}{}.",
+             s.pipelines, counted(s.devices), s.pipelines == 1 ? "" : " each") +
+         cut_text(facts);
+}
+
+// Of one that runs, where its devices are not what was asked for; with a space before it.
+std::string runs_as_staged(const WhyFacts& facts) {
+  if (!facts.staged) return "";
+  return facts.staged->least == 0 ? staged_text(facts) : cut_text(facts);
 }
 
 std::string why_it_waits_among(const WhyFacts& facts) {
@@ -416,17 +436,18 @@ std::string why_it_runs(const WhyFacts& facts) {
         "It is just starting on {}{}: {}.", counted(held), range,
         s.kind == "serve" ? "no replica answers yet" : "its processes have not done a step yet");
   const std::string more = facts.live ? facts.live->text : "";
+  const std::string trouble =
+      facts.serving_trouble.empty() ? "" : fmt::format(" But {}.", facts.serving_trouble);
   const int64_t gpus = asked_gpus(facts);
   // A reason that begins with what the job holds goes on from there.
   std::string reason = ": " + without_stop(facts.job.reason);
   if (reason.starts_with(fmt::format(": runs on {} ", held)))
     if (const size_t rest = reason.find_first_of(",;"); rest != std::string::npos)
       reason.erase(0, rest);
-  return fmt::format("It runs on {}{}{}{}{}{}.{}{}", counted(held), range,
+  return fmt::format("It runs on {}{}{}{}{}{}.{}{}{}", counted(held), range,
                      gpus == 0 ? "" : fmt::format(" with {} GPU{}", gpus, gpus == 1 ? "" : "s"),
                      region_of_job(facts), reason, more.empty() ? "" : "; " + more,
-                     facts.staged && facts.staged->least == 0 ? staged_text(facts) : "",
-                     held < s.max_devices ? share_text(facts) : "");
+                     runs_as_staged(facts), held < s.max_devices ? share_text(facts) : "", trouble);
 }
 
 // Other jobs are to finish first.

@@ -55,6 +55,7 @@ struct ServingFigures {
   double load = 0, rate = 0;               // requests per second: that come, that a replica answers
   int64_t arrived = 0, answered = 0, retried = 0;  // since the service began
   int64_t waiting = 0, in_flight = 0;
+  std::string trouble;  // why some replicas are not started now; empty: all are
 };
 
 // How a job by stages is hosted: by whole pipelines, all of which are virtual ranks.
@@ -167,6 +168,7 @@ struct WhyFacts {
   std::map<JobId, int64_t> gpus;                         // that jobs ask for
   std::optional<NodeClaim> claim;
   std::optional<StagedFigures> staged;
+  std::string serving_trouble;    // ServingFigures::trouble
   std::vector<EarlierJob> after;  // that are to finish before it begins
   // Jobs of higher tiers that run or wait for devices: all, and those that came after it.
   int64_t above = 0, above_since = 0;

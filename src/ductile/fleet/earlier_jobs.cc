@@ -43,6 +43,33 @@ std::optional<std::pair<int64_t, int64_t>> range_of(const std::string& text) {
   return std::pair(*first, *last);
 }
 
+// With how many it came as an array, which its first event says; 0: it came alone, or the service
+// was an earlier one, which did not say so.
+int64_t came_with(int64_t job, const cluster::Client& client) {
+  const Json events = client.get(fmt::format("/v1/events?job={}&limit=1", job)).at("events");
+  if (events.empty() || events.front().at("kind") != "submitted") return 0;
+  return events.front().at("body").value("array", int64_t{0});
+}
+
+// A job by itself may be called like a member. Several that look like members are an array also
+// where they do not say so. Empty: the newest job that looks like a member is none, and neither
+// that one nor what is newer is left in `jobs`.
+std::vector<int64_t> array_in(const std::string& name, Json& jobs, const cluster::Client& client) {
+  std::vector<int64_t> members = members_of_array(name, jobs);
+  if (members.empty()) return members;
+  const int64_t newest = members.back(), all = came_with(newest, client);
+  const auto count = static_cast<int64_t>(members.size());
+  if (all == 0 && (count == 1 || came_with(members.front(), client) > 0)) {
+    Json older = Json::array();
+    for (Json& job : jobs)
+      if (job.at("id").get<int64_t>() < newest) older.push_back(std::move(job));
+    jobs = std::move(older);
+    return {};
+  }
+  if (all > 0 && all < count) members.erase(members.begin(), members.end() - all);
+  return members;
+}
+
 // Of the user who asks, whom the service need not know yet: a list of an unknown user's is refused.
 std::vector<int64_t> newest_array(const std::string& name, const cluster::Client& client) {
   const auto me = client.get("/v1/overview").at("principal").get<std::string>();
@@ -52,9 +79,16 @@ std::vector<int64_t> newest_array(const std::string& name, const cluster::Client
     const Json answer = client.get(next);
     for (const Json& job : answer.at("jobs"))
       if (job.at("owner") == me) jobs.push_back(job);
-    std::vector<int64_t> members = members_of_array(name, jobs);
-    const bool whole = !members.empty() && members.front() != jobs.back().at("id").get<int64_t>();
-    if (whole || !answer.contains("before")) return members;
+    const bool last = !answer.contains("before");
+    while (true) {
+      const std::vector<int64_t> seen = members_of_array(name, jobs);
+      const bool more =
+          !last && !seen.empty() && seen.front() == jobs.back().at("id").get<int64_t>();
+      if (seen.empty() || more) break;  // what is left, or the rest of it, is on the next page
+      if (std::vector<int64_t> members = array_in(name, jobs, client); !members.empty())
+        return members;
+    }
+    if (last) return {};
     next = fmt::format("{}&before={}", page, answer["before"].get<int64_t>());
   }
 }

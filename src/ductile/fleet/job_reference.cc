@@ -5,6 +5,7 @@
 #include "ductile/base/error.h"
 #include "ductile/cluster/access_file.h"
 #include "ductile/run/folder.h"
+#include "ductile/run/runs_mark.h"
 
 namespace ductile::cli {
 namespace {
@@ -23,12 +24,23 @@ std::string server_here(const Context& context) {
 
 bool is_given(const ServiceAt& at) { return at.folder || at.server; }
 
+// A service marks the folder of its runs, or, where it could not, keeps them in its own. Runs that
+// lie elsewhere are none of its jobs, whatever they are called: nobody waits for an answer about
+// them that may never come.
+bool may_be_of_service(const fs::path& run, const fs::path& folder) {
+  std::error_code unknown;
+  const fs::path runs = run.parent_path();
+  if (fs::exists(run::runs_mark_file(runs), unknown) || unknown) return true;
+  return fs::equivalent(runs, folder / "runs", unknown);
+}
+
 // The service's job whose run directory this is, if a service that is up has one. Where its runs
 // are the service says, as `ductile server --shared` puts them elsewhere than into its folder.
 std::optional<JobReference> job_with_run(const fs::path& run, const fs::path& folder) {
   const std::string name = run.filename().string();  // NUMBER-NAME
   const size_t digits = name.find_first_not_of("0123456789");
   if (digits == 0 || digits == std::string::npos || name[digits] != '-') return std::nullopt;
+  if (!may_be_of_service(run, folder)) return std::nullopt;
   const cluster::Client client(folder);
   if (!client.reachable()) return std::nullopt;
   try {
@@ -86,10 +98,9 @@ JobReference find_job(const std::string& text, const ServiceAt& at, const Contex
   if (is_path) {
     const fs::path run = fs::canonical(text, ignored);
     // A run directory of another machine's service is none of this machine.
-    const bool may_be_of_service =
-        !ignored && !at.server && (at.folder || has_usual_folder(context));
+    const bool of_this_machine = !ignored && !at.server && (at.folder || has_usual_folder(context));
     const auto job =
-        may_be_of_service
+        of_this_machine
             ? job_with_run(run, at.folder ? *at.folder : cluster::usual_folder(context.environment))
             : std::nullopt;
     return job ? *job : JobReference{std::nullopt, run::RunFolder::open(text).path()};

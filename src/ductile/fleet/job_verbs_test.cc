@@ -5,14 +5,20 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/base/testing.h"
 #include "ductile/cli/console.h"
 #include "ductile/cli/exit_code.h"
 #include "ductile/cluster/client.h"
+#include "ductile/fleet/job_reference.h"
 #include "ductile/fleet/service_request_impl.h"
+#include "ductile/run/folder.h"
 
 namespace ductile::cli {
 namespace {
@@ -131,6 +137,32 @@ TEST(SeveralJobs, OfThoseThatWereNotAskedTheFirstAreNamed) {
   });
   EXPECT_TRUE(all.error.starts_with("nobody; stopped at 1, not asked: 2, 3, ")) << all.error;
   EXPECT_TRUE(all.error.ends_with(", 20, 21 and 9 more")) << all.error;
+}
+
+// A service that takes connections and never answers, as one that is stopped.
+Descriptor silent_service(const fs::path& folder) {
+  fs::create_directories(folder);
+  sockaddr_un at{};
+  at.sun_family = AF_UNIX;
+  (folder / "api.sock").string().copy(at.sun_path, sizeof at.sun_path - 1);
+  Descriptor out(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::bind(out.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
+  EXPECT_EQ(::listen(out.get(), 8), 0);
+  return out;
+}
+
+TEST(JobReference, ARunOfItsOwnNeedsNoServiceWhateverItIsCalled) {
+  const TempFolder folder;
+  const Descriptor service = silent_service(folder.path() / "state" / "ductile");
+  const fs::path run = folder.path() / "7-mine";
+  run::RunFolder::create_at(run, "name = \"mine\"\n");
+  std::ostringstream out, err;
+  Console console(out, err);
+  const std::string state = "XDG_STATE_HOME=" + (folder.path() / "state").string();
+  const std::vector<const char*> environment = {state.c_str(), nullptr};
+  const JobReference found = find_job(run.string(), {}, {console, environment.data()});
+  EXPECT_FALSE(found.service.has_value());
+  EXPECT_EQ(found.run, fs::canonical(run));
 }
 
 }  // namespace

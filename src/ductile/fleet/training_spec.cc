@@ -5,9 +5,11 @@
 #include "ductile/base/json.h"
 #include "ductile/base/options.h"
 #include "ductile/cli/job_config.h"
+#include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
 #include "ductile/fleet/training_spec_impl.h"
+#include "ductile/spec/job.h"
 
 namespace ductile::cli {
 namespace {
@@ -81,6 +83,24 @@ TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& requ
   out.ranks = config.job.train.virtual_ranks;
   out.spec["job"] = config.options.to_toml();
   return out;
+}
+
+void require_plans_of_model(const nlohmann::json& submitted, const std::vector<fs::path>& files) {
+  const nlohmann::json& plans = submitted.at("plans");
+  for (size_t i = 0; i < files.size(); ++i) {
+    spec::JobOptions job;
+    OptionSet options(job);
+    options.read_toml_text(submitted.at("job").get<std::string>(), "spec.job", Moved::follow);
+    spec::TrainOptions& train = job.train;
+    train.virtual_ranks = plans.at(i).at("virtual_ranks").get<int64_t>();
+    train.shard_optimizer = plans.at(i).at("shard_optimizer").get<bool>();
+    train.pipelined = {};
+    OptionSet(train.pipelined)
+        .read_toml_text(plans.at(i).at("pipelined").get<std::string>(), files[i].string(),
+                        Moved::follow);
+    if (const std::string fault = fault_of_plan(options.to_toml()); !fault.empty())
+      fail(ErrorCode::invalid_argument, "{}: {}", files[i].string(), fault);
+  }
 }
 
 }  // namespace ductile::cli

@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 
@@ -21,5 +23,9 @@ struct TrainingSpec {
 // no time.
 TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& request,
                            const Context& context);
+
+// That the plans in `files`, with which `submitted`, a spec, was made, are of the job's model, as
+// far as this machine can tell. Throws invalid_argument, naming the file and the operator.
+void require_plans_of_model(const nlohmann::json& submitted, const std::vector<fs::path>& files);
 
 }  // namespace ductile::cli

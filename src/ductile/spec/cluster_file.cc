@@ -77,6 +77,16 @@ void read_entry(OptionSet& options, const Json& entry, const char* list, size_t 
   }
 }
 
+// Earlier versions took a file with such a leave, so it says what is the same as that was.
+std::string remedy_of_leave(const NodeGroup& g) {
+  if (g.notice > 0)
+    return fmt::format(
+        "write leave = {:g}, by which all leave at the notice, as they did with this in earlier "
+        "versions, or a longer notice",
+        g.notice);
+  return "leave it out, as it had no effect in earlier versions, or write how long the notice is";
+}
+
 void check_group(const NodeGroup& g, const std::string& where) {
   const auto wrong = [&](const std::string& what) {
     fail(ErrorCode::invalid_argument, "{}: {}", where, what);
@@ -93,10 +103,8 @@ void check_group(const NodeGroup& g, const std::string& where) {
     if (std::find(names->begin(), names->end(), "") != names->end())
       wrong("a host or an address is empty");
   if (g.leave > g.notice)
-    wrong(
-        fmt::format("leave = {:g} seconds are the last ones of a notice, and notice is {:g}; "
-                    "write a longer notice, or a shorter leave",
-                    g.leave, g.notice));
+    wrong(fmt::format("leave = {:g} seconds are the last ones of a notice, and notice is {:g}; {}",
+                      g.leave, g.notice, remedy_of_leave(g)));
 }
 
 // `nodes`: how many of the groups are [[nodes]]; the others are [[pool]].

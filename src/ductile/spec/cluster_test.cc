@@ -158,9 +158,11 @@ TEST(ClusterFile, ErrorsNameFileLineKeyAndRemedy) {
        "c.toml:6: host x was there before"},
       {"[[nodes]]\ntype = \"a\"\nhosts = [\"\"]\n", "a host or an address is empty"},
       {"[[nodes]]\ntype = \"a\"\nleave = \"20 s\"\n",
-       "c.toml:1: leave = 20 seconds are the last ones of a notice, and notice is 0"},
+       "c.toml:1: leave = 20 seconds are the last ones of a notice, and notice is 0; leave it out"},
       {"[[nodes]]\ntype = \"a\"\nnotice = 10\nleave = 20\n",
-       "c.toml:1: leave = 20 seconds are the last ones of a notice, and notice is 10"},
+       "c.toml:1: leave = 20 seconds are the last ones of a notice, and notice is 10; write leave "
+       "= "
+       "10, by which all leave at the notice"},
       {"[[nodes]]\ntype = \"a\"\n[[teams]]\nid = 1\nshare = 0.6\n[[teams]]\nid = 2\nshare = 0.6\n",
        "c.toml:8: the teams' shares add up to 1.2"},
       {"[[nodes]]\ntype = \"a\"\n[[teams]]\nid = 1\n[[teams]]\nid = 1\n",

@@ -181,6 +181,17 @@ Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& opera
   return out;
 }
 
+std::string fault_of_stages(const spec::JobOptions& job) {
+  const Ingredients ingredients = recipe_of(job)();
+  try {
+    (void)split_of_job(job, ingredients);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument) throw;
+    return error.what();
+  }
+  return "";
+}
+
 StageRunner::StageRunner(const spec::JobOptions& job, Ingredients& ingredients, FlatModel& flat)
     : job_(job),
       ingredients_(ingredients),

@@ -30,6 +30,10 @@ namespace ductile::train {
 // invalid_argument that names the option and the operator or stage.
 parallel::Pipeline pipeline_of_job(const spec::JobOptions& job, const nn::OperatorGraph& operators);
 
+// What is wrong with train.pipelined for the job's model, in a sentence; empty: nothing. Throws
+// where the model cannot be made here, as without its data.
+std::string fault_of_stages(const spec::JobOptions& job);
+
 // Runs the virtual ranks of a job whose ranks are stages of its model, or parts of stages
 // (tensor_split.h): those that one worker hosts, which take turns. Rank v is part v % P of pipeline
 // v / P, where P is the number of parts of all stages; each pipeline has an equal part of the

@@ -30,6 +30,7 @@
 #include "ductile/train/profile.h"
 #include "ductile/train/questions.h"
 #include "ductile/train/serve.h"
+#include "ductile/train/stage_runner.h"
 #include "ductile/train/torch_error.h"
 #include "ductile/train/workers.h"
 
@@ -46,6 +47,7 @@ struct Arguments {
   std::string ask;      // a question about the run's model (questions.h), as JSON
   std::string profile;  // what to measure of the operators of the run's model (profile.h), as JSON
   std::string serve;    // a request to serve the run's model (serve.h), as JSON
+  bool stages = false;  // whether the job's stages are of the run's model, is asked
   uint64_t worker = 0;  // of a controller's; 0: this process runs the whole job
   net::Address controller, store;
   std::string address;  // of its host
@@ -86,12 +88,15 @@ Arguments parse(int argc, char** argv) {
       out.profile = value(i);
     } else if (arg == "--serve") {
       out.serve = value(i);
+    } else if (arg == "--stages") {
+      out.stages = true;
     } else {
       fail(ErrorCode::invalid_argument,
            "unknown argument {}; usage: ductile-worker --run DIR "
            "[--progress-fd N] [--worker ID --controller HOST:PORT --store HOST:PORT "
            "[--host NAME] [--address ADDRESS] [--alone SECONDS]] | "
            "--run DIR --ask JSON [--progress-fd N] | --run DIR --profile JSON [--progress-fd N] | "
+           "--run DIR --stages [--progress-fd N] | "
            "--run DIR [--worker ID [--host NAME] [--address ADDRESS]] --serve JSON "
            "[--progress-fd N] | --model LIBRARY [--progress-fd N] | "
            "--describe",
@@ -161,6 +166,10 @@ int run_job(const Arguments& arguments, const RecipeOf& own) {
     const auto options = ProfileOptions::from_json(
         parse_json(arguments.profile, "--profile", ErrorCode::invalid_argument));
     run::write_line(arguments.progress_fd, run::Done{profile(job, options, row, interrupted)});
+    return kDone;
+  }
+  if (arguments.stages) {
+    run::write_line(arguments.progress_fd, run::Done{{{"wrong", fault_of_stages(job)}}});
     return kDone;
   }
   const Recipe recipe = own ? own(job) : Recipe();
