@@ -179,6 +179,7 @@ link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
   if (run.setup != server::load_host_setup(folder.path()))
     server::save_host_setup(folder.path(), run.setup);
   options.membership.num_hosts = std::max<int64_t>(1, static_cast<int64_t>(run.setup.hosts.size()));
+  options.membership.rank_hosts = run.rank_hosts;
   options.membership.max_workers = std::min(run.setup.most(), job.train.virtual_ranks);
   options.membership.min_workers = std::min(run.fewest, options.membership.max_workers);
   HeldSignals held;

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "ductile/cli/commands.h"
 #include "ductile/control/membership.h"
@@ -31,6 +33,8 @@ struct ElasticRun {
   double patience = 0;
   std::function<bool(int64_t workers)> on_short = {};
   std::function<void()> on_interrupt = {};  // a signal asks for the end, before that is done
+  // The host on which each virtual rank is wanted (PlanPlacement::Seats); empty: any order will do.
+  std::vector<std::string> rank_hosts = {};
 };
 
 // Throws invalid_argument, naming the options, where the job cannot have that many workers there.

@@ -16,6 +16,7 @@
 #include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
+#include "ductile/cli/plan_placement.h"
 #include "ductile/cli/python_job.h"
 #include "ductile/page/numbers.h"
 #include "ductile/spec/model_identity.h"
@@ -293,6 +294,7 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
          "{}: {} stages, with all replicas, and {} micro-batches; a job has at most {} of each",
          file.string(), ranks, options.micro_batches, kMostParts);
   }
+  (void)PlanPlacement::of(text, file);  // throws where devices are damaged; a run seats by them
   job.train.method = "pipelined";
   job.train.virtual_ranks = ranks;
   job.train.pipelined = std::move(options);

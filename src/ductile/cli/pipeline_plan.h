@@ -14,7 +14,8 @@ namespace ductile::cli {
 // file, which is read once. Throws not_found where there is no such file, and invalid_argument,
 // naming file and stage, for what is no plan, does not fit the job, or cannot be run yet (sharded
 // optimisers, unequal micro-batches, replicas that do not divide one, divided stages with unequal
-// replicas).
+// replicas), and for devices that are damaged. Which devices they are has no part in the job:
+// PlanPlacement tells where a run has its stages.
 std::string set_plan(spec::JobOptions& job, const fs::path& file);
 
 // As set_plan() for a job that is named on the command line, before it is known what else it has:

@@ -28,6 +28,7 @@
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_change.h"
 #include "ductile/cli/plan_memory.h"
+#include "ductile/cli/plan_placement.h"
 #include "ductile/cli/replan.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/weights_import.h"
@@ -543,8 +544,14 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   const int64_t given = command.resume ? replanner.begin(workers) : workers;
   if (change && replanner.planned_anew()) change->accept();
 
+  const PlanPlacement::Seats seats =
+      seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)), setup,
+                   given > 0 ? given : Replanner::workers_before(folder));
+  if (!seats.note.empty()) console.say("{}", seats.note);
+
   Listener listener(console, console.verbosity >= 0 && !command.json);
   ElasticRun run{program, given, setup, command.hosts.hosts.has_value(), {}, {}};
+  run.rank_hosts = seats.rank_hosts;
   run.fewest = replanner.fewest();
   run.patience = config.job.train.pipelined.replan_after;
   run.on_short = [&](int64_t left) { return replanner.find_plan(left); };

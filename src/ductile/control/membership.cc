@@ -23,6 +23,9 @@ Membership::Membership(MembershipOptions options) : state_(std::make_unique<Stat
         "{} to {} workers for {} virtual ranks: the minimum is at least 1, the maximum at most the "
         "number of virtual ranks",
         options.min_workers, options.max_workers, options.virtual_ranks);
+  if (!options.rank_hosts.empty() && std::ssize(options.rank_hosts) != options.virtual_ranks)
+    fail(ErrorCode::invalid_argument, "{} virtual ranks, and hosts for {}", options.virtual_ranks,
+         options.rank_hosts.size());
   state_->checkpoints = std::move(options.checkpoints);
   state_->granted = options.last_generation;
   state_->high_water = std::max<int64_t>(0, state_->newest_checkpoint());
@@ -336,6 +339,7 @@ void Membership::State::on(const WorkerReported& event) {
   const bool was_loaded = worker->loaded();
   count_energy(report, *worker, event.host);
   worker->report = report;
+  if (!event.host.empty()) worker->host = event.host;
   worker->connected = true;
   worker->heard_at = now;
   if (worker->doomed) {

@@ -167,6 +167,10 @@ struct MembershipOptions {
   Time checkpoint_soonest{0};
   int64_t checkpoint_steps = 0;  // at multiples of this step; 0: not by step
   bool save_result = true;       // whether to save the state after the last step
+  // The host on which each virtual rank is wanted, by its launcher's name ("": any); empty: no rank
+  // is wanted anywhere. Each generation has as many of them there as it can (seat_workers()); the
+  // job waits for none.
+  std::vector<std::string> rank_hosts{};
   // Each member of a generation reads its parts of a checkpoint by itself; otherwise one reads all
   // of it, and gives the others theirs.
   bool all_read = false;

@@ -308,6 +308,17 @@ std::vector<WorkerRecord*> Membership::State::choose(const std::vector<WorkerRec
   return ranked;
 }
 
+// Puts them into the order in which most ranks are on the hosts on which they are wanted.
+void Membership::State::seat(std::vector<WorkerRecord*>& chosen,
+                             std::span<const RankRange> ranges) const {
+  std::vector<std::string> hosts;
+  for (const WorkerRecord* worker : chosen) hosts.push_back(worker->host);
+  std::vector<WorkerRecord*> seated;
+  for (const size_t w : seat_workers(ranges, options.rank_hosts, hosts))
+    seated.push_back(chosen[w]);
+  chosen = std::move(seated);
+}
+
 void Membership::State::form(std::vector<WorkerRecord*> chosen,
                              const std::vector<WorkerRecord*>& donors, int64_t start,
                              bool from_state) {
@@ -316,6 +327,7 @@ void Membership::State::form(std::vector<WorkerRecord*> chosen,
   next->start = start;
   std::vector<RankRange> ranges =
       spread_ranks(options.virtual_ranks, static_cast<int64_t>(chosen.size()));
+  if (!options.rank_hosts.empty()) seat(chosen, ranges);
   ranges.resize(chosen.size() + donors.size(), {options.virtual_ranks, options.virtual_ranks});
   chosen.insert(chosen.end(), donors.begin(), donors.end());
   std::vector<WorkerId> holders;

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 
 #include "ductile/control/membership.h"
 
@@ -24,6 +25,7 @@ struct WorkerRecord {
   Time ready_at{0};
   Time told_at{0};    // the last instruction that it has to follow
   Time doomed_at{0};  // then: since when that is saved
+  std::string host;   // where it runs, by its launcher's name; empty: it is not known
 
   bool leaving() const { return sent_away || report.leaving; }
   bool live() const { return !doomed && connected && reachable; }
@@ -213,6 +215,7 @@ struct Membership::State {
   bool can_save(const WorkerRecord& worker);
   // Nobody can save by itself, but those who can be reached have states.
   bool parts_are_apart();
+  void seat(std::vector<WorkerRecord*>& chosen, std::span<const RankRange> ranges) const;
   void form(std::vector<WorkerRecord*> chosen, const std::vector<WorkerRecord*>& donors,
             int64_t start, bool from_state);
   void update_phase();

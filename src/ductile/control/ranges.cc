@@ -1,6 +1,9 @@
 #include "ductile/control/ranges.h"
 
+#include <deque>
 #include <limits>
+#include <map>
+#include <string_view>
 
 #include "ductile/base/error.h"
 
@@ -65,6 +68,54 @@ std::vector<RankRange> spread_ranks(int64_t virtual_ranks, int64_t num_workers) 
     begin += size;
   }
   return ranges;
+}
+
+namespace {
+
+std::string_view wanted_host(RankRange range, std::span<const std::string> rank_hosts) {
+  std::map<std::string_view, int64_t> counts;
+  for (int64_t rank = range.begin; rank < range.end; ++rank) {
+    const std::string& host = rank_hosts[static_cast<size_t>(rank)];
+    if (!host.empty()) ++counts[host];
+  }
+  std::string_view best;
+  int64_t most = 0;
+  for (int64_t rank = range.begin; rank < range.end; ++rank) {
+    const std::string& host = rank_hosts[static_cast<size_t>(rank)];
+    if (host.empty() || counts[host] <= most) continue;
+    most = counts[host];
+    best = host;
+  }
+  return best;
+}
+
+}  // namespace
+
+std::vector<size_t> seat_workers(std::span<const RankRange> ranges,
+                                 std::span<const std::string> rank_hosts,
+                                 std::span<const std::string> worker_hosts) {
+  DUCTILE_CHECK(ranges.size() == worker_hosts.size(), "{} ranges for {} workers", ranges.size(),
+                worker_hosts.size());
+  std::map<std::string_view, std::deque<size_t>> idle;
+  for (size_t w = 0; w < worker_hosts.size(); ++w) idle[worker_hosts[w]].push_back(w);
+  constexpr size_t kNobody = std::numeric_limits<size_t>::max();
+  std::vector<size_t> seats(ranges.size(), kNobody);
+  std::vector<bool> seated(worker_hosts.size(), false);
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const std::string_view host = wanted_host(ranges[i], rank_hosts);
+    const auto found = idle.find(host);
+    if (host.empty() || found == idle.end() || found->second.empty()) continue;
+    seats[i] = found->second.front();
+    seated[seats[i]] = true;
+    found->second.pop_front();
+  }
+  size_t next = 0;
+  for (size_t& seat : seats) {
+    if (seat != kNobody) continue;
+    while (seated[next]) ++next;
+    seat = next++;
+  }
+  return seats;
 }
 
 }  // namespace ductile::control

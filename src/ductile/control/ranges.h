@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 namespace ductile::control {
@@ -24,5 +27,14 @@ int64_t num_subtrees(RankRange range, int64_t virtual_ranks);
 // one whose larger ranges come first. Throws invalid_argument unless 1 <= num_workers <=
 // virtual_ranks.
 std::vector<RankRange> spread_ranks(int64_t virtual_ranks, int64_t num_workers);
+
+// Which of as many workers, on these hosts, gets which of the ranges: the worker's number for each
+// range. `rank_hosts` says on which host each virtual rank is wanted ("": on any). A range is
+// wanted where most of its ranks are, of equally many the host of the first. As many ranges as can
+// be are where they are wanted; workers of one host keep their order, and so do those that are
+// wanted nowhere.
+std::vector<size_t> seat_workers(std::span<const RankRange> ranges,
+                                 std::span<const std::string> rank_hosts,
+                                 std::span<const std::string> worker_hosts);
 
 }  // namespace ductile::control

@@ -1,7 +1,10 @@
 #include "ductile/control/ranges.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
+#include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -73,6 +76,63 @@ TEST(Ranges, NeedAsFewSubtreesAsAnyEvenSpread) {
 
 TEST(Ranges, OfAPowerOfTwoAreWholeSubtrees) {
   for (int64_t workers : {1, 2, 4, 8, 16}) EXPECT_EQ(cost(spread_ranks(16, workers), 16), workers);
+}
+
+// What each range gets, by the host of its worker.
+std::vector<std::string> seated(const std::vector<std::string>& rank_hosts,
+                                const std::vector<std::string>& worker_hosts) {
+  const auto ranges = spread_ranks(std::ssize(rank_hosts), std::ssize(worker_hosts));
+  std::vector<std::string> out;
+  std::vector<bool> seen(worker_hosts.size());
+  for (const size_t w : seat_workers(ranges, rank_hosts, worker_hosts)) {
+    EXPECT_FALSE(seen.at(w)) << "nobody has two";
+    seen[w] = true;
+    out.push_back(worker_hosts[w]);
+  }
+  return out;
+}
+
+TEST(Ranges, SeatWorkersWhereRanksAreWanted) {
+  using Hosts = std::vector<std::string>;
+  EXPECT_EQ(seated({"b", "a", "b", "a"}, {"a", "a", "b", "b"}), (Hosts{"b", "a", "b", "a"}));
+  EXPECT_EQ(seated({"b", "b", "a"}, {"a", "a", "b"}), (Hosts{"b", "a", "a"}));
+  EXPECT_EQ(seated({"", "", "a"}, {"a", "b", "c"}), (Hosts{"b", "c", "a"}));
+  EXPECT_EQ(seated({"x", "y"}, {"a", "b"}), (Hosts{"a", "b"})) << "wanted where nobody is";
+  EXPECT_EQ(seated({"b", "b", "a", "a"}, {"a", "b"}), (Hosts{"b", "a"}));
+  EXPECT_EQ(seated({"a", "b", "b", "a", "a", "a"}, {"a", "b"}), (Hosts{"b", "a"}))
+      << "most of the first three are wanted on b";
+  EXPECT_EQ(seated({"a", "b", "b", "a"}, {"b", "a"}), (Hosts{"a", "b"})) << "of two the first";
+}
+
+TEST(Ranges, SeatWorkersWhoAreThereAlreadyAsTheyAre) {
+  const std::vector<std::string> wanted = {"b", "a", "b", "a"}, there = wanted;
+  EXPECT_EQ(seat_workers(spread_ranks(4, 4), wanted, there), (std::vector<size_t>{0, 1, 2, 3}));
+}
+
+// As many as by any order of the workers, tried one by one.
+TEST(Ranges, SeatAsManyWorkersAsAnyOrderWould) {
+  const std::vector<std::string> names = {"a", "b", "c", ""};
+  for (int draw = 0; draw < 400; ++draw) {
+    std::vector<std::string> wanted, there;
+    for (int i = 0, state = 7 * draw + 1; i < 5; ++i) {
+      state = (state * 31 + draw) % 1009;
+      wanted.push_back(names[static_cast<size_t>(state % 4)]);
+      there.push_back(names[static_cast<size_t>(state / 4 % 3)]);
+    }
+    const auto matches = [&](const std::vector<std::string>& hosts) {
+      int count = 0;
+      for (size_t r = 0; r < wanted.size(); ++r)
+        count += !wanted[r].empty() && wanted[r] == hosts[r] ? 1 : 0;
+      return count;
+    };
+    const int found = matches(seated(wanted, there));
+    int most = 0;
+    std::ranges::sort(there);
+    do {
+      most = std::max(most, matches(there));
+    } while (std::next_permutation(there.begin(), there.end()));
+    ASSERT_EQ(found, most) << draw;
+  }
 }
 
 TEST(Ranges, RefuseMoreWorkersThanRanks) {

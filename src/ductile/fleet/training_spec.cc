@@ -8,6 +8,7 @@
 #include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
+#include "ductile/cli/plan_placement.h"
 #include "ductile/fleet/training_spec_impl.h"
 #include "ductile/spec/job.h"
 
@@ -42,6 +43,9 @@ TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& reque
     config.make_paths_absolute();
     spec::check(config.job);
     check_memory(config.job, text, file);
+    if (const auto placement = PlanPlacement::of(text, file))
+      if (const std::string note = placement->note_for_service(); !note.empty())
+        context.console.say("{}", note);
     spec::TrainOptions& train = config.job.train;
     const auto memory = PlanMemory::of(config.job, text);
     const int64_t least = memory ? memory->fewest(0) : 1;

@@ -62,6 +62,10 @@ void ModelJob::draw_scenario() {
   options_.num_hosts = static_cast<int64_t>(hosts_.size());
   if (hosts_.size() > 1)
     for (size_t h = 0; h < hosts_.size(); ++h) hosts_[h] = fmt::format("host{}", h);
+  // No draw decides it, so that other scenarios stay as they are.
+  if (hosts_.size() > 1 && virtual_ranks_ % 2 == 0)
+    for (int64_t r = 0; r < virtual_ranks_; ++r)
+      options_.rank_hosts.push_back(hosts_[static_cast<size_t>(r + 1) % hosts_.size()]);
   if (hosts_.size() > 1 && toss(0.3)) sick_host_ = hosts_.front();
   if (toss(0.1)) hosts_away_until_ = when();
   while (toss(0.3)) schedule(when(), Kind::nap);
