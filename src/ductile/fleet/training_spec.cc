@@ -40,6 +40,8 @@ TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& reque
     config.make_paths_absolute();
     spec::check(config.job);
     check_memory(config.job, text, file);
+    const std::string note = note_on_split(config.job, text, file);
+    if (!note.empty()) context.console.say("{}", note);
     spec::TrainOptions& train = config.job.train;
     const auto memory = PlanMemory::of(config.job, text);
     const int64_t least = memory ? memory->fewest(0) : 1;
