@@ -228,6 +228,26 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
   }
 }
 
+std::string note_on_split(const spec::JobOptions& job, const std::string& text,
+                          const fs::path& file) {
+  std::vector<size_t> divided;
+  const std::vector<int64_t>& parts = job.train.pipelined.tensor;
+  for (size_t s = 0; s < parts.size(); ++s) {
+    if (parts[s] > 1) divided.push_back(s);
+  }
+  if (divided.empty()) return "";
+  const nlohmann::json report = parse_json(text, file.string(), ErrorCode::invalid_argument);
+  const bool judged = report.is_object() && report.contains("evaluation");
+  if (!judged && predicted_seconds(text) <= 0) return "";
+  return fmt::format(
+      "{}: {} {} divided among parts (tensor > 1), and the plan's time and memory are those of "
+      "another split, which divides all of an operator and sums its outputs; here linear layers "
+      "are divided by columns, whose outputs are joined, and all else is the first part's: a step "
+      "may take longer than predicted, and whether each part has room is not known",
+      file.string(), divided.size() == 1 ? "stage" : "stages", fmt::join(divided, ", "),
+      divided.size() == 1 ? "is" : "are");
+}
+
 std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   std::string text = read_text(file);
   nlohmann::json plan = report_of(text, file);

@@ -52,6 +52,12 @@ StateScale state_scale(const spec::JobOptions& job, const nlohmann::json& evalua
 // its worker holds of other stages' state (train.shard_optimizer, train.shard_copies).
 void check_memory(const spec::JobOptions& job, const std::string& text, const fs::path& file);
 
+// What has to be said of a plan with this text: that its figures are of another split of stages
+// than the one that the job does. One line, which names the file and the stages; empty where no
+// stage is divided, or the plan has no figures.
+std::string note_on_split(const spec::JobOptions& job, const std::string& text,
+                          const fs::path& file);
+
 // Whether train.shard_optimizer = true gives the job by stages everything that it has without, in
 // less memory: the bits, and a lost worker that costs one step. Not so with train.shard_copies = 1,
 // train.pipeline_exact, whose ranks contribute -0 for the state that they do not hold, sums that no

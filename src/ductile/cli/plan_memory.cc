@@ -39,6 +39,7 @@ std::optional<PlanMemory> PlanMemory::of(const spec::JobOptions& job, const std:
   PlanMemory out;
   out.virtual_ranks_ = job.train.virtual_ranks;
   out.sharded_ = job.train.shard_optimizer;
+  out.replicated_ = !job.train.pipelined.stage_replicas.empty();
   const double scale = state_scale(job, evaluation, "the run's plan: evaluation").factor;
   out.whole_state_ = scale * figure(evaluation, "state_memory");
   const spec::PipelinedOptions& options = job.train.pipelined;
@@ -61,13 +62,14 @@ std::vector<std::pair<double, double>> PlanMemory::needs(int64_t workers) const 
   std::vector<std::pair<double, double>> out;
   for (const control::RankRange& ranks : control::spread_ranks(virtual_ranks_, workers)) {
     double bytes = sharded_ ? 0 : whole_state_, limit = std::numeric_limits<double>::infinity();
-    std::set<size_t> seen;          // of one stage's replicas the state is there once
+    std::set<size_t> seen;          // of replicas the state is there once; parts have other columns
     std::map<size_t, double> held;  // by pipeline: they run one after the other
     for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
       const size_t s = stage_of_[static_cast<size_t>(rank) % stage_of_.size()];
       const Stage& stage = stages_[s];
       held[static_cast<size_t>(rank) / stage_of_.size()] += std::max(0.0, stage.peak - stage.state);
-      if (sharded_ && seen.insert(s).second) bytes += stage.state;
+      const size_t own = replicated_ ? s : static_cast<size_t>(rank) % stage_of_.size();
+      if (sharded_ && seen.insert(own).second) bytes += stage.state;
       limit = std::min(limit, stage.limit);
     }
     double most_held = 0;

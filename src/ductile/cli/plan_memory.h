@@ -13,7 +13,8 @@
 namespace ductile::cli {
 
 // What the workers of a job by stages need of memory by the figures of its plan, where fewer of
-// them than it has stages, with all replicas and parts, take turns.
+// them than it has stages, with all replicas and parts, take turns. Of divided stages the plan's
+// figures are too small: note_on_split().
 class PlanMemory {
  public:
   // Of the plan with this text, by which the job runs. Nothing where it does not say what its
@@ -39,7 +40,8 @@ class PlanMemory {
   std::vector<Stage> stages_;
   std::vector<size_t> stage_of_;  // by virtual rank of one pipeline
   int64_t virtual_ranks_ = 1;
-  bool sharded_ = false;  // a worker holds the state of its own stages alone
+  bool replicated_ = false;  // stages have replicas of their own
+  bool sharded_ = false;     // a worker holds the state of its own stages alone
   double whole_state_ = 0;
 };
 

@@ -299,6 +299,8 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
   if (command.plan) {
     spec::check(config.job);
     check_memory(config.job, plan, *command.plan);
+    const std::string note = note_on_split(config.job, plan, *command.plan);
+    if (!note.empty()) context.console.say("{}", note);
     const int64_t ranks = config.job.train.virtual_ranks;
     const bool alone = !command.resume && !command.workers && !command.hosts.hosts;
     if (alone && ranks > 1 && !command.dry_run)

@@ -82,6 +82,33 @@ TEST(PlanMemory, CountsStateAsWorkersHoldIt) {
   EXPECT_EQ(PlanMemory::of(beside, three_stages())->most(1), 60) << "they run one after the other";
 }
 
+// Two parts of the first stage, of which each has 10 bytes by the plan, 4 of them the state of its
+// own columns: a worker with both has both, of however many pipelines.
+TEST(PlanMemory, PartsOfAStageHoldOtherColumns) {
+  spec::JobOptions divided = job_of(4);
+  divided.train.pipelined.tensor = {2, 1, 1};
+  EXPECT_EQ(PlanMemory::of(divided, three_stages())->most(1), 2 * 10 + 20 + 30);
+  EXPECT_EQ(PlanMemory::of(divided, three_stages())->most(2), 20 + 30);
+  divided.train.virtual_ranks = 8;
+  divided.train.pipelined.replicas = 2;
+  EXPECT_EQ(PlanMemory::of(divided, three_stages())->most(1), 2 * 10 + 20 + 30);
+}
+
+TEST(PlanMemory, OfAnotherSplitThanTheJobsIsSaidByName) {
+  spec::JobOptions job = job_of(4);
+  EXPECT_EQ(note_on_split(job, three_stages(), "plan.json"), "");
+  job.train.pipelined.tensor = {1, 1, 1};
+  EXPECT_EQ(note_on_split(job, three_stages(), "plan.json"), "");
+  job.train.pipelined.tensor = {1, 2, 1};
+  const std::string one = note_on_split(job, three_stages(), "plan.json");
+  EXPECT_TRUE(one.starts_with("plan.json: stage 1 is divided among parts (tensor > 1)")) << one;
+  job.train.pipelined.tensor = {2, 1, 2};
+  const std::string two = note_on_split(job, three_stages(), "plan.json");
+  EXPECT_TRUE(two.starts_with("plan.json: stages 0, 2 are divided among parts")) << two;
+  EXPECT_EQ(note_on_split(job, R"({"stages": []})", "plan.json"), "") << "it predicts nothing";
+  EXPECT_NE(note_on_split(job, R"({"predicted_seconds": 2, "stages": []})", "plan.json"), "");
+}
+
 // A captured graph, which was planned, knows of no optimiser.
 TEST(PlanMemory, CountsTheStateThatTheJobHasBeyondItsPlan) {
   spec::JobOptions job = job_of(3);

@@ -46,6 +46,8 @@ TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& reque
     if (const auto placement = PlanPlacement::of(text, file))
       if (const std::string note = placement->note_for_service(); !note.empty())
         context.console.say("{}", note);
+    if (const std::string note = note_on_split(config.job, text, file); !note.empty())
+      context.console.say("{}", note);
     spec::TrainOptions& train = config.job.train;
     const auto memory = PlanMemory::of(config.job, text);
     const int64_t least = memory ? memory->fewest(0) : 1;

@@ -389,11 +389,10 @@ Tensors PipelineHost::gather_inputs(HostedStage& stage, int64_t micro_batch, con
            "micro-batch {} has no input {} of the model, which stage {} reads", micro_batch, number,
            stage.number);
     }
-    if (stage.replicas > 1) {  // a copy, which is counted where it is made
-      inputs.push_back(share_of(given[number], stage.replica, stage.replicas));
-      continue;
-    }
-    inputs.push_back(given[number]);
+    // A replica's part is a copy, which is counted where it is made, and the whole is there as
+    // well.
+    inputs.push_back(stage.replicas > 1 ? share_of(given[number], stage.replica, stage.replicas)
+                                        : given[number]);
     if (count_ != nullptr) {
       stage.samples[micro_batch] += static_cast<int64_t>(given[number].nbytes());
     }

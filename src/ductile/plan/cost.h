@@ -115,7 +115,8 @@ std::vector<StageMemory> task_memory(const graph::Graph& graph, const Plan& plan
                                      const std::vector<int>& unit,
                                      const std::vector<double>& fixed);
 // By stage edge: the bytes of what its end has sent that nobody else holds, for one micro-batch of
-// the sender: of the outputs of operators that are recomputed, or of gradients.
+// the sender: of the outputs of operators that are recomputed, of copies for stages of other
+// numbers of replicas, or of gradients.
 struct SentBytes {
   std::vector<double> forward, backward;
 };

@@ -34,12 +34,27 @@ struct Tensor {
   bool copied = false;                // it comes from other devices
   std::map<OpId, double> readers;     // in the stage: the bytes of the gradients that they make
   std::map<int, bool> other_readers;  // stages: whether they lie on other devices
+  // To and from stages of other numbers of replicas: what is sent are copies of ranges of samples,
+  // and what comes is put together from them.
+  std::set<int> copied_for;  // of other_readers
+  bool in_pieces = false;
 };
+
+// Whether the stages at its ends have other numbers of replicas, so that a replica of one has some
+// of the samples of a replica of the other, which may not be sent from where they lie: only of
+// what has one row of numbers for each sample is it sure that they follow each other in memory.
+bool goes_in_pieces(const Graph& graph, const graph::Edge& e, const Stage& from, const Stage& to) {
+  const bool in_rows = e.output == 0 && graph.ops[e.from].shape.size() == 1;
+  return from.replicas != to.replicas && !in_rows;
+}
 
 // One stage. The order of operators in a task is theirs in the graph, in B the other way round.
 class StageWalk {
  public:
-  StageWalk(const Graph& graph, const Stage& stage, bool split) : split_(split) {
+  // `shares_samples`: whether its replicas, of a pipeline whose stages have other numbers of them,
+  // take their part of the model's inputs from whole micro-batches. Each then has a copy of it.
+  StageWalk(const Graph& graph, const Stage& stage, bool split, bool shares_samples)
+      : split_(split), given_(shares_samples ? 1 + stage.replicas : 1) {
     share_ = static_cast<double>(stage.micro_batch) / stage.replicas;
     for (const OpId id : stage.ops) {
       const Op& op = graph.ops[id];
@@ -79,10 +94,11 @@ class StageWalk {
   }
 
   // An edge from an operator of the stage, which `to`, of stage `reader`, reads.
-  void leaves(const graph::Edge& e, int reader, bool other_devices) {
+  void leaves(const graph::Edge& e, int reader, bool other_devices, bool in_pieces) {
     Tensor& t = tensor(e);
     t.maker = unit(e.from);
     t.other_readers[reader] = other_devices;
+    if (other_devices && in_pieces) t.copied_for.insert(reader);
   }
   void stays(const graph::Edge& e) {
     if (unit(e.to) == unit(e.from)) return;
@@ -90,9 +106,10 @@ class StageWalk {
     t.maker = unit(e.from);
     t.readers.try_emplace(e.to, e.gradient() * share_);
   }
-  void comes(const graph::Edge& e, bool other_devices) {
+  void comes(const graph::Edge& e, bool other_devices, bool in_pieces) {
     Tensor& t = tensor(e);
     t.copied = other_devices;
+    t.in_pieces = other_devices && in_pieces;
     t.readers.try_emplace(e.to, e.gradient() * share_);
   }
 
@@ -160,7 +177,7 @@ class StageWalk {
       // What the second one of two saves is then needed as long as what the first one does.
       if (b.waits) b.waiting += std::max(0.0, b.behind - b.outputs);
       if (!b.again) b.kept = b.own;
-      samples_ += b.samples;
+      samples_ += b.samples * given_;
     }
   }
 
@@ -171,23 +188,30 @@ class StageWalk {
   }
 
   void forward(StageMemory& out) const {
-    double now = copies() + samples_, most = now;
+    double now = copies() + samples_, pieces = 0, sent = 0;
+    for (const auto& [key, t] : tensors_) {
+      if (t.in_pieces) pieces = std::max(pieces, t.bytes);
+      sent += t.bytes * static_cast<double>(t.copied_for.size());
+    }
+    double most = now + pieces;  // while the last one of its inputs is put together
     out.held = now;
     for (const auto& [id, b] : ops_) {
       most = std::max(most, now + b.own + b.forward);
       now += b.again ? b.outputs : b.own;  // all outputs are there until the task ends
       out.held += b.kept;
     }
-    out.forward = std::max({most, now, out.held});
+    out.forward = std::max({most, now + sent, out.held});
   }
 
   // The most in a B beyond what there was before.
   double backward() const {
-    double now = 0;
+    double now = 0, pieces = 0, sent = 0;
     for (const auto& [key, t] : tensors_) {
       now += t.bytes * static_cast<double>(t.other_readers.size());  // gradients that have come
+      if (!t.copied_for.empty()) pieces = std::max(pieces, t.bytes);
+      if (t.in_pieces) sent += t.bytes;
     }
-    double most = now;
+    double most = now + pieces;
     std::set<const Tensor*> given;  // gradients of what came from other stages
     for (auto at = ops_.rbegin(); at != ops_.rend(); ++at) {
       const auto& [id, b] = *at;
@@ -211,7 +235,7 @@ class StageWalk {
       }
       most = std::max(most, now);
     }
-    return most;
+    return std::max(most, now + sent);
   }
 
   // By how much an operator's B changes what is held, the gradients that it makes apart.
@@ -265,6 +289,7 @@ class StageWalk {
   const Tensors& read_of(OpId id) const { return of(read_, id); }
 
   const bool split_;
+  const double given_;  // times the replica's samples: what it holds of the model's inputs
   double share_ = 0, samples_ = 0;
   std::map<OpId, OpBytes> ops_;
   std::map<OpId, OpId> first_;  // of two that are done at once, by the second
@@ -280,6 +305,11 @@ std::vector<int> stages_of(const Graph& graph, const Plan& plan) {
   return out;
 }
 
+bool has_unequal_replicas(const Plan& plan) {
+  return std::ranges::any_of(
+      plan.stages, [&](const Stage& stage) { return stage.replicas != plan.stages[0].replicas; });
+}
+
 double share_of(const Stage& stage) {
   return static_cast<double>(stage.micro_batch) / stage.replicas;
 }
@@ -291,8 +321,10 @@ std::vector<StageMemory> task_memory(const Graph& graph, const Plan& plan,
                                      const std::vector<double>& fixed) {
   std::vector<StageWalk> walks;
   walks.reserve(plan.stages.size());
+  const bool unequal = has_unequal_replicas(plan);
   for (const Stage& stage : plan.stages) {
-    walks.emplace_back(graph, stage, plan.schedule == ScheduleKind::zero_bubble);
+    walks.emplace_back(graph, stage, plan.schedule == ScheduleKind::zero_bubble,
+                       unequal && stage.replicas > 1);
   }
   const std::vector<int> stage_of = stages_of(graph, plan);
   for (const graph::Edge& e : graph.edges) {
@@ -304,8 +336,9 @@ std::vector<StageMemory> task_memory(const Graph& graph, const Plan& plan,
       walks[from].stays(e);
       continue;
     }
-    walks[from].leaves(e, to, unit[from] != unit[to]);
-    walks[to].comes(e, unit[from] != unit[to]);
+    const bool in_pieces = goes_in_pieces(graph, e, plan.stages[from], plan.stages[to]);
+    walks[from].leaves(e, to, unit[from] != unit[to], in_pieces);
+    walks[to].comes(e, unit[from] != unit[to], in_pieces);
   }
   std::vector<StageMemory> out;
   for (size_t s = 0; s < walks.size(); ++s) out.push_back(walks[s].memory(fixed[s]));
@@ -330,7 +363,9 @@ SentBytes sent_bytes(const Graph& graph, const Plan& plan, const StageGraph& sta
     const int from = stage_of[e.from], to = stage_of[e.to];
     const Stage& stage = plan.stages[from];
     const bool again = std::binary_search(stage.recompute.begin(), stage.recompute.end(), e.from);
-    if (from == to || !again || read.contains({e.from, e.output})) continue;
+    if (from == to) continue;
+    const bool gone = again && !read.contains({e.from, e.output});  // from the stage itself
+    if (!gone && !goes_in_pieces(graph, e, stage, plan.stages[to])) continue;
     if (!counted.insert({e.from, e.output, to}).second) continue;
     out.forward[number.at({from, to})] += e.bytes * share_of(stage);
   }

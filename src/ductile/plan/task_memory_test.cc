@@ -55,6 +55,9 @@ class SlowStage {
     }
     split_ = plan.schedule == ScheduleKind::zero_bubble;
     share_ = static_cast<double>(stage_.micro_batch) / stage_.replicas;
+    for (const Stage& other : plan.stages) {
+      if (stage_.replicas > 1 && other.replicas != stage_.replicas) reads_whole_ = true;
+    }
     ops_ = stage_.ops;
     for (const graph::Edge& e : graph.edges) {
       const bool own = stage_of[e.from] == stage && stage_of[e.to] == stage;
@@ -74,6 +77,11 @@ class SlowStage {
       } else if (stage_of[e.from] == stage) {
         readers_[id].insert(stage_of[e.to]);
       }
+      const Stage &from = plan.stages[stage_of[e.from]], &to = plan.stages[stage_of[e.to]];
+      const bool in_rows = e.output == 0 && graph.ops[e.from].shape.size() == 1;
+      if (from.replicas == to.replicas || in_rows) continue;
+      if (stage_of[e.from] == stage) sent_[id].insert(stage_of[e.to]);
+      if (stage_of[e.to] == stage) pieces_.insert(id);
     }
   }
 
@@ -160,10 +168,13 @@ class SlowStage {
     std::map<TensorId, Held> made;
     for (const OpId op : ops_) {
       samples_.push_back(block(samples(op)));
+      if (reads_whole_) samples_.push_back(block(samples(op) * stage_.replicas));
       for (const TensorId& t : inputs_of(op)) {
         if (!is_own(t) && !made.contains(t)) made[t] = block(bytes_.at(t));
       }
     }
+    // The pieces of one are there beside it until it is put together, whichever is the last.
+    for (const TensorId& t : pieces_) memory_.note(bytes_.at(t));
     for (const OpId op : ops_) {
       Run& run = runs_[op];
       for (const TensorId& t : inputs_of(op)) run.inputs.push_back(made.at(t));
@@ -174,6 +185,10 @@ class SlowStage {
       }
       if (!again(op)) run.saved = block(saved(op));
     }
+    std::vector<Held> sent;  // copies of ranges of samples
+    for (const auto& [t, stages] : sent_) {
+      for (size_t i = 0; i < stages.size(); ++i) sent.push_back(block(bytes_.at(t)));
+    }
   }
 
   void backward() {
@@ -183,6 +198,7 @@ class SlowStage {
         runs_.at(t.first).gradients[t].push_back(block(bytes_.at(t)));
       }
     }
+    for (const auto& [t, stages] : sent_) memory_.note(bytes_.at(t));  // as in forward()
     for (auto at = ops_.rbegin(); at != ops_.rend(); ++at) {
       const OpId op = *at;
       Run& run = runs_.at(op);
@@ -223,6 +239,8 @@ class SlowStage {
         }
       }
     }
+    std::vector<Held> sent;  // copies of ranges of samples, of gradients
+    for (const TensorId& t : pieces_) sent.push_back(block(bytes_.at(t)));
     if (!split_) samples_.clear();
   }
 
@@ -245,6 +263,9 @@ class SlowStage {
   std::map<OpId, std::set<TensorId>> outputs_, inputs_;
   std::map<std::pair<OpId, TensorId>, double> gradient_of_;
   std::map<TensorId, std::set<int>> readers_;  // other stages
+  std::map<TensorId, std::set<int>> sent_;     // of them, those of other numbers of replicas
+  std::set<TensorId> pieces_;                  // that come from such
+  bool reads_whole_ = false;                   // the model's inputs, of which it copies its part
   Memory memory_;                              // outlives the blocks below
   std::vector<Held> samples_;
   std::map<OpId, Run> runs_;
@@ -273,14 +294,20 @@ Plan random_cut(const graph::Graph& graph, Rng& rng) {
 }
 
 TEST(TaskMemory, IsThatOfBlocksThatLiveAsLongAsTheyAreReferredTo) {
-  int waiting = 0, above = 0, again = 0, fused = 0;
+  int waiting = 0, above = 0, again = 0, fused = 0, unequal = 0;
   for (uint64_t seed = 0; seed < 2000; ++seed) {
     SCOPED_TRACE(seed);
     Rng rng(seed, 31);
     graph::Graph graph = graph::build_graph(fmt::format("random:{},{},3", 1 + rng.below(10), seed));
     count_bytes(graph, rng);
+    for (graph::Op& op : graph.ops) {
+      if (rng.below(2) == 0) op.shape = {1 + rng.below(9)};
+    }
     const Plan plan = random_cut(graph, rng);
     const auto num = plan.stages.size();
+    unequal += static_cast<int>(std::ranges::any_of(plan.stages, [&](const Stage& stage) {
+      return stage.replicas != plan.stages[0].replicas;
+    }));
     fused += static_cast<int>(std::ranges::count(graph.edges, true, &graph::Edge::fused));
     std::vector<int> units;
     for (size_t s = 0; s < num; ++s) units.push_back(static_cast<int>(s));
@@ -305,6 +332,7 @@ TEST(TaskMemory, IsThatOfBlocksThatLiveAsLongAsTheyAreReferredTo) {
   EXPECT_GT(above, 500);
   EXPECT_GT(again, 500);
   EXPECT_GT(fused, 500);
+  EXPECT_GT(unequal, 500);
 }
 
 // Two operators of one float a sample on two devices, by hand.
@@ -339,6 +367,53 @@ TEST(TaskMemory, CountsReceivesAndWhatIsSentOnOtherDevicesAlone) {
   const PlanCosts together = plan_costs(g, uniform_devices(2, 2, {}), plan);
   EXPECT_EQ(together.memory[1].held, 10);
   EXPECT_EQ(together.memory[1].posted_forward + together.memory[0].posted_backward, 0);
+}
+
+// Two replicas of a and one of b, which has the samples of both, by hand. Rows of numbers are sent
+// from where they lie; of images, whose channels may lie together, copies are sent.
+TEST(TaskMemory, CountsCopiesBetweenStagesOfOtherNumbersOfReplicas) {
+  graph::Graph g;
+  for (const char* name : {"a", "b"}) {
+    graph::Op& op = g.ops.emplace_back();
+    op.name = name;
+    op.cost.forward.per_sample = op.cost.backward_input.per_sample = 1;
+    op.cost.activation_bytes = 10;
+    op.cost.passes.backward = {0, 6};
+  }
+  g.ops[0].cost.sample_bytes = 3;
+  g.edges = {{0, 1, 0, 4}};
+  g.counted = true;
+  Plan plan;
+  plan.batch = 4;
+  plan.stages.resize(2);
+  for (int s = 0; s < 2; ++s) {
+    plan.stages[s].ops = {s};
+    plan.stages[s].replicas = 2 - s;
+    plan.stages[s].micro_batch = 2;
+    plan.stages[s].in_flight = 4 - 2 * s;
+  }
+  const Devices devices = uniform_devices(3, 3, {});
+  for (const bool rows : {true, false}) {
+    SCOPED_TRACE(rows);
+    g.ops[0].shape = rows ? std::vector<int64_t>{1} : std::vector<int64_t>{1, 1};
+    const PlanCosts costs = plan_costs(g, devices, plan);
+    // The inputs of one sample, and of the whole micro-batch, whose half it is.
+    EXPECT_EQ(costs.memory[0].held, 7 + 3 + 2 * 3);
+    EXPECT_EQ(costs.memory[0].posted_backward, 4);
+    EXPECT_EQ(costs.memory[0].forward, 7 + 3 + 2 * 3 + (rows ? 0 : 4));
+    EXPECT_EQ(costs.memory[1].held, 2 * 10 + 2 * 4);
+    EXPECT_EQ(costs.memory[1].posted_forward, 2 * 4);
+    EXPECT_EQ(costs.sent.forward, std::vector<double>{rows ? 0.0 : 4.0});
+    EXPECT_EQ(costs.sent.backward, std::vector<double>{2 * 4});
+    // F F B B: two held, a gradient received, one used, and what B takes.
+    EXPECT_EQ(evaluate(g, devices, plan).peak_memory[0], 2 * 16 + 4 + 4 + 6);
+  }
+  // As many of both are pipelines side by side, each of which reads its own samples.
+  plan.stages[1].replicas = 2;
+  const PlanCosts equal = plan_costs(g, uniform_devices(4, 4, {}), plan);
+  EXPECT_EQ(equal.memory[0].held, 7 + 3);
+  EXPECT_EQ(equal.memory[0].forward, 7 + 3);
+  EXPECT_EQ(equal.sent.forward, std::vector<double>{0});
 }
 
 // A kernel with a matrix of its own takes most for few samples, and another one, which copies them,
