@@ -57,9 +57,9 @@ void check_model(const std::vector<std::string>& before, spec::JobOptions& job,
 
 std::string stages_text(const json& figures) {
   const auto stages = figures.at("stages").get<double>();
-  return fmt::format("{}, {} replicas of each and {}", page::plural(stages, "stage"),
+  return fmt::format("{}, {} replicas of each and {} micro-batches", page::plural(stages, "stage"),
                      figures.at("replicas").get<std::string>(),
-                     page::plural(figures.at("micro_batches").get<double>(), "micro-batch"));
+                     figures.at("micro_batches").get<int64_t>());
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "ductile/base/paths.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/other_commands.h"
+#include "ductile/cli/other_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
 #include "ductile/link/saved_state.h"
@@ -60,7 +61,9 @@ spec::JobOptions job_by(spec::JobOptions job, const PlanSearch::Found& found) {
   const fs::path file = temporary.path() / "plan.json";
   write_file_atomic(file, found.plan);
   if (found.same_result) {
-    change_plan(job, file);  // refuses one that would change it
+    const OtherPlan plan = other_plan(job, file);
+    if (!plan.same_stages || !plan.same_result)
+      fail(ErrorCode::conflict, "a plan that was to leave the result as it is would change it");
   } else {
     set_plan(job, file);
     ++job.train.pipelined.replans;

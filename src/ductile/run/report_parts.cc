@@ -173,12 +173,12 @@ std::string replan_text(const json& event, bool same) {
   return fmt::format("{}: from step {} on the result is that of another plan", who, step);
 }
 
-// "4 stages, 1 replicas of each, 8 micro-batches".
+// "4 stages, 1 replicas of each and 8 micro-batches".
 std::string plan_text(const json& event, const char* key) {
   if (!event.contains(key) || !event[key].is_object()) return "?";
   const json& plan = event[key];
-  return fmt::format("{} stages, {} replicas of each, {} micro-batches",
-                     count_text(number_at(plan, "stages")), text_at(plan, "replicas"),
+  return fmt::format("{}, {} replicas of each and {} micro-batches",
+                     page::plural(number_at(plan, "stages", 0), "stage"), text_at(plan, "replicas"),
                      count_text(number_at(plan, "micro_batches")));
 }
 

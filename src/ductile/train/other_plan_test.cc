@@ -31,14 +31,28 @@ spec::JobOptions job_of(int64_t stages, int64_t micro_batches = 3) {
   return job;
 }
 
-// The same in stages with so many replicas or parts each; it says that its result is another one.
-spec::JobOptions anew(spec::JobOptions job, std::vector<int64_t> replicas,
-                      std::vector<int64_t> parts = {}) {
-  job.train.virtual_ranks = 0;
-  for (const int64_t each : replicas.empty() ? parts : replicas) job.train.virtual_ranks += each;
-  job.train.pipelined.stage_replicas = std::move(replicas);
-  job.train.pipelined.tensor = std::move(parts);
+// Plans of other results, which the jobs say.
+spec::JobOptions in_micro_batches(int64_t stages, int64_t micro_batches) {
+  spec::JobOptions job = job_of(stages, micro_batches);
   job.train.pipelined.replans = 1;
+  return job;
+}
+
+spec::JobOptions in_pipelines() {
+  spec::JobOptions job = in_micro_batches(4, 2);
+  job.train.pipelined.replicas = 2;
+  return job;
+}
+
+spec::JobOptions in_replicas() {
+  spec::JobOptions job = in_micro_batches(3, 2);
+  job.train.pipelined.stage_replicas = {2, 1};
+  return job;
+}
+
+spec::JobOptions in_parts() {
+  spec::JobOptions job = in_micro_batches(3, 3);
+  job.train.pipelined.tensor = {1, 2};
   return job;
 }
 
@@ -67,23 +81,20 @@ TEST(OtherPlan, EveryTensorIsThereToTheBitRightAfterTheRestore) {
       saved.tensors(), [&](size_t tensor, int64_t offset, std::span<std::byte> into) {
         saved.read_range(saved.tensors()[tensor].name, offset, into);
       });
-  spec::JobOptions pipelines = job_of(4, 2);  // two of two stages
-  pipelines.train.pipelined.replicas = 2;
-  pipelines.train.pipelined.replans = 1;
   const std::vector<std::pair<const char*, spec::JobOptions>> others = {
       {"four stages", job_of(4)},
       {"one stage", job_of(1)},
-      {"micro-batches", anew(job_of(2, 4), {1, 1})},
-      {"pipelines", pipelines},
-      {"replicas of one stage", anew(job_of(3, 2), {2, 1})},
-      {"parts of a stage", anew(job_of(3), {}, {1, 2})}};
+      {"micro-batches", in_micro_batches(2, 4)},
+      {"pipelines", in_pipelines()},
+      {"replicas of a stage", in_replicas()},
+      {"parts of a stage", in_parts()}};
   for (const auto& [name, job] : others) EXPECT_EQ(tensors_of(*run.newest(job)), whole) << name;
 }
 
 // Each worker reads what it is to hold; from there on the oracle is the plan itself in one process.
 TEST(OtherPlan, GoesOnAsASerialExecutorOfThePlanDoes) {
-  std::vector<spec::JobOptions> plans = {anew(job_of(4, 4), {1, 1, 1, 1}),
-                                         anew(job_of(3, 2), {2, 1}), anew(job_of(3), {}, {1, 2})};
+  std::vector<spec::JobOptions> plans = {in_micro_batches(4, 4), in_pipelines(), in_replicas(),
+                                         in_parts()};
   plans.front().train.shard_optimizer = true;
   for (const spec::JobOptions& plan : plans) {
     const OneRun run(job_of(2));
