@@ -74,12 +74,15 @@ std::optional<PlanChange> PlanChange::left_open(const run::RunFolder& folder) {
   return std::nullopt;
 }
 
-// The event of two changes in a row, of which nobody has accepted the first, tells of both.
+// The event of two changes in a row, of which nobody has accepted the first, tells of both. Whoever
+// repeats a command that was killed brings no change of his own.
 PlanChange PlanChange::put(const run::RunFolder& folder, New now) {
   const std::optional<PlanChange> open = left_open(folder);
   Texts before = open ? open->before_ : Texts{read_file(folder.job_file()), plan_text(folder)};
   if (open && open->now_.workers_before > 0) now.workers_before = open->now_.workers_before;
-  if (open && open->now_.event.is_object() && now.event.is_object()) {
+  if (open && !now.event.is_object()) {
+    now.event = open->now_.event;
+  } else if (open && open->now_.event.is_object()) {
     const nlohmann::json& first = open->now_.event;
     for (const char* key : {"before", "from"})
       if (first.contains(key)) now.event[key] = first.at(key);

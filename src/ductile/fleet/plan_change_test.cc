@@ -154,7 +154,9 @@ TEST(PlanChange, OfTwoInARowTheSecondOneTellsOfBoth) {
   next.workers_before = 9;
   PlanChange second = PlanChange::put(run.folder, std::move(next));
   EXPECT_EQ(second.workers_before(), 2) << "those of the plan that may come back";
-  second.accept();
+  PlanChange again = PlanChange::put(run.folder, {"name = \"newer\"\n", "[2]"});
+  EXPECT_EQ(again.event(), second.event()) << "the same command once more";
+  again.accept();
   ASSERT_EQ(told(run).size(), 1U);
   EXPECT_EQ(told(run)[0].at("before"), 1);
   EXPECT_EQ(told(run)[0].at("same_result"), false);
