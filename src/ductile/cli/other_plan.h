@@ -19,8 +19,11 @@ struct OtherPlan {
   // The same result, but for rounding where three or more operators read a tensor, or several hold
   // a weight, across the cut of one of the two plans.
   bool may_round = false;
-  nlohmann::json before,
-      now;  // what is told of both: "stages", "replicas", "micro_batches", "ranks"
+  // What is told of both: "stages", "replicas", "micro_batches", "ranks".
+  nlohmann::json before, now;
+
+  // Whether the controller goes on with its saved state, and workers with theirs (leave_state()).
+  bool keeps_state() const { return same_stages && same_result; }
 };
 
 // Makes `job`, that of the run, one that goes on by the plan in the file. If the plan changes the

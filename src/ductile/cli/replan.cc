@@ -62,7 +62,7 @@ spec::JobOptions job_by(spec::JobOptions job, const PlanSearch::Found& found) {
   write_file_atomic(file, found.plan);
   if (found.same_result) {
     const OtherPlan plan = other_plan(job, file);
-    if (!plan.same_stages || !plan.same_result)
+    if (!plan.keeps_state())
       fail(ErrorCode::conflict, "a plan that was to leave the result as it is would change it");
   } else {
     set_plan(job, file);

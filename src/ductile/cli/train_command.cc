@@ -299,12 +299,14 @@ std::optional<PlanChange> changed_plan(const TrainCommand& command, const OtherP
   if (!command.resume) return std::nullopt;
   if (!command.plan) return PlanChange::left_open(folder);
   end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
-  const int64_t workers = Replanner::workers_before(folder);
-  if (!plan.same_stages) leave_state(folder, workers);
-  PlanChange change =
-      PlanChange::put(folder, {config.options.to_toml(), plan.text, change_event(folder, plan),
-                               plan.same_stages ? 0 : workers});
-  console.say("{}", change_text(change.event()));
+  PlanChange::New now{config.options.to_toml(), plan.text};
+  if (now.job != read_file(folder.job_file())) now.event = change_event(folder, plan);
+  if (!plan.keeps_state()) {
+    now.workers_before = Replanner::workers_before(folder);
+    leave_state(folder, now.workers_before);
+  }
+  PlanChange change = PlanChange::put(folder, std::move(now));
+  if (change.event().is_object()) console.say("{}", change_text(change.event()));
   return change;
 }
 
