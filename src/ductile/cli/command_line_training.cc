@@ -70,10 +70,11 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "number of processes that share the job (default 1, or as many as before)")
       ->option_text("N")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
-  sub->add_option("--plan", c.plan,
-                  "run by this pipeline plan, as `ductile plan --json` writes it: its stages are "
-                  "the virtual ranks; a resumed run goes on by it, if it has as many stages and "
-                  "micro-batches as the plan before")
+  sub->add_option(
+         "--plan", c.plan,
+         "run by this pipeline plan, as `ductile plan --json` writes it: its stages are "
+         "the virtual ranks; a resumed run goes on by it from its last checkpoint, and says "
+         "whether the result is the same")
       ->option_text("FILE")
       ->excludes("--replay");
   sub->add_option(

@@ -138,12 +138,6 @@ double copied_bytes(const spec::JobOptions& job, size_t stage, double state) {
   return state * static_cast<double>(std::max<int64_t>(0, job.train.shard_copies - twins));
 }
 
-// "2", or "3, 1, 1" where stages have their own.
-std::string replicas_of(const spec::PipelinedOptions& options) {
-  if (options.stage_replicas.empty()) return fmt::format("{}", options.replicas);
-  return fmt::format("{}", fmt::join(options.stage_replicas, ", "));
-}
-
 // Replicas and parts of all stages; returns the virtual ranks that they are.
 int64_t set_ranks(spec::PipelinedOptions& options, std::vector<int64_t> replicas,
                   const fs::path& file) {
@@ -365,53 +359,6 @@ double predicted_seconds(const std::string& text) {
   if (report.contains("evaluation"))
     if (const double judged = number(report.at("evaluation"), "seconds"); judged > 0) return judged;
   return number(report.contains("plan") ? report.at("plan") : report, "predicted_seconds");
-}
-
-std::string change_plan(spec::JobOptions& job, const fs::path& file) {
-  if (!spec::is_pipelined(job)) {
-    fail(ErrorCode::conflict,
-         "{}: the run was begun with train.method = \"{}\", and a plan would make another job of "
-         "it; resume it without --plan, or start a new run",
-         file.string(), job.train.method);
-  }
-  const int64_t stages = spec::num_stages(job);
-  spec::PipelinedOptions before = job.train.pipelined;
-  const std::vector<int64_t> tensor = before.tensor;
-  if (!spec::divides_tensors(job)) before.tensor.clear();  // ones say nothing
-  std::string text = set_plan(job, file);
-  const int64_t stages_now = spec::num_stages(job);
-  const spec::PipelinedOptions& now = job.train.pipelined;
-  if (stages_now != stages || now.replicas != before.replicas ||
-      now.stage_replicas != before.stage_replicas || now.micro_batches != before.micro_batches) {
-    fail(ErrorCode::conflict,
-         "{}: the plan has {} stages, {} replicas of each and {} micro-batches, and the run was "
-         "begun with {}, {} and {}, which stay; plan with as many, or resume it without --plan",
-         file.string(), stages_now, replicas_of(now), now.micro_batches, stages,
-         replicas_of(before), before.micro_batches);
-  }
-  if (now.tensor != before.tensor) {
-    fail(ErrorCode::conflict,
-         "{}: the plan divides stages among other numbers of parts than the run was begun with, "
-         "and sums would round otherwise; plan with the same tensor degrees, or resume it without "
-         "--plan",
-         file.string());
-  }
-  job.train.pipelined.tensor = tensor;  // with the ones: the run's checkpoints have them as well
-  if (spec::divides_tensors(job) && now.stages != before.stages) {
-    fail(ErrorCode::conflict,
-         "{}: the plan cuts the model otherwise than the run was begun, and where stages are "
-         "divided (tensor > 1) sums would round otherwise; plan with the same stages, or resume it "
-         "without --plan",
-         file.string());
-  }
-  if (now.stages != before.stages && !spec::any_cut_will_do(job)) {
-    fail(
-        ErrorCode::conflict,
-        "{}: the plan cuts the model otherwise than the run was begun, and with {} replicas of {} "
-        "stages sums would round otherwise; plan with the same stages, or resume it without --plan",
-        file.string(), replicas_of(before), stages);
-  }
-  return text;
 }
 
 }  // namespace ductile::cli

@@ -29,11 +29,6 @@ std::string read_planned(const JobRequest& request, const fs::path& file,
 // does not say.
 double predicted_seconds(const std::string& text);
 
-// As set_plan() for the job of a run that goes on. Throws conflict too, where the plan would change
-// the result: the run does not train by stages, or has other numbers of stages, replicas, parts or
-// micro-batches, or another cut where not any will do (spec::any_cut_will_do).
-std::string change_plan(spec::JobOptions& job, const fs::path& file);
-
 // The weights, gradients and optimiser state of a job beside those that its plan counts, whose
 // graph may be one of another optimiser, or a captured one, which knows of none.
 struct StateScale {

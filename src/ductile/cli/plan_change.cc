@@ -10,11 +10,16 @@
 #include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/trace.h"
 
 namespace ductile::cli {
 namespace {
+
+constexpr int64_t kMostSteps = int64_t{1} << 62;
+constexpr int64_t kMostWorkers = int64_t{1} << 20;
 
 fs::path former_plan(const run::RunFolder& folder) { return folder.path() / "former_plan.json"; }
 
@@ -34,7 +39,15 @@ std::optional<PlanChange> PlanChange::read(const run::RunFolder& folder) {
     const JsonFields fields(value, file.string());
     Texts before{fields.text("job"), std::nullopt};
     if (fields.has("plan")) before.plan = fields.text("plan");
-    return PlanChange(folder, std::move(before), {fields.text("new_job"), fields.text("new_plan")});
+    New now;
+    now.job = fields.text("new_job");
+    now.plan = fields.text("new_plan");
+    if (fields.has("event")) {  // earlier versions wrote none
+      now.event = fields.at("event");
+      (void)JsonFields(now.event, file.string() + ": event").integer("step", 0, kMostSteps);
+    }
+    now.workers_before = fields.integer_or("workers", 0, 0, kMostWorkers);
+    return PlanChange(folder, std::move(before), std::move(now));
   } catch (const Error& error) {
     fail(ErrorCode::data_loss,
          "{}; it holds the plan that the run had before the last --plan: remove it, and the run "
@@ -48,27 +61,52 @@ std::optional<PlanChange> PlanChange::left_open(const run::RunFolder& folder) {
   if (!found) return std::nullopt;
   const std::string job = read_file(folder.job_file());
   if (job == found->now_.job) {
-    if (plan_text(folder) != found->now_.plan) found->write(found->now_);
-    return found;
+    if (plan_text(folder) != found->now_.plan) found->write({job, found->now_.plan});
+    if (!found->has_saved()) return found;
+    found->accept();
+    return std::nullopt;
   }
   if (job == found->before_.job) {  // it was killed before the change began, or when it had ended
     found->take_back();
   } else {  // somebody knows better
-    found->accept();
+    found->drop();
   }
   return std::nullopt;
 }
 
-PlanChange PlanChange::put(const run::RunFolder& folder, const std::string& job,
-                           const std::string& plan) {
+// The event of two changes in a row, of which nobody has accepted the first, tells of both. Whoever
+// repeats a command that was killed brings no change of his own.
+PlanChange PlanChange::put(const run::RunFolder& folder, New now) {
   const std::optional<PlanChange> open = left_open(folder);
   Texts before = open ? open->before_ : Texts{read_file(folder.job_file()), plan_text(folder)};
-  PlanChange out(folder, std::move(before), {job, plan});
-  nlohmann::json value = {{"job", out.before_.job}, {"new_job", job}, {"new_plan", plan}};
+  if (open && open->now_.workers_before > 0) now.workers_before = open->now_.workers_before;
+  if (open && !now.event.is_object()) {
+    now.event = open->now_.event;
+  } else if (open && open->now_.event.is_object()) {
+    const nlohmann::json& first = open->now_.event;
+    for (const char* key : {"before", "from"})
+      if (first.contains(key)) now.event[key] = first.at(key);
+    if (first.contains("same_result") && first.at("same_result") == false)
+      now.event["same_result"] = false;
+    if (first.contains("may_round") && first.at("may_round") == true) now.event["may_round"] = true;
+  }
+  PlanChange out(folder, std::move(before), std::move(now));
+  nlohmann::json value = {{"job", out.before_.job},
+                          {"new_job", out.now_.job},
+                          {"new_plan", out.now_.plan},
+                          {"workers", out.now_.workers_before}};
   if (out.before_.plan) value["plan"] = *out.before_.plan;
+  if (out.now_.event.is_object()) value["event"] = out.now_.event;
   write_file_atomic(former_plan(folder), dump_json(value) + "\n");
-  out.write(out.now_);
+  out.write({out.now_.job, out.now_.plan});
   return out;
+}
+
+// Whether there is a checkpoint of a later step than the one from which the new plan went on.
+bool PlanChange::has_saved() const {
+  if (!now_.event.is_object()) return false;
+  const auto saved = ckpt::list(folder_.checkpoints());
+  return !saved.empty() && saved.front().step > now_.event.at("step").get<int64_t>();
 }
 
 // job.toml last when a change begins or ends: it says which of the two is in force.
@@ -90,7 +128,14 @@ void PlanChange::hear(std::string_view line) {
   if (progress->step > *first_step_) accept();
 }
 
+// Told first: a process that is killed in between tells it twice, and no change goes untold.
 void PlanChange::accept() {
+  if (!open_) return;
+  if (now_.event.is_object()) run::Diary(folder_.events_file()).append(now_.event);
+  drop();
+}
+
+void PlanChange::drop() {
   if (!std::exchange(open_, false)) return;
   std::error_code ignored;  // a file that stays is looked at again
   fs::remove(former_plan(folder_), ignored);
@@ -99,7 +144,7 @@ void PlanChange::accept() {
 bool PlanChange::take_back() {
   if (!open_) return false;
   write(before_);
-  accept();
+  drop();
   return true;
 }
 

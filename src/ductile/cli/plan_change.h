@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "ductile/base/json_value.h"
 #include "ductile/run/folder.h"
 
 namespace ductile::cli {
@@ -14,35 +15,50 @@ namespace ductile::cli {
 // and workers may refuse it, as they alone know the model. Until they have done a step by it, the
 // job and the plan of before lie in the run's folder as former_plan.json, so that a refusal brings
 // them back: in this process, or, where this one is killed, in the next one that goes on with the
-// run. The caller holds the run's lock.
+// run. A plan that is accepted is told in events.jsonl, and one that is not leaves no word there.
+// The caller holds the run's lock.
 class PlanChange {
  public:
-  // Writes `job` (job.toml) and `plan` into the folder; what was there, or what an earlier change
-  // that nobody accepted had found there, is kept. Throws unavailable.
-  static PlanChange put(const run::RunFolder& folder, const std::string& job,
-                        const std::string& plan);
+  // What goes into the folder.
+  struct New {
+    std::string job, plan;           // job.toml and plan.json
+    nlohmann::json event = nullptr;  // for events.jsonl, with its `step`; null: none
+    int64_t workers_before = 0;      // 0: the controller keeps its saved state (leave_state())
+  };
+  // Writes them; what was there, or what an earlier change that nobody accepted had found there, is
+  // kept. Throws unavailable.
+  static PlanChange put(const run::RunFolder& folder, New now);
   // The change that an earlier process left open; nothing where there is none, or somebody has
-  // written another job.toml since. Throws data_loss for a damaged file, saying what is to be done.
+  // written another job.toml since, or a checkpoint is there of a step by the new plan, which
+  // accepts it. Throws data_loss for a damaged file, saying what is to be done.
   static std::optional<PlanChange> left_open(const run::RunFolder& folder);
 
   // A worker wrote this line: its second figure for steps, if larger than the first, accepts.
   void hear(std::string_view line);
   void accept();  // the plan stays
+  void drop();    // neither it nor the one before is to be put in place any more
   // Job and plan are those of before. Returns false, and changes nothing, for an accepted plan.
   bool take_back();
+
+  bool is_open() const { return open_; }
+  const nlohmann::json& event() const { return now_.event; }
+  // Of the run, while it ran by the plan of before; 0: as put() was told.
+  int64_t workers_before() const { return now_.workers_before; }
 
  private:
   struct Texts {
     std::string job;
     std::optional<std::string> plan;
   };
-  PlanChange(run::RunFolder folder, Texts before, Texts now)
+  PlanChange(run::RunFolder folder, Texts before, New now)
       : folder_(std::move(folder)), before_(std::move(before)), now_(std::move(now)) {}
   static std::optional<PlanChange> read(const run::RunFolder& folder);
   void write(const Texts& texts) const;
+  bool has_saved() const;
 
   run::RunFolder folder_;
-  Texts before_, now_;
+  Texts before_;
+  New now_;
   std::optional<int64_t> first_step_;
   bool open_ = true;
 };

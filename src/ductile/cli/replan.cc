@@ -13,6 +13,7 @@
 #include "ductile/base/paths.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/other_commands.h"
+#include "ductile/cli/other_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
 #include "ductile/link/saved_state.h"
@@ -60,7 +61,9 @@ spec::JobOptions job_by(spec::JobOptions job, const PlanSearch::Found& found) {
   const fs::path file = temporary.path() / "plan.json";
   write_file_atomic(file, found.plan);
   if (found.same_result) {
-    change_plan(job, file);  // refuses one that would change it
+    const OtherPlan plan = other_plan(job, file);
+    if (!plan.keeps_state())
+      fail(ErrorCode::conflict, "a plan that was to leave the result as it is would change it");
   } else {
     set_plan(job, file);
     ++job.train.pipelined.replans;
@@ -87,17 +90,27 @@ spec::Cluster devices_left(spec::Cluster cluster, int64_t workers) {
   return cluster;
 }
 
-// Those that are listed are of other virtual ranks than the job has now. One that is still at work
-// somewhere is told to stop when it reports, and its number is given to nobody else.
-void forget_workers(const run::RunFolder& folder) {
+// A whole number of the controller's saved state; `otherwise` where there is none.
+int64_t number_in_state(const run::RunFolder& folder, const char* key, int64_t otherwise) {
+  const auto state = link::read_state(link::state_file(folder.path()));
+  if (!state || !state->is_object() || !state->contains(key)) return otherwise;
+  const json& value = state->at(key);
+  return value.is_number_integer() ? value.get<int64_t>() : otherwise;
+}
+
+}  // namespace
+
+// No job has 0 virtual ranks, so whoever reads this state follows it by one of his own
+// (Membership::successor), whatever number the job has.
+void leave_state(const run::RunFolder& folder, int64_t workers) {
   const fs::path file = link::state_file(folder.path());
   std::optional<json> state = link::read_state(file);
   if (!state || !state->is_object()) return;
   (*state)["workers"] = json::array();
+  (*state)["virtual_ranks"] = 0;
+  (*state)["wanted"] = workers;
   write_file_atomic(file, link::sealed(*state));
 }
-
-}  // namespace
 
 void end_workers_here(const run::RunFolder& folder, const fs::path& program) {
   const fs::path file = link::state_file(folder.path());
@@ -112,10 +125,7 @@ void end_workers_here(const run::RunFolder& folder, const fs::path& program) {
 }
 
 int64_t Replanner::workers_before(const run::RunFolder& folder) {
-  const auto state = link::read_state(link::state_file(folder.path()));
-  if (!state || !state->is_object() || !state->contains("wanted")) return 1;
-  const json& wanted = state->at("wanted");
-  return wanted.is_number_integer() ? std::max<int64_t>(1, wanted.get<int64_t>()) : 1;
+  return std::max<int64_t>(1, number_in_state(folder, "wanted", 1));
 }
 
 PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers,
@@ -205,6 +215,10 @@ Replanner::Replanner(JobConfig& config, const run::RunFolder& folder,
 }
 
 int64_t Replanner::begin(int64_t workers) {
+  const int64_t ranks = config_.job.train.virtual_ranks;
+  // A controller with a state of its own does not know how many there were.
+  if (workers == 0 && number_in_state(folder_, "virtual_ranks", ranks) != ranks)
+    workers = std::min(workers_before(folder_), ranks);
   const auto memory = PlanMemory::of(config_.job, plan_);
   if (!memory) return workers;
   const int64_t asked = workers > 0 ? workers : workers_before(folder_);
@@ -257,7 +271,7 @@ void Replanner::put(const PlanSearch::Found& found, int64_t workers) {
   const int64_t before = job.train.virtual_ranks;
   job = job_by(job, found);
   end_workers_here(folder_, program_);
-  if (!found.same_result) forget_workers(folder_);
+  if (!found.same_result) leave_state(folder_, workers);
   write_file_atomic(folder_.job_file(), config_.options.to_toml());
   write_file_atomic(run::plan_file(folder_), found.plan);
   plan_ = found.plan;

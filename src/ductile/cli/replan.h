@@ -59,6 +59,13 @@ class PlanSearch {
 // they read it. The caller holds the run's lock, so there is no controller.
 void end_workers_here(const run::RunFolder& folder, const fs::path& program);
 
+// Where a run gets a plan of other stages: the controller that comes next has a state of its own,
+// but for numbers of generations and workers, which go on, and for what the run has cost. It wants
+// as many `workers`, unless it is told otherwise. Those that the saved state lists are of the plan
+// before: one that is still at work somewhere is told to stop when it reports, and its number is
+// given to nobody else. The caller holds the run's lock, and has ended those that are here.
+void leave_state(const run::RunFolder& folder, int64_t workers);
+
 // A run by a plan, and what becomes of it where the memory of the workers that are left does not
 // hold its stages: it is planned anew for these, and goes on from its last checkpoint, which is an
 // event (`replan`). Where that changes its result, it is part of the job, too

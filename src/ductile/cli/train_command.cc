@@ -24,6 +24,7 @@
 #include "ductile/ckpt/digest.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
+#include "ductile/cli/other_plan.h"
 #include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_change.h"
@@ -45,6 +46,7 @@
 #include "ductile/run/new_folder.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/progress_line.h"
+#include "ductile/run/report.h"
 #include "ductile/run/trace.h"
 #include "ductile/run/tuning_cost.h"
 
@@ -283,14 +285,20 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   console.print("{}", page::table(rows));
 }
 
-// Returns the text of the plan; empty where none is given.
-std::string read_job(const TrainCommand& command, Context& context, JobConfig& config) {
-  std::string plan;
+// A plan that was given: without a run to go on with, its text alone.
+OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& config) {
+  OtherPlan other;
+  std::string& plan = other.text;
   if (command.resume) {
     config.read_saved(run::RunFolder::open(*command.resume).job_file());
-    if (command.plan) plan = change_plan(config.job, *command.plan);
+    if (command.plan) other = other_plan(config.job, *command.plan);
   } else if (command.replay) {
     config.read_saved(run::RunFolder::open(*command.replay).job_file());
+    if (config.job.train.pipelined.replans > 0)
+      fail(ErrorCode::conflict,
+           "--replay {}: the run went on by another plan, so its result is that of no plan alone, "
+           "and cannot be repeated",
+           command.replay->string());
   } else if (command.plan) {
     plan = read_planned(command.job, *command.plan, context.environment, config);
   } else {
@@ -311,25 +319,40 @@ std::string read_job(const TrainCommand& command, Context& context, JobConfig& c
   }
   if (!command.resume && !command.replay) config.warn_of_no_effect(context.console);
   if (command.runs) config.job.runs = command.runs->string();
-  return plan;
+  return other;
 }
 
 // The other plan that a run which goes on is given, or was given by a command that was killed.
-std::optional<PlanChange> changed_plan(const TrainCommand& command, const std::string& plan,
+std::optional<PlanChange> changed_plan(const TrainCommand& command, const OtherPlan& plan,
                                        JobConfig& config, const run::RunFolder& folder,
-                                       const fs::path& program) {
+                                       const fs::path& program, Console& console) {
   if (!command.resume) return std::nullopt;
   if (!command.plan) return PlanChange::left_open(folder);
   end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
-  return PlanChange::put(folder, config.options.to_toml(), plan);
+  PlanChange::New now{config.options.to_toml(), plan.text};
+  if (now.job != read_file(folder.job_file())) now.event = change_event(folder, plan);
+  if (!plan.keeps_state()) {
+    now.workers_before = Replanner::workers_before(folder);
+    leave_state(folder, now.workers_before);
+  }
+  PlanChange change = PlanChange::put(folder, std::move(now));
+  if (change.event().is_object()) console.say("{}", change_text(change.event()));
+  return change;
 }
 
 // What becomes of it. Returns whether the run is to go on by the plan of before: nobody asked this
 // command for the one that was refused.
-bool settle_plan(const TrainCommand& command, const Outcome& outcome, PlanChange& change,
-                 Console& console) {
-  if (outcome.code == kDone) change.accept();
-  if (outcome.code != kUsage || !change.take_back() || command.plan) return false;
+bool settle_plan(const TrainCommand& command, const Outcome& outcome, const run::RunFolder& folder,
+                 PlanChange& change, Console& console) {
+  if (!change.is_open()) return false;
+  if (outcome.code == kDone) {  // no step was left to do, and the report is there already
+    change.accept();
+    if (const std::string trouble = run::leave_report(folder); !trouble.empty())
+      console.say("{}", trouble);
+  }
+  if (outcome.code != kUsage) return false;
+  if (change.workers_before() > 0) leave_state(folder, change.workers_before());
+  if (!change.take_back() || command.plan) return false;
   console.say("the plan that the run was given last is refused: {}; it goes on by the one before",
               outcome.error);
   return true;
@@ -501,7 +524,8 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   Console& console = context.console;
   JobConfig config;
   config.keeps_loaded = !command.dry_run && !command.hosts.hosts;
-  const std::string plan = read_job(command, context, config);
+  const OtherPlan other = read_job(command, context, config);
+  const std::string& plan = other.text;
   std::optional<Original> original;
   if (command.replay) original = original_of(*command.replay);
   const server::HostSetup setup = host_setup_of(
@@ -535,16 +559,17 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   folder.remove_leftovers();
   if (command.resume) {
     original = kept(folder);
+    if (command.plan) check_may_change(folder, other, original.has_value());
     if (original)
       for (const auto& [name, text] : files_of(*original))
         write_file_atomic(folder.path() / name, text);
     settle_threads(config, console);  // of a version that left it open
   }
-  std::optional<PlanChange> change = changed_plan(command, plan, config, folder, program);
+  std::optional<PlanChange> change = changed_plan(command, other, config, folder, program, console);
   console.say("run {}", folder.path().string());
   Replanner replanner(config, folder, setup, program, console);
   const int64_t given = command.resume ? replanner.begin(workers) : workers;
-  if (change && replanner.planned_anew()) change->accept();
+  if (change && replanner.planned_anew()) change->drop();
 
   const PlanPlacement::Seats seats =
       seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)), setup,
@@ -566,7 +591,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   Outcome outcome = outcome_of_workers(lock, folder, config, run, listener);
   const Json figures = last_summary(folder);
   listener.finish();
-  if (change && settle_plan(command, outcome, *change, console)) return std::nullopt;
+  if (change && settle_plan(command, outcome, folder, *change, console)) return std::nullopt;
   if (const auto left = replanner.put_found()) {
     go_on(command, folder, *left);
     return std::nullopt;

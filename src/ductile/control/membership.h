@@ -179,7 +179,7 @@ struct MembershipOptions {
   // without a saved controller state begins with the last one.
   std::vector<int64_t> checkpoints;
   Generation last_generation = 0;  // this number and all below it were given before
-  // Whether a saved state may be of another number of virtual ranks: the job was planned anew
+  // Whether a saved state may be of another number of virtual ranks: the job has got another plan
   // since. It then begins as one without a saved state, but for numbers, which go on, and costs.
   bool may_change_ranks = false;
   // What a job without a saved controller state has cost before; without energy: not known.

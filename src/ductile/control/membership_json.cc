@@ -422,7 +422,8 @@ Membership Membership::successor(Time now, Outcome& first) const {
   const State& s = *state_;
   if (!s.workers.empty())
     fail(ErrorCode::conflict,
-         "the job was planned anew, and {} workers of the plan before are not known to have ended",
+         "the job has got another plan, and {} workers of the plan before are not known to have "
+         "ended",
          s.workers.size());
   Membership out(s.options);
   State& n = *out.state_;

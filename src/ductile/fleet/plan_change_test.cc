@@ -3,18 +3,27 @@
 #include "ductile/cli/plan_change.h"
 
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
+#include "ductile/ckpt/writer.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/trace.h"
 
 namespace ductile::cli {
 namespace {
+
+using Json = nlohmann::json;
 
 struct ChangedRun {
   TempFolder place;
@@ -37,7 +46,7 @@ std::string progress(int64_t step) {
 
 TEST(PlanChange, IsTakenBackByWhoeverFindsTheRefusal) {
   const ChangedRun run;
-  (void)PlanChange::put(run.folder, kNew, "[2]");  // and this command is killed
+  (void)PlanChange::put(run.folder, {kNew, "[2]"});  // and this command is killed
   EXPECT_EQ(run.job(), kNew);
   EXPECT_EQ(run.plan(), "[2]");
   std::optional<PlanChange> found = PlanChange::left_open(run.folder);
@@ -53,7 +62,7 @@ TEST(PlanChange, IsTakenBackByWhoeverFindsTheRefusal) {
 
 TEST(PlanChange, BeginsBeforeTheJobIsWrittenAndEndsAfterIt) {
   const ChangedRun run;
-  (void)PlanChange::put(run.folder, kNew, "[2]");
+  (void)PlanChange::put(run.folder, {kNew, "[2]"});
   // Killed behind the plan, and before the job.
   write_file_atomic(run.folder.job_file(), kOld);
   EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
@@ -61,7 +70,7 @@ TEST(PlanChange, BeginsBeforeTheJobIsWrittenAndEndsAfterIt) {
   EXPECT_EQ(run.plan(), "[1]");
   EXPECT_FALSE(fs::exists(run.former));
   // Killed while it was taken back.
-  (void)PlanChange::put(run.folder, kNew, "[2]");
+  (void)PlanChange::put(run.folder, {kNew, "[2]"});
   write_file_atomic(run::plan_file(run.folder), "[1]");
   EXPECT_TRUE(PlanChange::left_open(run.folder).has_value());
   EXPECT_EQ(run.plan(), "[2]") << "job and plan belong together";
@@ -69,7 +78,7 @@ TEST(PlanChange, BeginsBeforeTheJobIsWrittenAndEndsAfterIt) {
 
 TEST(PlanChange, AStepByThePlanAcceptsIt) {
   const ChangedRun run;
-  PlanChange change = PlanChange::put(run.folder, kNew, "[2]");
+  PlanChange change = PlanChange::put(run.folder, {kNew, "[2]"});
   change.hear("no line of ours");
   change.hear(progress(7));
   change.hear(progress(7));
@@ -84,8 +93,8 @@ TEST(PlanChange, AStepByThePlanAcceptsIt) {
 TEST(PlanChange, AnotherOneKeepsWhatTheFirstOneFound) {
   const ChangedRun run;
   fs::remove(run::plan_file(run.folder));
-  (void)PlanChange::put(run.folder, kNew, "[2]");
-  PlanChange second = PlanChange::put(run.folder, "name = \"newer\"\n", "[3]");
+  (void)PlanChange::put(run.folder, {kNew, "[2]"});
+  PlanChange second = PlanChange::put(run.folder, {"name = \"newer\"\n", "[3]"});
   EXPECT_EQ(run.plan(), "[3]");
   EXPECT_TRUE(second.take_back());
   EXPECT_EQ(run.job(), kOld);
@@ -94,7 +103,7 @@ TEST(PlanChange, AnotherOneKeepsWhatTheFirstOneFound) {
 
 TEST(PlanChange, WhatSomebodyHasWrittenSinceStays) {
   const ChangedRun run;
-  (void)PlanChange::put(run.folder, kNew, "[2]");
+  (void)PlanChange::put(run.folder, {kNew, "[2]"});
   write_file_atomic(run.folder.job_file(), "name = \"mine\"\n");
   EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
   EXPECT_EQ(run.job(), "name = \"mine\"\n");
@@ -104,6 +113,80 @@ TEST(PlanChange, WhatSomebodyHasWrittenSinceStays) {
       testing::text_of([&] { PlanChange::left_open(run.folder); }, ErrorCode::data_loss);
   EXPECT_NE(text.find("former_plan.json: job must be text, it is 1; "), std::string::npos) << text;
   EXPECT_NE(text.find("remove it"), std::string::npos) << text;
+}
+
+// The changes that the diary tells of.
+std::vector<Json> told(const ChangedRun& run) {
+  std::vector<Json> out;
+  run::for_each_diary_line(run.folder.events_file(), [&](const Json& line) {
+    if (line.value("kind", "") == "replan") out.push_back(line);
+  });
+  return out;
+}
+
+// As ductile train writes it, of a run that had two workers.
+PlanChange::New change(const char* job, const Json& before, bool same) {
+  return {job, "[2]",
+          Json{{"kind", "replan"}, {"step", 0}, {"before", before}, {"same_result", same}}, 2};
+}
+
+TEST(PlanChange, IsToldOnceItIsAcceptedAndNotBefore) {
+  const ChangedRun run;
+  PlanChange refused = PlanChange::put(run.folder, change(kNew, 1, true));
+  EXPECT_EQ(PlanChange::left_open(run.folder)->workers_before(), 2);
+  EXPECT_TRUE(refused.take_back());
+  EXPECT_TRUE(told(run).empty());
+  (void)PlanChange::put(run.folder, change(kNew, 1, true));
+  PlanChange found = *PlanChange::left_open(run.folder);  // the command was killed
+  found.hear(progress(0));
+  EXPECT_TRUE(told(run).empty());
+  found.hear(progress(1));
+  ASSERT_EQ(told(run).size(), 1U);
+  EXPECT_EQ(told(run)[0].at("before"), 1);
+  found.accept();
+  EXPECT_EQ(told(run).size(), 1U);
+}
+
+TEST(PlanChange, OfTwoInARowTheSecondOneTellsOfBoth) {
+  const ChangedRun run;
+  (void)PlanChange::put(run.folder, change(kNew, 1, false));
+  PlanChange::New next = change("name = \"newer\"\n", 2, true);
+  next.workers_before = 9;
+  PlanChange second = PlanChange::put(run.folder, std::move(next));
+  EXPECT_EQ(second.workers_before(), 2) << "those of the plan that may come back";
+  PlanChange again = PlanChange::put(run.folder, {"name = \"newer\"\n", "[2]"});
+  EXPECT_EQ(again.event(), second.event()) << "the same command once more";
+  again.accept();
+  ASSERT_EQ(told(run).size(), 1U);
+  EXPECT_EQ(told(run)[0].at("before"), 1);
+  EXPECT_EQ(told(run)[0].at("same_result"), false);
+}
+
+// A worker did steps by it, and its controller was killed before it heard of them.
+TEST(PlanChange, ACheckpointOfALaterStepAcceptsIt) {
+  const ChangedRun run;
+  (void)PlanChange::put(run.folder, change(kNew, 1, false));
+  const float weight = 1;
+  const ckpt::TensorView tensor{"w", DType::f32, {1}, std::as_bytes(std::span(&weight, 1))};
+  ckpt::CheckpointWriter writer(run.folder.checkpoints());
+  writer.save(3, Json::object(), std::span(&tensor, 1));
+  writer.wait();
+  EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
+  EXPECT_EQ(told(run).size(), 1U);
+  EXPECT_EQ(run.job(), kNew);
+  EXPECT_FALSE(fs::exists(run.former));
+}
+
+TEST(PlanChange, ADamagedEventIsRefusedByName) {
+  const ChangedRun run;
+  (void)PlanChange::put(run.folder, {kNew, "[2]"});
+  write_file_atomic(
+      run.former,
+      dump_json(Json{
+          {"job", kOld}, {"new_job", kNew}, {"new_plan", "[2]"}, {"event", {{"kind", "replan"}}}}));
+  const std::string text =
+      testing::text_of([&] { PlanChange::left_open(run.folder); }, ErrorCode::data_loss);
+  EXPECT_NE(text.find("event: step is missing; "), std::string::npos) << text;
 }
 
 }  // namespace

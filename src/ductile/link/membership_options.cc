@@ -18,7 +18,9 @@ control::MembershipOptions membership_options(const spec::JobOptions& job) {
   options.checkpoint_every = seconds(job.checkpoint.every_seconds);
   options.checkpoint_steps = job.checkpoint.every_steps;
   options.save_result = job.checkpoint.at_end;
-  options.may_change_ranks = job.train.pipelined.replans > 0;
+  // Another plan may have other numbers of stages (`ductile train --resume RUN --plan`), and the
+  // one before comes back where the workers refuse it. A checkpoint knows of which plan it is.
+  options.may_change_ranks = spec::is_pipelined(job);
   // In a job by stages no worker need have room for all of the state.
   options.all_read = spec::is_pipelined(job) && job.train.shard_optimizer;
   return options;

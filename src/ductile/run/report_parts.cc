@@ -159,6 +159,40 @@ json workers_curve(const History& history) {
   return points_json(points);
 }
 
+bool says(const json& event, const char* key) { return event.contains(key) && event[key] == true; }
+
+std::string replan_text(const json& event, bool same) {
+  const double workers = number_at(event, "workers");
+  const std::string who = fmt::format(
+      "Planned anew for {} worker{}, whose memory did not hold the stages of the plan "
+      "before",
+      count_text(workers), workers == 1 ? "" : "s");
+  const std::string step = count_text(number_at(event, "step"));
+  if (same)
+    return fmt::format("{}: they keep less from step {} on, and the result is the same", who, step);
+  return fmt::format("{}: from step {} on the result is that of another plan", who, step);
+}
+
+// "4 stages, 1 replicas of each and 8 micro-batches".
+std::string plan_text(const json& event, const char* key) {
+  if (!event.contains(key) || !event[key].is_object()) return "?";
+  const json& plan = event[key];
+  return fmt::format("{}, {} replicas of each and {} micro-batches",
+                     page::plural(number_at(plan, "stages", 0), "stage"), text_at(plan, "replicas"),
+                     count_text(number_at(plan, "micro_batches")));
+}
+
+std::string other_plan_text(const json& event, bool same) {
+  std::string result = "the result is that of another plan";
+  if (same) result = "the result is the same to the bit";
+  if (same && says(event, "may_round"))
+    result +=
+        ", unless three or more operators read a tensor, or several hold a weight, across a cut";
+  return fmt::format("Another plan, which its user gave it: {} in place of {}; from step {} on {}",
+                     plan_text(event, "now"), plan_text(event, "before"),
+                     count_text(number_at(event, "step")), result);
+}
+
 }  // namespace
 
 std::string text_at(const json& object, const char* key) {
@@ -210,17 +244,9 @@ Row describe_event(const json& event) {
                     event.contains("probes") ? event["probes"].size() : 0, text_at(event, "why"))};
   }
   if (kind == "replan") {
-    const double workers = number_at(event, "workers");
-    if (event.contains("same_result") && event["same_result"] == true)
-      return {kind, "notice",
-              fmt::format("Planned anew for {} worker{}, whose memory did not hold the stages of "
-                          "the plan before: they keep less from step {} on, and the result is the "
-                          "same",
-                          count_text(workers), workers == 1 ? "" : "s", step)};
-    return {kind, "bad",
-            fmt::format("Planned anew for {} worker{}, whose memory did not hold the stages of the "
-                        "plan before: from step {} on the result is that of another plan",
-                        count_text(workers), workers == 1 ? "" : "s", step)};
+    const bool same = says(event, "same_result");
+    return {kind, same ? "notice" : "bad",
+            says(event, "asked") ? other_plan_text(event, same) : replan_text(event, same)};
   }
   if (kind == "tune") return {kind, "plain", tuning_text(event)};
   if (kind == "memory") return {kind, "plain", memory_text(event)};

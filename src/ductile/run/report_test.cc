@@ -414,6 +414,23 @@ TEST(Report, ShowsWhatTuningCostBesideTheWholeRun) {
   EXPECT_EQ(page::page_fault(read_file(run.report_file())), "");
 }
 
+TEST(Report, SaysWhatAnotherPlanDoesToTheResult) {
+  const json before = {{"stages", 2}, {"replicas", "1"}, {"micro_batches", 4}};
+  const json now = {{"stages", 1}, {"replicas", "2, 1"}, {"micro_batches", 8}};
+  json event = {{"kind", "replan"}, {"step", 40}, {"asked", true},
+                {"before", before}, {"now", now}, {"same_result", false}};
+  EXPECT_EQ(report::describe_event(event).text,
+            "Another plan, which its user gave it: 1 stage, 2, 1 replicas of each and 8 "
+            "micro-batches in place of 2 stages, 1 replicas of each and 4 micro-batches; from step "
+            "40 on the result is that of another plan");
+  event["same_result"] = true;
+  EXPECT_TRUE(report::describe_event(event).text.ends_with("the result is the same to the bit"));
+  event["may_round"] = true;
+  EXPECT_NE(report::describe_event(event).text.find("bit, unless three"), std::string::npos);
+  event.erase("before");
+  EXPECT_NE(report::describe_event(event).text.find("in place of ?"), std::string::npos);
+}
+
 TEST(Report, LetsNoTextOfTheRunBecomeMarkup) {
   const std::string& evil = page::kEvil;
   const TempFolder temp;

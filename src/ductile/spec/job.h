@@ -395,6 +395,12 @@ int64_t num_gradients(const JobOptions& job);
 // so in which order those of several pipelines are added, unless each pipeline is a node of the
 // tree; and replicas of a stage divide the samples of its operators.
 bool any_cut_will_do(const JobOptions& job);
+// Whether a job by stages that goes on by the plan of `now` comes to the bits that it would have by
+// that of `before`: as many equal parts of a batch are added in the same order, whatever the
+// schedules, and whatever the cuts where any will do. Two cuts of one model may still round
+// otherwise, without train.pipeline_exact, where three or more operators read a tensor, or several
+// hold one weight. All else of the two jobs is taken to be the same.
+bool same_result(const JobOptions& before, const JobOptions& now);
 
 // Checks the rules that span several options: the batch size is divisible by the number of virtual
 // ranks, there is a path if the format needs one, and so on. Throws invalid_argument naming the

@@ -1,3 +1,6 @@
+#include <cstdint>
+#include <vector>
+
 #include "ductile/spec/job.h"
 
 namespace ductile::spec {
@@ -41,9 +44,24 @@ void describe(Describer& d, PipelinedOptions& o) {
           "result from the last checkpoint on; 0 = it waits")
       .range(0, 1e6);
   d.field("replans", o.replans,
-          "how often the result has become that of another plan so; the run sets it, and a new "
-          "run begins with 0")
+          "how often the result has become that of another plan, so or by `ductile train --resume "
+          "RUN --plan`; the run sets it, and a new run begins with 0")
       .range(0, 1 << 20);
+}
+
+bool same_result(const JobOptions& before, const JobOptions& now) {
+  if (!is_pipelined(before) || !is_pipelined(now)) return false;
+  if (before.train.pipeline_exact != now.train.pipeline_exact) return false;
+  if (now.train.pipeline_exact) return batch_parts(before) == batch_parts(now);
+  const PipelinedOptions &a = before.train.pipelined, &b = now.train.pipelined;
+  if (a.replicas != b.replicas || a.micro_batches != b.micro_batches) return false;
+  if (any_cut_will_do(before) && any_cut_will_do(now)) return true;
+  const auto parts = [](const JobOptions& job) {  // ones say nothing
+    return divides_tensors(job) ? job.train.pipelined.tensor : std::vector<int64_t>();
+  };
+  return before.train.virtual_ranks == now.train.virtual_ranks &&
+         a.stage_replicas == b.stage_replicas && parts(before) == parts(now) &&
+         a.stages == b.stages;
 }
 
 }  // namespace ductile::spec

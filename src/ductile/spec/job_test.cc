@@ -185,6 +185,42 @@ TEST(Job, PartsOfStagesThatDoNotFitAreRefusedByName) {
   EXPECT_TRUE(divides_tensors(job));
 }
 
+TEST(Job, PlansWithTheSameResultAddAsManyPartsInTheSameOrder) {
+  const auto job = [](int64_t stages, int64_t replicas, int64_t micro_batches) {
+    JobOptions out;
+    out.train.method = "pipelined";
+    out.train.virtual_ranks = stages * replicas;
+    out.train.pipelined.replicas = replicas;
+    out.train.pipelined.micro_batches = micro_batches;
+    return out;
+  };
+  EXPECT_TRUE(same_result(job(2, 1, 4), job(3, 1, 4)));
+  EXPECT_FALSE(same_result(job(2, 1, 4), job(2, 1, 8)));
+  EXPECT_FALSE(same_result(job(2, 1, 4), job(2, 2, 4)));
+  EXPECT_TRUE(same_result(job(2, 2, 4), job(4, 2, 4)));
+  EXPECT_FALSE(same_result(job(2, 2, 4), job(3, 2, 4))) << "a pipeline is no node of the tree";
+  JobOptions cut = job(3, 2, 4), other = cut;
+  cut.train.pipelined.stages = {"a", "b", "c"};
+  other.train.pipelined.stages = {"a", "b c", ""};
+  EXPECT_FALSE(same_result(cut, other));
+  other.train.pipelined.stages = cut.train.pipelined.stages;
+  other.train.pipelined.orders = {"F4B4", "F4B4", "F4B4"};
+  EXPECT_TRUE(same_result(cut, other)) << "the schedule changes no bit";
+  JobOptions exact = job(2, 1, 8), halves = job(4, 2, 4);
+  exact.train.pipeline_exact = halves.train.pipeline_exact = true;
+  EXPECT_TRUE(same_result(exact, halves));
+  halves.train.pipelined.micro_batches = 8;
+  EXPECT_FALSE(same_result(exact, halves));
+  JobOptions parts = job(3, 1, 4);
+  parts.train.pipelined.tensor = {1, 1, 1};
+  EXPECT_TRUE(same_result(parts, job(3, 1, 4))) << "ones say nothing";
+  parts.train.pipelined.tensor = {2, 1};
+  EXPECT_FALSE(same_result(parts, job(3, 1, 4)));
+  JobOptions plain = job(2, 1, 4);
+  plain.train.method = "plain";
+  EXPECT_FALSE(same_result(plain, job(2, 1, 4)));
+}
+
 TEST(Job, ReplicasOfStagesThatDoNotFitAreRefusedByName) {
   const std::string replicas = "[train]\nmethod = \"pipelined\"\nvirtual_ranks = 3\n";
   expect_refused(replicas + "pipelined.stage_replicas = [2, 2]\n", "set train.virtual_ranks = 4");

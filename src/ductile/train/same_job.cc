@@ -20,14 +20,15 @@ constexpr std::array kFree = std::to_array<std::string_view>(
      "/target", "/python/interpreter", "/python/source", "/python/versions", "/python/verify_every",
      "/train/log_every", "/train/shard_optimizer", "/train/shard_copies"});
 
-// The same where both run pipelines of as many stages, whose schedule changes no bit, nor does what
-// a plan says of its model, which is looked at by itself; and their cut, where any will do.
+// The same where both run pipelines, whose schedule changes no bit, nor does what a plan says of
+// its model, which is looked at by itself.
 constexpr std::array kFreeOfStages = std::to_array<std::string_view>(
     {"/train/pipelined/orders", "/train/pipelined/recompute", "/train/pipelined/trace_steps",
-     "/train/pipelined/model", "/train/pipelined/replan_after", "/train/pipelined/stages"});
+     "/train/pipelined/model", "/train/pipelined/replan_after"});
 
-// The same where the run was planned anew since, and says by that that its result is another one.
-constexpr std::array kFreeOfReplans =
+// The same where the two plans come to the same result, or where the run has got another plan since
+// and says by that that its result is another one.
+constexpr std::array kFreeOfPlans =
     std::to_array<std::string_view>({"/train/pipelined", "/train/virtual_ranks"});
 
 int64_t replans_of(const nlohmann::json& job) {
@@ -51,10 +52,12 @@ void check_same_job(const nlohmann::json& saved, const nlohmann::json& now, bool
   };
   std::span<const std::string_view> free_of_stages;
   if (runs_stages(saved) && runs_stages(now)) {
-    spec::JobOptions job;
+    spec::JobOptions then, job;
+    OptionSet(then).read_json(saved, "the checkpoint's job");
     OptionSet(job).read_json(now, "the job");
-    free_of_stages = std::span(kFreeOfStages).first(spec::any_cut_will_do(job) ? 6 : 5);
-    if (replans_of(now) > replans_of(saved)) free_of_stages = kFreeOfReplans;
+    free_of_stages = kFreeOfStages;
+    if (replans_of(now) > replans_of(saved) || spec::same_result(then, job))
+      free_of_stages = kFreeOfPlans;
   }
   for (const nlohmann::json& change : nlohmann::json::diff(saved, now)) {
     const std::string path = change.at("path");

@@ -312,7 +312,7 @@ TEST(Stages, ACheckpointOfOnePlanIsRestoredUnderOthers) {
   EXPECT_NE(other.finish().reason.find("train.pipelined.micro_batches"), std::string::npos);
 }
 
-TEST(Stages, AResumedRunMayBeCutOtherwiseAndKeepsTheirNumber) {
+TEST(Stages, AResumedRunMayBeCutOtherwise) {
   const auto json = [](std::vector<std::string> stages) {
     spec::JobOptions job;
     job.train.method = "pipelined";
@@ -321,7 +321,7 @@ TEST(Stages, AResumedRunMayBeCutOtherwiseAndKeepsTheirNumber) {
     return OptionSet(job).to_json();
   };
   check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2 fc3"}), /*thread_invariant=*/true);
-  EXPECT_THROW(check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2", "fc3"}), true), Error);
+  check_same_job(json({"fc1 fc2", "fc3"}), json({"fc1", "fc2", "fc3"}), true);
 }
 
 // What a run was planned anew for says that its result is another one; nobody else may change it.
