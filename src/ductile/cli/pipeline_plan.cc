@@ -234,7 +234,7 @@ std::string note_on_split(const spec::JobOptions& job, const std::string& text,
   const bool judged = report.is_object() && report.contains("evaluation");
   if (!judged && predicted_seconds(text) <= 0) return "";
   return fmt::format(
-      "{}: {} {} divided among parts (tensor > 1), and the plan's time and memory are those of "
+      "{}: {} {} {} divided among parts (tensor > 1), and the plan's time and memory are those of "
       "another split, which divides all of an operator and sums its outputs; here linear layers "
       "are divided by columns, whose outputs are joined, and all else is the first part's: a step "
       "may take longer than predicted, and whether each part has room is not known",
