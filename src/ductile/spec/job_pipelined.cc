@@ -44,8 +44,8 @@ void describe(Describer& d, PipelinedOptions& o) {
           "result from the last checkpoint on; 0 = it waits")
       .range(0, 1e6);
   d.field("replans", o.replans,
-          "how often the result has become that of another plan, so or by `ductile train --resume "
-          "RUN --plan`; the run sets it, and a new run begins with 0")
+          "how often the result has become that of another plan, so or by one that the run was "
+          "given; the run sets it, and a new run begins with 0")
       .range(0, 1 << 20);
 }
 
