@@ -51,15 +51,16 @@ int64_t came_with(int64_t job, const cluster::Client& client) {
   return events.front().at("body").value("array", int64_t{0});
 }
 
-// A job by itself may be called like a member. Several that look like members are an array also
-// where they do not say so. Empty: the newest job that looks like a member is none, and neither
-// that one nor what is newer is left in `jobs`.
+// A job by itself may be called like a member, and be beside those of an array. Several that look
+// like members are an array also where none says so. Empty: the newest job that looks like a member
+// is none, and neither that one nor what is newer is left in `jobs`.
 std::vector<int64_t> array_in(const std::string& name, Json& jobs, const cluster::Client& client) {
   std::vector<int64_t> members = members_of_array(name, jobs);
   if (members.empty()) return members;
   const int64_t newest = members.back(), all = came_with(newest, client);
   const auto count = static_cast<int64_t>(members.size());
-  if (all == 0 && (count == 1 || came_with(members.front(), client) > 0)) {
+  const auto says_so = [&](int64_t member) { return came_with(member, client) > 0; };
+  if (all == 0 && (count == 1 || says_so(members[members.size() - 2]) || says_so(members[0]))) {
     Json older = Json::array();
     for (Json& job : jobs)
       if (job.at("id").get<int64_t>() < newest) older.push_back(std::move(job));
