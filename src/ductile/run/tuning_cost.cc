@@ -137,6 +137,9 @@ class TuningReader {
   double samples_at_end_ = kNotKnown;
 };
 
+json count_or_null(double value) {
+  return std::abs(value) < 9e18 ? json(std::llround(value)) : json();
+}
 json json_or_null(double value) { return std::isfinite(value) ? json(value) : json(); }
 
 }  // namespace
@@ -174,8 +177,8 @@ json tuning_json(const std::vector<json>& events) {
   const TrialCost all = cost_of_trials(record), kept = cost_of_kept_trials(record);
   return {{"searches", record.costs.rbegin()->first.first},
           {"trials", record.costs.size()},
-          {"samples", json_or_null(all.samples)},
-          {"samples_kept", json_or_null(kept.samples)},
+          {"samples", count_or_null(all.samples)},
+          {"samples_kept", count_or_null(kept.samples)},
           {"wall_seconds", json_or_null(all.wall_seconds)},
           {"core_seconds", json_or_null(all.core_seconds)}};
 }
