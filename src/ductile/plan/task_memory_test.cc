@@ -301,7 +301,7 @@ TEST(TaskMemory, IsThatOfBlocksThatLiveAsLongAsTheyAreReferredTo) {
     graph::Graph graph = graph::build_graph(fmt::format("random:{},{},3", 1 + rng.below(10), seed));
     count_bytes(graph, rng);
     for (graph::Op& op : graph.ops) {
-      if (rng.below(2) == 0) op.shape = {1 + rng.below(9)};
+      op.shape.assign(rng.below(3), 1 + rng.below(9));  // unknown, rows, images
     }
     const Plan plan = random_cut(graph, rng);
     const auto num = plan.stages.size();
