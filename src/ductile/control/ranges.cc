@@ -96,24 +96,33 @@ std::vector<size_t> seat_workers(std::span<const RankRange> ranges,
                                  std::span<const std::string> worker_hosts) {
   DUCTILE_CHECK(ranges.size() == worker_hosts.size(), "{} ranges for {} workers", ranges.size(),
                 worker_hosts.size());
-  std::map<std::string_view, std::deque<size_t>> idle;
-  for (size_t w = 0; w < worker_hosts.size(); ++w) idle[worker_hosts[w]].push_back(w);
-  constexpr size_t kNobody = std::numeric_limits<size_t>::max();
-  std::vector<size_t> seats(ranges.size(), kNobody);
-  std::vector<bool> seated(worker_hosts.size(), false);
+  std::map<std::string_view, std::deque<size_t>> workers;
+  std::map<std::string_view, size_t> idle;  // how many of a host have no range yet
+  for (size_t w = 0; w < worker_hosts.size(); ++w) {
+    workers[worker_hosts[w]].push_back(w);
+    ++idle[worker_hosts[w]];
+  }
+  std::vector<std::string_view> hosts(ranges.size());
+  std::vector<bool> settled(ranges.size(), false);
   for (size_t i = 0; i < ranges.size(); ++i) {
     const std::string_view host = wanted_host(ranges[i], rank_hosts);
     const auto found = idle.find(host);
-    if (host.empty() || found == idle.end() || found->second.empty()) continue;
-    seats[i] = found->second.front();
-    seated[seats[i]] = true;
-    found->second.pop_front();
+    if (host.empty() || found == idle.end() || found->second == 0) continue;
+    --found->second;
+    hosts[i] = host;
+    settled[i] = true;
   }
   size_t next = 0;
-  for (size_t& seat : seats) {
-    if (seat != kNobody) continue;
-    while (seated[next]) ++next;
-    seat = next++;
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (settled[i]) continue;
+    while (idle[worker_hosts[next]] == 0) ++next;
+    hosts[i] = worker_hosts[next];
+    --idle[hosts[i]];
+  }
+  std::vector<size_t> seats;
+  for (const std::string_view host : hosts) {
+    seats.push_back(workers[host].front());
+    workers[host].pop_front();
   }
   return seats;
 }

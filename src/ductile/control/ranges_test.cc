@@ -107,6 +107,9 @@ TEST(Ranges, SeatWorkersWhereRanksAreWanted) {
 TEST(Ranges, SeatWorkersWhoAreThereAlreadyAsTheyAre) {
   const std::vector<std::string> wanted = {"b", "a", "b", "a"}, there = wanted;
   EXPECT_EQ(seat_workers(spread_ranks(4, 4), wanted, there), (std::vector<size_t>{0, 1, 2, 3}));
+  // Without the first one: those of "a" keep their order, though one of them stands in for "b".
+  const std::vector<std::string> left = {"a", "b", "a"};
+  EXPECT_EQ(seat_workers(spread_ranks(4, 3), wanted, left), (std::vector<size_t>{1, 0, 2}));
 }
 
 // As many as by any order of the workers, tried one by one.
