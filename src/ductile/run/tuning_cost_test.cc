@@ -117,6 +117,17 @@ TEST(TuningCost, CountsSearchesAndWhatATrialUnderWayHasToldSoFar) {
   EXPECT_EQ(tuning_json(events).at("searches"), 2);
 }
 
+// As a worker that takes over may tell what the one before it has told already.
+TEST(TuningCost, TakesAStepThatIsToldTwiceOnce) {
+  std::vector<json> events = one_search();
+  events.back() = events.at(3);
+  events.push_back(tune(50, 500, 51, 102, json::array({started(0)})));
+  const TuningRecord record = read_tuning(events);
+  EXPECT_EQ(record.entries.size(), 4U);
+  EXPECT_TRUE(record.costs.contains({2, 0})) << "one search was over, and not two";
+  expect_cost(cost_of_trials(record), 300, 30, 60);
+}
+
 TEST(TuningCost, OfARunOfAnEarlierVersionIsTheTimeAlone) {
   std::vector<json> events = one_search();
   for (json& event : events)
