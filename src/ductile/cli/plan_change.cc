@@ -90,6 +90,9 @@ PlanChange PlanChange::put(const run::RunFolder& folder, New now) {
       now.event["same_result"] = false;
     if (first.contains("may_round") && first.at("may_round") == true) now.event["may_round"] = true;
   }
+  // Else a kill behind the next write would leave a job that is neither of the two that it names,
+  // as if somebody had written another one.
+  if (open && open->now_.job != now.job) open->write(before);
   PlanChange out(folder, std::move(before), std::move(now));
   nlohmann::json value = {{"job", out.before_.job},
                           {"new_job", out.now_.job},

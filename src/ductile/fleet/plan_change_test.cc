@@ -2,6 +2,7 @@
 // can be run: what the next one finds at each instant.
 #include "ductile/cli/plan_change.h"
 
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
@@ -9,6 +10,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -99,6 +103,34 @@ TEST(PlanChange, AnotherOneKeepsWhatTheFirstOneFound) {
   EXPECT_TRUE(second.take_back());
   EXPECT_EQ(run.job(), kOld);
   EXPECT_FALSE(fs::exists(run::plan_file(run.folder))) << "there was none";
+}
+
+// Whoever is killed between two writes leaves the plan of before within reach.
+TEST(PlanChange, NoKillLosesThePlanBeforeAllChanges) {
+  const ChangedRun run;
+  for (int kill = 0; kill < 60; ++kill) {
+    const pid_t child = fork();
+    if (child == 0) {
+      try {
+        for (int i = 0;; ++i)
+          (void)PlanChange::put(run.folder, {i % 2 == 0 ? kNew : "name = \"newer\"\n", "[2]"});
+      } catch (const std::exception&) {
+      }
+      _exit(1);
+    }
+    ASSERT_GT(child, 0);
+    usleep(static_cast<useconds_t>(1000 + 700 * kill % 9000));
+    ::kill(child, SIGKILL);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    std::optional<PlanChange> found = PlanChange::left_open(run.folder);
+    if (found && kill % 4 == 3) {
+      EXPECT_TRUE(found->take_back());
+    }
+    if (!fs::exists(run.former)) {
+      EXPECT_EQ(run.job(), kOld) << "kill " << kill;
+      EXPECT_EQ(run.plan(), "[1]");
+    }
+  }
 }
 
 TEST(PlanChange, WhatSomebodyHasWrittenSinceStays) {
