@@ -85,8 +85,9 @@ OtherPlan other_plan(spec::JobOptions& job, const fs::path& file) {
   if (!out.same_result) ++now.replans;
   if (job.train.virtual_ranks == 1) {
     job.train.shard_optimizer = false;
-  } else if (before.train.virtual_ranks == 1) {
-    job.train.shard_optimizer = may_lie_by_stage(job);  // nobody could ask for it so far
+  } else if (!before.train.shard_optimizer && spec::num_stages(before) <= 1 &&
+             !spec::divides_tensors(before)) {
+    job.train.shard_optimizer = may_lie_by_stage(job);  // nobody asked for it by stage so far
   }
   out.before = figures_of(before);
   out.now = figures_of(job);

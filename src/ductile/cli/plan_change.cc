@@ -134,7 +134,11 @@ void PlanChange::hear(std::string_view line) {
 // Told first: a process that is killed in between tells it twice, and no change goes untold.
 void PlanChange::accept() {
   if (!open_) return;
-  if (now_.event.is_object()) run::Diary(folder_.events_file()).append(now_.event);
+  if (now_.event.is_object()) {
+    run::Diary diary(folder_.events_file());
+    diary.append(now_.event);
+    if (!diary.take_trouble().empty()) return;  // as of a full disk: it is told later
+  }
   drop();
 }
 
@@ -145,6 +149,7 @@ void PlanChange::drop() {
 }
 
 bool PlanChange::take_back() {
+  if (open_ && has_saved()) accept();
   if (!open_) return false;
   write(before_);
   drop();

@@ -12,6 +12,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
+#include "ductile/cli/replan.h"
 #include "ductile/control/ranges.h"
 #include "ductile/page/numbers.h"
 #include "ductile/run/trace.h"
@@ -323,9 +324,11 @@ PlanPlacement::Seats seats_of_run(const spec::JobOptions& job, const run::RunFol
   if (!spec::is_pipelined(job) || kind_of(kept) != FileKind::file) return out;
   try {
     const auto placement = PlanPlacement::of(read_file(kept), file);
-    if (placement && placement->virtual_ranks() == job.train.virtual_ranks)
-      out = placement->seats(setup, std::min(workers, job.train.virtual_ranks));
+    if (!placement || placement->virtual_ranks() != job.train.virtual_ranks) return out;
+    if (workers == 0) workers = Replanner::workers_before(folder);
+    out = placement->seats(setup, std::min(workers, job.train.virtual_ranks));
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::data_loss) return out;
     if (error.code() != ErrorCode::invalid_argument) throw;
     out.note = fmt::format("{}; the run's stages are taken in their order", error.message());
   }

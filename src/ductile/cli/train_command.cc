@@ -509,11 +509,10 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   console.say("run {}", folder.path().string());
   Replanner replanner(config, folder, setup, program, console);
   const int64_t given = command.resume ? replanner.begin(workers) : workers;
-  if (change && replanner.planned_anew()) change->drop();
+  if (change && replanner.planned_anew()) change->accept();
 
   const PlanPlacement::Seats seats =
-      seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)), setup,
-                   given > 0 ? given : Replanner::workers_before(folder));
+      seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)), setup, given);
   if (!seats.note.empty()) console.say("{}", seats.note);
 
   Listener listener(console, console.verbosity >= 0 && !command.json);

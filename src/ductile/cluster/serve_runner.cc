@@ -146,14 +146,17 @@ class ServeRunner final : public JobRunner {
     place();
   }
 
-  // What rests gets nothing new, and keeps what answers there.
+  // What rests gets nothing new, and keeps what answers there. Where all nodes would rest none does:
+  // it may be that the replicas hang, and their nodes are well.
   void place() {
     std::vector<server::HostShare> shares;
     withheld_ = 0;
     std::string trouble;
+    const bool all_rest = std::ranges::all_of(
+        devices_, [&](const Holding& h) { return silent_.rests(h.node, loop_.now()); });
     for (const Holding& h : devices_) {
       int64_t places = h.devices;
-      if (silent_.rests(h.node, loop_.now())) {
+      if (!all_rest && silent_.rests(h.node, loop_.now())) {
         places =
             std::min(places, count([&](WorkerId id, const Replica& r) {
                        return r.state != State::ending && launcher_->place_of(id).host == h.node;
@@ -438,6 +441,8 @@ class ServeRunner final : public JobRunner {
     front_.save();
     tell_ready();
     note_silent(was);
+    // A place that it had on a node which rests is not taken again.
+    if (!ending_ && silent_.next_end(loop_.now())) place();
     if (state == State::ending) return settle();
     if (failed && failed->code() == ErrorCode::not_found && front_.memory().version) {
       // The checkpoint that all of them had is there no more.
