@@ -146,8 +146,8 @@ class ServeRunner final : public JobRunner {
     place();
   }
 
-  // What rests gets nothing new, and keeps what answers there. Where all nodes would rest none does:
-  // it may be that the replicas hang, and their nodes are well.
+  // What rests gets nothing new, and keeps what answers there. Where all nodes would rest, none
+  // does: it may be that the replicas hang, and their nodes are well.
   void place() {
     std::vector<server::HostShare> shares;
     withheld_ = 0;
