@@ -66,9 +66,10 @@ class PlanPlacement {
   std::optional<std::pair<size_t, size_t>> in_turn_;  // stages with the same devices
 };
 
-// Of a run by the plan that its folder has, for messages as `file`, with so many workers (0: as many
-// as before). A folder whose plan is damaged gives a note: the run may have gone on without these
-// devices before. Where its state is damaged, which ends the run with a word of its own, nothing.
+// Of a run by the plan that its folder has, for messages as `file`, with so many workers (0: as
+// many as before). A folder whose plan is damaged gives a note: the run may have gone on without
+// these devices before. Where its state is damaged, which ends the run with a word of its own,
+// nothing.
 PlanPlacement::Seats seats_of_run(const spec::JobOptions& job, const run::RunFolder& folder,
                                   const fs::path& file, const server::HostSetup& setup,
                                   int64_t workers);

@@ -98,6 +98,17 @@ int64_t number_in_state(const run::RunFolder& folder, const char* key, int64_t o
   return value.is_number_integer() ? value.get<int64_t>() : otherwise;
 }
 
+// Such a state ends the run with a word of the controller's, as that of any other job.
+bool has_damaged_state(const run::RunFolder& folder) {
+  try {
+    (void)link::read_state(link::state_file(folder.path()));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::data_loss) throw;
+    return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 // No job has 0 virtual ranks, so whoever reads this state follows it by one of his own
@@ -215,6 +226,7 @@ Replanner::Replanner(JobConfig& config, const run::RunFolder& folder,
 }
 
 int64_t Replanner::begin(int64_t workers) {
+  if (has_damaged_state(folder_)) return workers;
   const int64_t ranks = config_.job.train.virtual_ranks;
   // A controller with a state of its own does not know how many there were.
   if (workers == 0 && number_in_state(folder_, "virtual_ranks", ranks) != ranks)
