@@ -67,7 +67,8 @@ std::optional<PlanChange> PlanChange::left_open(const run::RunFolder& folder) {
     return std::nullopt;
   }
   if (job == found->before_.job) {  // it was killed before the change began, or when it had ended
-    found->take_back();
+    found->write(found->before_);
+    found->drop();
   } else {  // somebody knows better
     found->drop();
   }
@@ -149,8 +150,11 @@ void PlanChange::drop() {
 }
 
 bool PlanChange::take_back() {
-  if (open_ && has_saved()) accept();
   if (!open_) return false;
+  if (has_saved()) {
+    accept();
+    return false;  // also where a full disk leaves it open
+  }
   write(before_);
   drop();
   return true;

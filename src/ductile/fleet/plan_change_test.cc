@@ -194,18 +194,88 @@ TEST(PlanChange, OfTwoInARowTheSecondOneTellsOfBoth) {
   EXPECT_EQ(told(run)[0].at("same_result"), false);
 }
 
+void save_checkpoint(const ChangedRun& run, int64_t step) {
+  const float weight = 1;
+  const ckpt::TensorView tensor{"w", DType::f32, {1}, std::as_bytes(std::span(&weight, 1))};
+  ckpt::CheckpointWriter writer(run.folder.checkpoints());
+  writer.save(step, Json::object(), std::span(&tensor, 1));
+  writer.wait();
+}
+
 // A worker did steps by it, and its controller was killed before it heard of them.
 TEST(PlanChange, ACheckpointOfALaterStepAcceptsIt) {
   const ChangedRun run;
   (void)PlanChange::put(run.folder, change(kNew, 1, false));
-  const float weight = 1;
-  const ckpt::TensorView tensor{"w", DType::f32, {1}, std::as_bytes(std::span(&weight, 1))};
-  ckpt::CheckpointWriter writer(run.folder.checkpoints());
-  writer.save(3, Json::object(), std::span(&tensor, 1));
-  writer.wait();
+  save_checkpoint(run, 3);
   EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
   EXPECT_EQ(told(run).size(), 1U);
   EXPECT_EQ(run.job(), kNew);
+  EXPECT_FALSE(fs::exists(run.former));
+}
+
+// Of two workers one saved by the plan, and the other one refused it afterwards: nobody could go on
+// from that checkpoint by the plan of before.
+TEST(PlanChange, IsNotTakenBackBehindACheckpointByIt) {
+  const ChangedRun run;
+  PlanChange asked = PlanChange::put(run.folder, change(kNew, 1, false));
+  save_checkpoint(run, 3);
+  EXPECT_FALSE(asked.take_back());
+  EXPECT_EQ(run.job(), kNew);
+  EXPECT_EQ(run.plan(), "[2]");
+  EXPECT_FALSE(fs::exists(run.former));
+  EXPECT_EQ(told(run).size(), 1U);
+}
+
+// Workers elsewhere went on by the plan of before, since the command was killed before it wrote the
+// job: a checkpoint of theirs accepts nothing.
+TEST(PlanChange, ACheckpointByThePlanOfBeforeDoesNotAcceptIt) {
+  const ChangedRun run;
+  (void)PlanChange::put(run.folder, change(kNew, 1, false));
+  write_file_atomic(run.folder.job_file(), kOld);
+  save_checkpoint(run, 3);
+  EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
+  EXPECT_EQ(run.job(), kOld);
+  EXPECT_EQ(run.plan(), "[1]");
+  EXPECT_FALSE(fs::exists(run.former));
+  EXPECT_TRUE(told(run).empty());
+}
+
+TEST(PlanChange, WhatAFullDiskDoesNotTakeIsToldLater) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
+  const ChangedRun run;
+  PlanChange asked = PlanChange::put(run.folder, change(kNew, 1, true));
+  fs::create_symlink("/dev/full", run.folder.events_file());
+  asked.hear(progress(1));
+  asked.hear(progress(2));
+  EXPECT_TRUE(asked.is_open());
+  EXPECT_TRUE(fs::exists(run.former)) << "nothing else knows of the change";
+  // The next command finds it, and its disk is full as well: with a checkpoint by it the plan stays.
+  save_checkpoint(run, 3);
+  EXPECT_FALSE(asked.take_back());
+  EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
+  EXPECT_EQ(run.job(), kNew);
+  EXPECT_EQ(run.plan(), "[2]");
+  EXPECT_TRUE(fs::exists(run.former));
+  // Of the same process's steps, once there is room again.
+  fs::remove(run.folder.events_file());
+  asked.hear(progress(4));
+  ASSERT_EQ(told(run).size(), 1U);
+  EXPECT_EQ(told(run)[0].at("before"), 1);
+  EXPECT_FALSE(fs::exists(run.former));
+  EXPECT_FALSE(asked.is_open());
+}
+
+TEST(PlanChange, TheNextCommandTellsWhatAFullDiskDidNotTake) {
+  if (!fs::exists("/dev/full")) GTEST_SKIP() << "no /dev/full";
+  const ChangedRun run;
+  PlanChange asked = PlanChange::put(run.folder, change(kNew, 1, true));
+  fs::create_symlink("/dev/full", run.folder.events_file());
+  asked.accept();
+  EXPECT_TRUE(asked.is_open());
+  save_checkpoint(run, 3);
+  fs::remove(run.folder.events_file());
+  EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
+  EXPECT_EQ(told(run).size(), 1U);
   EXPECT_FALSE(fs::exists(run.former));
 }
 
