@@ -20,9 +20,11 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/testing.h"
 #include "ductile/ckpt/writer.h"
+#include "ductile/cli/other_plan.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/progress.h"
 #include "ductile/run/trace.h"
+#include "ductile/spec/job.h"
 
 namespace ductile::cli {
 namespace {
@@ -289,6 +291,53 @@ TEST(PlanChange, ADamagedEventIsRefusedByName) {
   const std::string text =
       testing::text_of([&] { PlanChange::left_open(run.folder); }, ErrorCode::data_loss);
   EXPECT_NE(text.find("event: step is missing; "), std::string::npos) << text;
+}
+
+// A plan with a stage for each of `ops`, of which each has so many replicas.
+void write_plan(const fs::path& file, const std::vector<std::string>& ops, int64_t replicas) {
+  Json stages = Json::array();
+  for (const std::string& op : ops)
+    stages.push_back(
+        {{"ops", {op}}, {"micro_batch", 32}, {"order", "FBFBFBFB"}, {"replicas", replicas}});
+  write_file_atomic(file, dump_json(Json{{"format", "ductile.plan"},
+                                         {"version", 1},
+                                         {"batch", 128},
+                                         {"stages", std::move(stages)}}));
+}
+
+// Whose weights lie where: with one stage there is nothing to ask for, however many replicas it has.
+TEST(OtherPlan, OfMoreStagesDividesTheStateUnlessItsUserSaidNo) {
+  const TempFolder folder("ductile-plan");
+  const fs::path one = folder.path() / "one.json", replicas = folder.path() / "replicas.json",
+                 two = folder.path() / "two.json", three = folder.path() / "three.json";
+  write_plan(one, {"a"}, 1);
+  write_plan(replicas, {"a"}, 2);
+  write_plan(two, {"a", "b"}, 1);
+  write_plan(three, {"a", "b", "c"}, 2);
+  const auto divides = [](spec::JobOptions job, const fs::path& before, const fs::path& plan,
+                          bool shard) {
+    job.train.batch_size = 128;
+    job.train.method = "pipelined";
+    (void)other_plan(job, before);
+    job.train.shard_optimizer = shard;
+    (void)other_plan(job, plan);
+    return job.train.shard_optimizer;
+  };
+  const spec::JobOptions job;
+  EXPECT_TRUE(divides(job, one, two, false));
+  EXPECT_TRUE(divides(job, replicas, two, false)) << "nobody could ask for it by stage";
+  EXPECT_TRUE(divides(job, replicas, three, false));
+  EXPECT_TRUE(divides(job, replicas, two, true));
+  EXPECT_FALSE(divides(job, replicas, replicas, false)) << "there are no stages to divide it by";
+  EXPECT_FALSE(divides(job, two, three, false)) << "it was asked for so";
+  EXPECT_TRUE(divides(job, two, three, true));
+  EXPECT_FALSE(divides(job, two, one, true)) << "no job of one rank has it";
+  spec::JobOptions exact;
+  exact.train.pipeline_exact = true;
+  EXPECT_FALSE(divides(exact, replicas, two, false)) << "its bits would be others";
+  spec::JobOptions alone;
+  alone.train.shard_copies = 1;
+  EXPECT_FALSE(divides(alone, replicas, two, false)) << "a lost worker would cost more";
 }
 
 }  // namespace
