@@ -266,19 +266,54 @@ TEST(Nodes, WhatHasNoOtherPlaceUsesTheNotice) {
   expect_uses_the_notice(service, id);
 }
 
-TEST(Nodes, WhatHasAPartOfItsDevicesThereUsesThemToo) {
-  LiveService service(on_spot_nodes({"one", "two"}, 1000, 1));
+// A job that runs on a device of node "one" and on one of node "two". It begins with both: whether
+// the scheduler lets one that has a device grow depends on how long it was seen to stand still at
+// its start, which is long where the machine is busy.
+JobId begin_on_both(LiveService& service) {
   service.slow_steps(true);
-  const JobId id = service.submit("job", 300, 2);
+  const JobId id = service.submit("job", 300, 2, 2);
   service.wait(id, [&](const Json& now) { return nodes_of(now).size() == 2; });
   service.wait_for_workers(id);
+  return id;
+}
+
+void expect_keeps_both(LiveService& service, JobId id) {
   const int64_t before = count_of(service, id, "allocation");
+  expect_uses_the_notice(service, id);
+  EXPECT_EQ(count_of(service, id, "allocation"), before) << "it kept both";
+}
+
+// It could go on with the other one alone.
+TEST(Nodes, WhatHasAPartOfItsDevicesThereUsesThemToo) {
+  LiveService service(on_spot_nodes({"one", "two"}, 1000, 1));
+  const JobId id = begin_on_both(service);
+  const std::string job = "/v1/jobs/" + std::to_string(id);
+  const Json answer =
+      service.send("POST", job + "/resize", R"({"min_devices": 1, "max_devices": 2})");
+  EXPECT_EQ(answer.value("status", 0), 200) << answer;
+  service.wait(id, [](const Json& now) { return now.value("min_devices", 0) == 1; });
+  expect_keeps_both(service, id);
+}
+
+// It could not, and nobody else wants the other one.
+TEST(Nodes, WhatNeedsADeviceThereBesideOthersUsesAll) {
+  LiveService service(on_spot_nodes({"one", "two"}, 1000, 1));
+  expect_keeps_both(service, begin_on_both(service));
+}
+
+TEST(Nodes, WhatNeedsADeviceThereLeavesTheOthersToWhoeverCanUseThem) {
+  LiveService service(on_spot_nodes({"one", "two"}, 1000, 1));
+  const JobId id = begin_on_both(service);
   service.kill_agent("one", SIGTERM);
   wait_for_node(service, "one", "away");
   EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(id)).at("phase"), "running");
-  service.slow_steps(false);
-  service.expect_result(id);
-  EXPECT_EQ(count_of(service, id, "allocation"), before) << "it kept both";
+  const JobId other = service.submit("other", 20);
+  service.wait_for(id, "queued");
+  EXPECT_EQ(nodes_of(service.wait_for(other, "running")), std::set<std::string>{"two"});
+  for (const JobId one : {id, other}) {
+    service.act(one, "cancel");
+    service.wait_for(one, "cancelled");
+  }
 }
 
 TEST(Nodes, WhatHasAnotherPlaceMovesAtTheNotice) {

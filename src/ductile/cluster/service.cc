@@ -332,16 +332,39 @@ void Service::Impl::settle() {
   if (next) settle_soon_ = loop_.at(*next, [this] { settle(); });
 }
 
+// Of a job that is to have nothing, since too little is left beside nodes that are about to be taken
+// back: whether what it has on the others is granted to nobody else.
+bool Service::Impl::keeps_the_rest(const Live& live, const Counts& has) const {
+  if (!live.granted.empty()) return false;
+  int64_t rest = 0;
+  for (int32_t n = 0; n < nodes_.count(); ++n)
+    if (nodes_.keeps_jobs(n)) rest += has[static_cast<size_t>(n)];
+  if (rest >= least_devices(live)) return false;  // it is stopped for another reason
+  Counts sum = has;
+  for (const auto& [id, other] : live_) {
+    if (&other == &live) continue;
+    for (const spec::NodeShare& share : other.granted)
+      sum[static_cast<size_t>(share.node)] += share.devices;
+  }
+  for (int32_t n = 0; n < nodes_.count(); ++n) {
+    const auto at = static_cast<size_t>(n);
+    if (nodes_.keeps_jobs(n) && has[at] > 0 && sum[at] > nodes_.devices(n)) return false;
+  }
+  return true;
+}
+
 // Of a training job that is to have less of nodes that are about to be taken back, and as much as
-// now of all others: until when it may use what it has, since nobody else can.
+// now of all others, or nothing, since its least number of devices is not left to it: until when it
+// may use what it has, since nobody else can.
 std::optional<net::Deadline> Service::Impl::stays_until(const Live& live) const {
   if (!std::holds_alternative<spec::JobOptions>(live.work) || live.granted == live.asked) return {};
   const Counts has = by_node(live.asked, nodes_.count());
   const Counts gets = by_node(live.granted, nodes_.count());
+  const bool keeps_rest = keeps_the_rest(live, has);
   std::optional<net::Deadline> out;
   for (int32_t n = 0; n < nodes_.count(); ++n) {
     const auto at = static_cast<size_t>(n);
-    if (gets[at] == has[at]) continue;
+    if (gets[at] == has[at] || (keeps_rest && nodes_.keeps_jobs(n))) continue;
     const auto stays = nodes_.stays_until(n);
     if (gets[at] > has[at] || !stays) return {};
     out = out ? std::min(*out, *stays) : *stays;

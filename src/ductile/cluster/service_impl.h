@@ -124,6 +124,7 @@ class Service::Impl {
   void decide();
   void settle();
   double time_to_leave(int32_t node) const;
+  bool keeps_the_rest(const Live& live, const Counts& has) const;
   std::optional<net::Deadline> stays_until(const Live& live) const;
   bool approach(Live& live, Counts& free);
   bool restores_mark();
