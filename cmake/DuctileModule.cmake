@@ -152,7 +152,7 @@ endfunction()
 # one that is left for the end has a core to itself. (ctest knows better where it has run them before.)
 set(DUCTILE_TEST_SECONDS
   python_chosen_test 340 python_import_test 310 python_hosts_test 300 train_test 240 cluster_command_test 165
-  train_stages_test 160 cluster_service_test 155 python_stubs_test 60 sim_test 130 slurm_test 135 cluster_test 135
+  cluster_serving_nodes_test 220 train_stages_test 160 cluster_service_test 155 python_stubs_test 60 sim_test 130 slurm_test 135 cluster_test 135
   python_job_test 130 elastic_test 125 server_job_test 115 plan_test 115 nn_test 105 chaos_test 100 hosts_test 95
   injection_test 90 python_zygote_test 90 tune_command_test 85 python_capture_test 85 full_disk_test 85
   service_start_test 85 cli_transcript_goodput 80 python_cells_test 65 cluster_outage_test 60
@@ -161,7 +161,7 @@ set(DUCTILE_TEST_SECONDS
 
 # Tests that wait for processes and timers most of the time: half as many processors are kept for them.
 set(DUCTILE_WAITING_TESTS cluster_command_test cluster_nodes_chaos_test cluster_outage_test cluster_service_test
-  cluster_serving_test comm_detector_test link_test python_hosts_test python_kills_test python_zygote_test
+  cluster_serving_nodes_test cluster_serving_test comm_detector_test link_test python_hosts_test python_kills_test python_zygote_test
   server_chaos_test server_job_test slurm_test cli_transcript_access cli_transcript_exit_codes cli_transcript_follow
   cli_transcript_service cli_transcript_service_order)
 

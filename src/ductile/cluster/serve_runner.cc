@@ -146,17 +146,21 @@ class ServeRunner final : public JobRunner {
     place();
   }
 
-  // What rests gets nothing new, and keeps what answers there. Where all nodes would rest, none
-  // does: it may be that the replicas hang, and their nodes are well.
+  // Where all nodes would rest, none does: it may be that the replicas hang, and their nodes are
+  // well.
+  bool rests(const std::string& node) const {
+    const auto silent = [&](const std::string& name) { return silent_.rests(name, loop_.now()); };
+    return silent(node) && !std::ranges::all_of(devices_, silent, &Holding::node);
+  }
+
+  // What rests gets nothing new, and keeps what answers there.
   void place() {
     std::vector<server::HostShare> shares;
     withheld_ = 0;
     std::string trouble;
-    const bool all_rest = std::ranges::all_of(
-        devices_, [&](const Holding& h) { return silent_.rests(h.node, loop_.now()); });
     for (const Holding& h : devices_) {
       int64_t places = h.devices;
-      if (!all_rest && silent_.rests(h.node, loop_.now())) {
+      if (rests(h.node)) {
         places =
             std::min(places, count([&](WorkerId id, const Replica& r) {
                        return r.state != State::ending && launcher_->place_of(id).host == h.node;
@@ -189,7 +193,8 @@ class ServeRunner final : public JobRunner {
     if (ending_ || replica.silent_on.empty() || now > replica.silent_at + kEndIsHeard) return;
     const std::chrono::seconds rest = silent_.lost(replica.silent_on, replica.begun, now);
     if (rest.count() == 0) return;
-    front_.tell(fmt::format("{}: {} s now", text_of_rest(replica.silent_on), rest.count()));
+    if (rests(replica.silent_on))
+      front_.tell(fmt::format("{}: {} s now", text_of_rest(replica.silent_on), rest.count()));
     place();
     await_rest();
   }

@@ -332,8 +332,8 @@ void Service::Impl::settle() {
   if (next) settle_soon_ = loop_.at(*next, [this] { settle(); });
 }
 
-// Of a job that is to have nothing, since too little is left beside nodes that are about to be taken
-// back: whether what it has on the others is granted to nobody else.
+// Of a job that is to have nothing, since too little is left beside nodes that are about to be
+// taken back: whether what it has on the others is granted to nobody else.
 bool Service::Impl::keeps_the_rest(const Live& live, const Counts& has) const {
   if (!live.granted.empty()) return false;
   int64_t rest = 0;

@@ -30,14 +30,15 @@ namespace {
 using namespace testing;
 using server::testing::EmulatedHosts;
 
-// Host 0 is the service's, the others are nodes with one device each. Their agents are at the ends
-// of pipes, which no cut of the network concerns: so a node that is lost cannot be called, either.
+// Host 0 is the service's, the others are nodes, with one device each unless told otherwise. Their
+// agents are at the ends of pipes, which no cut of the network concerns: so a node that is lost
+// cannot be called, either.
 class FarNodes {
  public:
-  FarNodes(EmulatedHosts& hosts, int count, double grace) : hosts_(hosts) {
+  FarNodes(EmulatedHosts& hosts, int count, double grace, int64_t devices = 1) : hosts_(hosts) {
     spec::NodeGroup group;
     group.type = "cpu";
-    group.devices = 1;
+    group.devices = devices;
     group.count = count;
     for (int n = 1; n <= count; ++n) {
       group.hosts.push_back(hosts_.name(n));
@@ -225,6 +226,75 @@ TEST(ServingNodes, ANodeThatRequestsDoNotReachRests) {
   ASSERT_TRUE(hosts.restore(1));
   const Json after = wait_for_nodes(service, id, 2);
   EXPECT_EQ(after.value("why", "").find("do not reach"), std::string::npos) << after;
+}
+
+// Stops the process of a replica, which is then lost for its silence, and killed.
+void let_hang(LiveService& service, pid_t replica) {
+  ::kill(replica, SIGSTOP);
+  service.wait_for_end(replica);
+}
+
+// One whose process ends there by itself, or is killed, is not started anew there, either.
+TEST(ServingNodes, ANodeThatRestsGetsNoReplicaForOneThatItLoses) {
+  EmulatedHosts hosts(3);
+  if (!hosts.why().empty()) GTEST_SKIP() << hosts.why();
+  FarNodes world(hosts, 2, /*grace=*/30, /*devices=*/2);
+  LiveService& service = world.service();
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 4, 4);
+  wait_for_replicas(service, id, 4);
+  const std::string node = world.node(1);
+  const std::set<pid_t> before = world.replicas_on(node);
+  ASSERT_EQ(before.size(), 2u);
+  const pid_t stays = *before.begin();
+  const auto rests = [&](const Json& job) {
+    return job.value("why", "").find("requests do not reach node " + node) != std::string::npos;
+  };
+  Json job;
+  do {
+    std::set<pid_t> there = world.replicas_on(node);
+    there.erase(stays);
+    ASSERT_EQ(there.size(), 1u);
+    let_hang(service, *there.begin());
+    job = service.wait(id, [&](const Json& now) { return rests(now) || ready_of(now) == 4; });
+  } while (!rests(job) && !::testing::Test::HasFailure());
+  const std::set<pid_t> kept = world.replicas_on(node);
+  EXPECT_TRUE(kept.contains(stays)) << "it keeps what answers there";
+  for (const pid_t pid : kept) ::kill(pid, SIGKILL);
+  for (const pid_t pid : kept) service.wait_for_end(pid);
+  // For some seconds, unless the node has rested by then.
+  for (int i = 0; i < 100; ++i) {
+    const std::set<pid_t> there = world.replicas_on(node);
+    const bool still = rests(service.get("/v1/jobs/" + std::to_string(id)));
+    if (!still) break;
+    ASSERT_TRUE(there.empty()) << "it rests";
+    std::this_thread::sleep_for(30ms);
+  }
+  wait_for_replicas(service, id, 4);
+}
+
+// Where replicas hang wherever they are started, their nodes may be well: to rest would only keep
+// the service down.
+TEST(ServingNodes, WhereAllNodesWouldRestNoneDoes) {
+  LiveService service([](ServiceOptions& options) {
+    on_nodes({"a"}, 1)(options);
+    options.program = options.worker = DUCTILE_SERVING_WORKER;
+  });
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 1, 1);
+  for (int losses = 0; losses < 2; ++losses) {
+    wait_for_replicas(service, id, 1);
+    const std::set<pid_t> replicas = replicas_of(service);
+    ASSERT_EQ(replicas.size(), 1u);
+    let_hang(service, *replicas.begin());
+  }
+  bool rested = false;
+  service.wait(id, [&](const Json& job) {
+    rested = rested || job.value("why", "").find("do not reach") != std::string::npos;
+    return ready_of(job) == 1;
+  });
+  EXPECT_FALSE(rested);
+  EXPECT_FALSE(says(service, "so the next one waits"));
 }
 
 // The ports that a process's machine listens on, beyond its loopback.

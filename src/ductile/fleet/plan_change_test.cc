@@ -251,7 +251,7 @@ TEST(PlanChange, WhatAFullDiskDoesNotTakeIsToldLater) {
   asked.hear(progress(2));
   EXPECT_TRUE(asked.is_open());
   EXPECT_TRUE(fs::exists(run.former)) << "nothing else knows of the change";
-  // The next command finds it, and its disk is full as well: with a checkpoint by it the plan stays.
+  // With a checkpoint by it the plan stays, also where the next command finds the disk full.
   save_checkpoint(run, 3);
   EXPECT_FALSE(asked.take_back());
   EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
@@ -305,7 +305,7 @@ void write_plan(const fs::path& file, const std::vector<std::string>& ops, int64
                                          {"stages", std::move(stages)}}));
 }
 
-// Whose weights lie where: with one stage there is nothing to ask for, however many replicas it has.
+// With one stage there is nothing that could be asked for, however many replicas it has.
 TEST(OtherPlan, OfMoreStagesDividesTheStateUnlessItsUserSaidNo) {
   const TempFolder folder("ductile-plan");
   const fs::path one = folder.path() / "one.json", replicas = folder.path() / "replicas.json",

@@ -248,6 +248,13 @@ class LiveService {
       return job.at("phase") == "running" && !link::workers_of(job.value("run", "")).empty();
     });
   }
+  // Until this process of the service, which may be a child of nobody here, has ended.
+  void wait_for_end(pid_t worker) const {
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    while (workers().contains(worker) && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(5ms);
+    EXPECT_FALSE(workers().contains(worker));
+  }
   void wait_for_no_workers() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     while (!workers().empty() && std::chrono::steady_clock::now() < deadline)
