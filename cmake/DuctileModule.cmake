@@ -151,9 +151,9 @@ endfunction()
 # Tests that take longer than 40 seconds, and seconds as ctest measured them: the longest start first, since
 # one that is left for the end has a core to itself. (ctest knows better where it has run them before.)
 set(DUCTILE_TEST_SECONDS
-  python_chosen_test 340 python_import_test 310 python_hosts_test 300 train_test 240 cluster_command_test 165
-  cluster_serving_nodes_test 220 train_stages_test 160 cluster_service_test 155 python_stubs_test 60 sim_test 130 slurm_test 135 cluster_test 135
-  python_job_test 130 elastic_test 125 server_job_test 115 plan_test 115 nn_test 105 chaos_test 100 hosts_test 95
+  python_chosen_test 340 python_import_test 310 python_hosts_test 300 train_test 240
+  cluster_serving_nodes_test 220 cluster_command_test 165 train_stages_test 160 cluster_service_test 155 python_stubs_test 60 sim_test 130
+  slurm_test 135 cluster_test 135 python_job_test 130 elastic_test 125 server_job_test 115 plan_test 115 nn_test 105 chaos_test 100 hosts_test 95
   injection_test 90 python_zygote_test 90 tune_command_test 85 python_capture_test 85 full_disk_test 85
   service_start_test 85 cli_transcript_goodput 80 python_cells_test 65 cluster_outage_test 60
   cli_transcript_elastic 55 python_program_test 55 parallel_test 50 dashboard_page_test 50 kill_resume_test 45
