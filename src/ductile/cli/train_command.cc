@@ -269,7 +269,7 @@ std::optional<PlanChange> changed_plan(const TrainCommand& command, const OtherP
   if (!command.plan) return PlanChange::left_open(folder);
   end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
   PlanChange::New now{config.options.to_toml(), plan.text};
-  if (now.job != read_file(folder.job_file())) now.event = change_event(folder, plan);
+  if (plan.changes_job) now.event = change_event(folder, plan);
   const auto open = PlanChange::left_open(folder);
   if (!plan.keeps_state() || (open && open->workers_before() > 0)) {
     now.workers_before = Replanner::workers_before(folder);
