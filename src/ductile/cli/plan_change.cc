@@ -148,9 +148,14 @@ void PlanChange::drop() {
   fs::remove(former_plan(folder_), ignored);
 }
 
+bool PlanChange::stays() {
+  if (open_ && !has_saved()) return false;
+  accept();  // where it cannot be told now, the file waits for the next one
+  return true;
+}
+
 bool PlanChange::take_back() {
-  if (open_ && has_saved()) accept();
-  if (!open_) return false;
+  if (stays()) return false;
   write(before_);
   drop();
   return true;

@@ -194,19 +194,36 @@ TEST(PlanChange, OfTwoInARowTheSecondOneTellsOfBoth) {
   EXPECT_EQ(told(run)[0].at("same_result"), false);
 }
 
-// A worker did steps by it, and its controller was killed before it heard of them.
-TEST(PlanChange, ACheckpointOfALaterStepAcceptsIt) {
-  const ChangedRun run;
-  (void)PlanChange::put(run.folder, change(kNew, 1, false));
+void save_step_three(const ChangedRun& run) {
   const float weight = 1;
   const ckpt::TensorView tensor{"w", DType::f32, {1}, std::as_bytes(std::span(&weight, 1))};
   ckpt::CheckpointWriter writer(run.folder.checkpoints());
   writer.save(3, Json::object(), std::span(&tensor, 1));
   writer.wait();
+}
+
+// A worker did steps by it, and its controller was killed before it heard of them.
+TEST(PlanChange, ACheckpointOfALaterStepAcceptsIt) {
+  const ChangedRun run;
+  (void)PlanChange::put(run.folder, change(kNew, 1, false));
+  save_step_three(run);
   EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
   EXPECT_EQ(told(run).size(), 1U);
   EXPECT_EQ(run.job(), kNew);
   EXPECT_FALSE(fs::exists(run.former));
+}
+
+// Whoever is to take it back asks first, and leaves the controller's state as it is.
+TEST(PlanChange, StaysWhereThereIsACheckpointByIt) {
+  const ChangedRun run;
+  PlanChange open = PlanChange::put(run.folder, change(kNew, 1, false));
+  EXPECT_FALSE(open.stays());
+  EXPECT_TRUE(told(run).empty());
+  save_step_three(run);
+  EXPECT_TRUE(open.stays());
+  EXPECT_FALSE(open.take_back());
+  EXPECT_EQ(told(run).size(), 1U);
+  EXPECT_EQ(run.job(), kNew);
 }
 
 TEST(PlanChange, ADamagedEventIsRefusedByName) {
