@@ -241,10 +241,9 @@ TEST(PlanChange, ADamagedEventIsRefusedByName) {
   (void)PlanChange::put(run.folder, {kNew, "[2]"});
   Json event = change(kNew, 1, true).event;
   const auto refusal = [&] {
-    write_file_atomic(run.former, dump_json(Json{{"job", kOld},
-                                                 {"new_job", kNew},
-                                                 {"new_plan", "[2]"},
-                                                 {"event", event}}));
+    write_file_atomic(
+        run.former,
+        dump_json(Json{{"job", kOld}, {"new_job", kNew}, {"new_plan", "[2]"}, {"event", event}}));
     return testing::text_of([&] { PlanChange::left_open(run.folder); }, ErrorCode::data_loss);
   };
   event["now"].erase("replicas");

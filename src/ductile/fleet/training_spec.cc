@@ -107,8 +107,7 @@ bool require_plans_of_model(const nlohmann::json& submitted, const std::vector<f
                         Moved::follow);
     const std::optional<std::string> fault = fault_of_plan(options.to_toml());
     if (!fault) return false;
-    if (!fault->empty())
-      fail(ErrorCode::invalid_argument, "{}: {}", files[i].string(), *fault);
+    if (!fault->empty()) fail(ErrorCode::invalid_argument, "{}: {}", files[i].string(), *fault);
   }
   return true;
 }

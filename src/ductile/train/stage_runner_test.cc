@@ -445,7 +445,8 @@ TEST(Stages, APlanThatDoesNotFitTheModelIsRefusedByName) {
   EXPECT_NE(refusal().find("stage 1: its order has 2 F"), std::string::npos) << refusal();
 }
 
-// What this process had resident at most since the last reset, in bytes; 0: the kernel does not say.
+// What this process had resident at most since the last reset, in bytes; 0: the kernel does not
+// say.
 int64_t most_resident() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
