@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/options.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/page/numbers.h"
@@ -71,7 +72,7 @@ OtherPlan other_plan(spec::JobOptions& job, const fs::path& file) {
          "it; resume it without --plan, or start a new run",
          file.string(), job.train.method);
   }
-  const spec::JobOptions before = job;
+  spec::JobOptions before = job;
   const std::vector<int64_t>& tensor = before.train.pipelined.tensor;
   OtherPlan out;
   out.text = set_plan(job, file);
@@ -89,6 +90,7 @@ OtherPlan other_plan(spec::JobOptions& job, const fs::path& file) {
              !spec::divides_tensors(before)) {
     job.train.shard_optimizer = may_lie_by_stage(job);  // nobody asked for it by stage so far
   }
+  out.changes_job = OptionSet(before).to_json() != OptionSet(job).to_json();
   out.before = figures_of(before);
   out.now = figures_of(job);
   return out;

@@ -14,6 +14,7 @@ namespace ductile::cli {
 // numbers of stages, replicas, parts and micro-batches, another cut, another schedule.
 struct OtherPlan {
   std::string text;         // of the file
+  bool changes_job = true;  // else the job goes by this plan already
   bool same_stages = true;  // as many of them, replicas, parts and micro-batches as before
   bool same_result = true;  // spec::same_result()
   // The same result, but for rounding where three or more operators read a tensor, or several hold

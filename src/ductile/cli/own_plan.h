@@ -21,9 +21,9 @@ std::optional<nlohmann::json> measured_graph(const JobConfig& config,
                                              int64_t threads, Console& console);
 
 // What a worker says is wrong with the stages of a job, whose options are `job` as TOML, for its
-// model. Empty: nothing, or nobody can say it on this machine, as without its data. Throws
-// unavailable where a signal ended it.
-std::string fault_of_plan(const std::string& job);
+// model. Empty: nothing, or nobody can say it on this machine, as without its data. No text at all
+// where a signal ended it.
+std::optional<std::string> fault_of_plan(const std::string& job);
 
 struct OwnPlan {
   fs::path file;      // as `ductile plan --json` writes it

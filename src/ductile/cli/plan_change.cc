@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kMostSteps = int64_t{1} << 62;
 constexpr int64_t kMostWorkers = int64_t{1} << 20;
+constexpr int64_t kMostFigure = int64_t{1} << 40;  // of stages, or of micro-batches
 
 fs::path former_plan(const run::RunFolder& folder) { return folder.path() / "former_plan.json"; }
 
@@ -27,6 +28,19 @@ std::optional<std::string> plan_text(const run::RunFolder& folder) {
   const fs::path file = run::plan_file(folder);
   if (kind_of(file) != FileKind::file) return std::nullopt;
   return read_file(file);
+}
+
+// What change_text() and has_saved() read of it.
+void check_event(const nlohmann::json& event, const std::string& where) {
+  const JsonFields fields(event, where);
+  (void)fields.integer("step", 0, kMostSteps);
+  for (const char* key : {"before", "now"}) {
+    const JsonFields figures(fields.at(key), where + ": " + key);
+    (void)figures.integer("stages", 1, kMostFigure);
+    (void)figures.text("replicas");
+    (void)figures.integer("micro_batches", 1, kMostFigure);
+  }
+  for (const char* key : {"same_result", "may_round"}) (void)fields.boolean(key);
 }
 
 }  // namespace
@@ -44,7 +58,7 @@ std::optional<PlanChange> PlanChange::read(const run::RunFolder& folder) {
     now.plan = fields.text("new_plan");
     if (fields.has("event")) {  // earlier versions wrote none
       now.event = fields.at("event");
-      (void)JsonFields(now.event, file.string() + ": event").integer("step", 0, kMostSteps);
+      check_event(now.event, file.string() + ": event");
     }
     now.workers_before = fields.integer_or("workers", 0, 0, kMostWorkers);
     return PlanChange(folder, std::move(before), std::move(now));
@@ -149,12 +163,14 @@ void PlanChange::drop() {
   fs::remove(former_plan(folder_), ignored);
 }
 
+bool PlanChange::stays() {
+  if (open_ && !has_saved()) return false;
+  accept();  // where it cannot be told now, the file waits for the next one
+  return true;
+}
+
 bool PlanChange::take_back() {
-  if (!open_) return false;
-  if (has_saved()) {
-    accept();
-    return false;  // also where a full disk leaves it open
-  }
+  if (stays()) return false;
   write(before_);
   drop();
   return true;

@@ -37,7 +37,10 @@ class PlanChange {
   void hear(std::string_view line);
   void accept();  // the plan stays
   void drop();    // neither it nor the one before is to be put in place any more
-  // Job and plan are those of before. Returns false, and changes nothing, for an accepted plan.
+  // Whether take_back() would change nothing: the plan is accepted, as by a checkpoint of a later
+  // step, which is looked for here.
+  bool stays();
+  // Job and plan are those of before. Returns false, and changes nothing, for a plan that stays.
   bool take_back();
 
   bool is_open() const { return open_; }

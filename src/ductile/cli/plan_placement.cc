@@ -213,14 +213,24 @@ void PlanPlacement::find_nodes(const spec::Cluster& cluster, const std::vector<i
 
 std::vector<int64_t> PlanPlacement::hosts_of_nodes(const std::vector<server::Host>& hosts) const {
   std::vector<int64_t> out(nodes_.size(), -1);
+  std::vector<bool> taken(hosts.size(), false);
+  for (size_t n = 0; n < nodes_.size(); ++n) {
+    if (nodes_[n].host.empty()) continue;
+    const auto found = std::ranges::find(hosts, nodes_[n].host, &server::Host::name);
+    if (found == hosts.end()) continue;
+    out[n] = found - hosts.begin();
+    taken[static_cast<size_t>(out[n])] = true;
+  }
+  // Nodes without names are the hosts in their order, but for those that others have by name.
   const bool whole = all_nodes_ == std::ssize(hosts);  // idle nodes have hosts as well
   for (size_t n = 0; n < nodes_.size(); ++n) {
+    if (!nodes_[n].host.empty()) continue;
     int64_t place = whole ? nodes_[n].number : static_cast<int64_t>(n);
-    if (!nodes_[n].host.empty()) {
-      const auto found = std::ranges::find(hosts, nodes_[n].host, &server::Host::name);
-      place = found - hosts.begin();
-    }
-    if (place < std::ssize(hosts)) out[n] = place;
+    if (place >= std::ssize(hosts) || taken[static_cast<size_t>(place)])
+      place = std::ranges::find(taken, false) - taken.begin();
+    if (place == std::ssize(hosts)) continue;
+    out[n] = place;
+    taken[static_cast<size_t>(place)] = true;
   }
   return out;
 }

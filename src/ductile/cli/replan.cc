@@ -90,23 +90,31 @@ spec::Cluster devices_left(spec::Cluster cluster, int64_t workers) {
   return cluster;
 }
 
-// A whole number of the controller's saved state; `otherwise` where there is none.
-int64_t number_in_state(const run::RunFolder& folder, const char* key, int64_t otherwise) {
-  const auto state = link::read_state(link::state_file(folder.path()));
+using State = std::optional<json>;  // that the controller saved
+
+// A whole number of it; `otherwise` where there is none.
+int64_t number_in(const State& state, const char* key, int64_t otherwise) {
   if (!state || !state->is_object() || !state->contains(key)) return otherwise;
   const json& value = state->at(key);
   return value.is_number_integer() ? value.get<int64_t>() : otherwise;
 }
 
-// Such a state ends the run with a word of the controller's, as that of any other job.
-bool has_damaged_state(const run::RunFolder& folder) {
+// How many workers the controller wanted.
+int64_t wanted_in(const State& state) {
+  return std::max<int64_t>(1, number_in(state, "wanted", 1));
+}
+
+struct ReadState {
+  State state;
+  bool damaged = false;
+};
+ReadState read_state_of(const run::RunFolder& folder) {
   try {
-    (void)link::read_state(link::state_file(folder.path()));
+    return {link::read_state(link::state_file(folder.path()))};
   } catch (const Error& error) {
     if (error.code() != ErrorCode::data_loss) throw;
-    return true;
+    return {std::nullopt, /*damaged=*/true};
   }
-  return false;
 }
 
 }  // namespace
@@ -136,7 +144,7 @@ void end_workers_here(const run::RunFolder& folder, const fs::path& program) {
 }
 
 int64_t Replanner::workers_before(const run::RunFolder& folder) {
-  return std::max<int64_t>(1, number_in_state(folder, "wanted", 1));
+  return wanted_in(link::read_state(link::state_file(folder.path())));
 }
 
 PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers,
@@ -226,14 +234,15 @@ Replanner::Replanner(JobConfig& config, const run::RunFolder& folder,
 }
 
 int64_t Replanner::begin(int64_t workers) {
-  if (has_damaged_state(folder_)) return workers;
+  const auto [state, damaged] = read_state_of(folder_);
+  if (damaged) return workers;  // which the controller says, as of any other job
   const int64_t ranks = config_.job.train.virtual_ranks;
   // A controller with a state of its own does not know how many there were.
-  if (workers == 0 && number_in_state(folder_, "virtual_ranks", ranks) != ranks)
-    workers = std::min(workers_before(folder_), ranks);
+  if (workers == 0 && number_in(state, "virtual_ranks", ranks) != ranks)
+    workers = std::min(wanted_in(state), ranks);
   const auto memory = PlanMemory::of(config_.job, plan_);
   if (!memory) return workers;
-  const int64_t asked = workers > 0 ? workers : workers_before(folder_);
+  const int64_t asked = workers > 0 ? workers : wanted_in(state);
   const double here = memory_here(setup_);
   if (memory->fits(asked, here)) return workers;
   put(PlanSearch(config_.job, plan_, asked, here).found(), asked);

@@ -269,7 +269,7 @@ std::optional<PlanChange> changed_plan(const TrainCommand& command, const OtherP
   if (!command.plan) return PlanChange::left_open(folder);
   end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
   PlanChange::New now{config.options.to_toml(), plan.text};
-  if (now.job != read_file(folder.job_file())) now.event = change_event(folder, plan);
+  if (plan.changes_job) now.event = change_event(folder, plan);
   const auto open = PlanChange::left_open(folder);
   if (!plan.keeps_state() || (open && open->workers_before() > 0)) {
     now.workers_before = Replanner::workers_before(folder);
@@ -290,9 +290,11 @@ bool settle_plan(const TrainCommand& command, const Outcome& outcome, const run:
     if (const std::string trouble = run::leave_report(folder); !trouble.empty())
       console.say("{}", trouble);
   }
-  if (outcome.code != kUsage) return false;
+  if (outcome.code != kUsage || change.stays()) return false;
+  // Before the plan: a kill in between leaves one that is taken back once more.
   if (change.workers_before() > 0) leave_state(folder, change.workers_before());
-  if (!change.take_back() || command.plan) return false;
+  change.take_back();
+  if (command.plan) return false;
   console.say("the plan that the run was given last is refused: {}; it goes on by the one before",
               outcome.error);
   return true;

@@ -158,10 +158,20 @@ std::vector<Json> told(const ChangedRun& run) {
   return out;
 }
 
-// As ductile train writes it, of a run that had two workers.
-PlanChange::New change(const char* job, const Json& before, bool same) {
+Json figures(int64_t stages) {
+  return {{"stages", stages}, {"replicas", "1"}, {"micro_batches", 4}, {"ranks", stages}};
+}
+
+// As ductile train writes it, of a run that had so many stages before, and two workers.
+PlanChange::New change(const char* job, int64_t before, bool same) {
   return {job, "[2]",
-          Json{{"kind", "replan"}, {"step", 0}, {"before", before}, {"same_result", same}}, 2};
+          Json{{"kind", "replan"},
+               {"step", 0},
+               {"before", figures(before)},
+               {"now", figures(8)},
+               {"same_result", same},
+               {"may_round", false}},
+          2};
 }
 
 TEST(PlanChange, IsToldOnceItIsAcceptedAndNotBefore) {
@@ -176,7 +186,7 @@ TEST(PlanChange, IsToldOnceItIsAcceptedAndNotBefore) {
   EXPECT_TRUE(told(run).empty());
   found.hear(progress(1));
   ASSERT_EQ(told(run).size(), 1U);
-  EXPECT_EQ(told(run)[0].at("before"), 1);
+  EXPECT_EQ(told(run)[0].at("before"), figures(1));
   found.accept();
   EXPECT_EQ(told(run).size(), 1U);
 }
@@ -192,7 +202,7 @@ TEST(PlanChange, OfTwoInARowTheSecondOneTellsOfBoth) {
   EXPECT_EQ(again.event(), second.event()) << "the same command once more";
   again.accept();
   ASSERT_EQ(told(run).size(), 1U);
-  EXPECT_EQ(told(run)[0].at("before"), 1);
+  EXPECT_EQ(told(run)[0].at("before"), figures(1));
   EXPECT_EQ(told(run)[0].at("same_result"), false);
 }
 
@@ -281,16 +291,35 @@ TEST(PlanChange, TheNextCommandTellsWhatAFullDiskDidNotTake) {
   EXPECT_FALSE(fs::exists(run.former));
 }
 
+// Whoever is to take it back asks first, and leaves the controller's state as it is.
+TEST(PlanChange, StaysWhereThereIsACheckpointByIt) {
+  const ChangedRun run;
+  PlanChange open = PlanChange::put(run.folder, change(kNew, 1, false));
+  EXPECT_FALSE(open.stays());
+  EXPECT_TRUE(told(run).empty());
+  save_checkpoint(run, 3);
+  EXPECT_TRUE(open.stays());
+  EXPECT_FALSE(open.take_back());
+  EXPECT_EQ(told(run).size(), 1U);
+  EXPECT_EQ(run.job(), kNew);
+}
+
 TEST(PlanChange, ADamagedEventIsRefusedByName) {
   const ChangedRun run;
   (void)PlanChange::put(run.folder, {kNew, "[2]"});
-  write_file_atomic(
-      run.former,
-      dump_json(Json{
-          {"job", kOld}, {"new_job", kNew}, {"new_plan", "[2]"}, {"event", {{"kind", "replan"}}}}));
-  const std::string text =
-      testing::text_of([&] { PlanChange::left_open(run.folder); }, ErrorCode::data_loss);
-  EXPECT_NE(text.find("event: step is missing; "), std::string::npos) << text;
+  Json event = change(kNew, 1, true).event;
+  const auto refusal = [&] {
+    write_file_atomic(
+        run.former,
+        dump_json(Json{{"job", kOld}, {"new_job", kNew}, {"new_plan", "[2]"}, {"event", event}}));
+    return testing::text_of([&] { PlanChange::left_open(run.folder); }, ErrorCode::data_loss);
+  };
+  event["now"].erase("replicas");
+  EXPECT_NE(refusal().find("event: now: replicas is missing; "), std::string::npos) << refusal();
+  event.erase("before");
+  EXPECT_NE(refusal().find("event: before is missing; "), std::string::npos) << refusal();
+  event.erase("step");
+  EXPECT_NE(refusal().find("event: step is missing; "), std::string::npos) << refusal();
 }
 
 // A plan with a stage for each of `ops`, of which each has so many replicas.

@@ -1,15 +1,20 @@
 // Whether the workers that are left have room for the stages of a plan, counted by hand.
 #include "ductile/cli/plan_memory.h"
 
+#include <cstdlib>
+#include <optional>
 #include <string>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/paths.h"
 #include "ductile/base/testing.h"
+#include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/replan.h"
 #include "ductile/spec/stage_state.h"
@@ -141,6 +146,22 @@ TEST(PlanMemory, TooFewWorkersAreRefusedWithTheNumberThatWouldDo) {
       testing::text_of([&] { check_fewest(job_of(3), three_stages(), "plan.json", 1, hosts); });
   EXPECT_NE(text.find("plan.json: 1 worker would need up to 60"), std::string::npos) << text;
   EXPECT_NE(text.find("use --workers 2 or more"), std::string::npos) << text;
+}
+
+// `ductile submit --plan` then ends as one that was interrupted, and nothing is submitted.
+TEST(OwnPlan, ASignalWhileAPlanIsLookedAtIsNoFaultOfIt) {
+  const TempFolder folder;
+  const auto fault_by = [&](const std::string& script) {
+    const fs::path worker = folder.path() / "worker";
+    write_file_atomic(worker, "#!/bin/sh\n" + script);
+    fs::permissions(worker, fs::perms::owner_all);
+    ::setenv("DUCTILE_WORKER", worker.c_str(), 1);
+    const std::optional<std::string> fault = fault_of_plan("");
+    ::unsetenv("DUCTILE_WORKER");
+    return fault;
+  };
+  EXPECT_EQ(fault_by("kill -TERM $PPID; exec sleep 1000\n"), std::nullopt);
+  EXPECT_EQ(fault_by("exit 1\n"), "") << "nobody can say it here";
 }
 
 TEST(Replan, WithoutAGraphIsAnErrorThatSaysSo) {

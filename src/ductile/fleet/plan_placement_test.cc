@@ -97,6 +97,16 @@ TEST(PlanPlacement, UnlikeNodesAreFoundByName) {
   EXPECT_EQ(away.rank_hosts, (Names{"f", ""})) << "what can be is as planned";
 }
 
+// Here the first node has no name, and the second one is the first host.
+TEST(PlanPlacement, NoHostIsGivenToTwoNodes) {
+  const char* mixed =
+      "[[nodes]]\ntype = \"cpu\"\ndevices = 1\n"
+      "[[nodes]]\ntype = \"fast\"\ndevices = 1\nhosts = [\"a\"]\n";
+  const auto found = seats({{0}, {1}}, mixed, "a:1,b:1", 2);
+  EXPECT_EQ(found.rank_hosts, (Names{"b", "a"}));
+  EXPECT_EQ(found.note, "");
+}
+
 // As the planner places stages on unlike devices: the heavier ones on the faster node.
 TEST(PlanPlacement, ThePlannersStagesOnUnlikeNodesAreWhereItHasThem) {
   Json ops = Json::array(), edges = Json::array();

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "ductile/base/error.h"
@@ -91,7 +92,7 @@ TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& requ
   return out;
 }
 
-void require_plans_of_model(const nlohmann::json& submitted, const std::vector<fs::path>& files) {
+bool require_plans_of_model(const nlohmann::json& submitted, const std::vector<fs::path>& files) {
   const nlohmann::json& plans = submitted.at("plans");
   for (size_t i = 0; i < files.size(); ++i) {
     spec::JobOptions job;
@@ -104,9 +105,11 @@ void require_plans_of_model(const nlohmann::json& submitted, const std::vector<f
     OptionSet(train.pipelined)
         .read_toml_text(plans.at(i).at("pipelined").get<std::string>(), files[i].string(),
                         Moved::follow);
-    if (const std::string fault = fault_of_plan(options.to_toml()); !fault.empty())
-      fail(ErrorCode::invalid_argument, "{}: {}", files[i].string(), fault);
+    const std::optional<std::string> fault = fault_of_plan(options.to_toml());
+    if (!fault) return false;
+    if (!fault->empty()) fail(ErrorCode::invalid_argument, "{}: {}", files[i].string(), *fault);
   }
+  return true;
 }
 
 }  // namespace ductile::cli

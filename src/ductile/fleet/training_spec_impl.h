@@ -25,7 +25,9 @@ TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& requ
                            const Context& context);
 
 // That the plans in `files`, with which `submitted`, a spec, was made, are of the job's model, as
-// far as this machine can tell. Throws invalid_argument, naming the file and the operator.
-void require_plans_of_model(const nlohmann::json& submitted, const std::vector<fs::path>& files);
+// far as this machine can tell. Throws invalid_argument, naming the file and the operator. Returns
+// false where a signal ended it before all of them were looked at.
+[[nodiscard]] bool require_plans_of_model(const nlohmann::json& submitted,
+                                          const std::vector<fs::path>& files);
 
 }  // namespace ductile::cli

@@ -6,6 +6,7 @@
 #include "ductile/data/augment.h"
 #include "ductile/data/formats.h"
 #include "ductile/data/loader.h"
+#include "ductile/nn/first_values.h"
 #include "ductile/nn/flops.h"
 #include "ductile/train/data_form.h"
 #include "ductile/train/evaluate.h"
@@ -162,6 +163,16 @@ bool lies_channels_last(const spec::JobOptions& job, nn::Model& model) {
 
 Recipe recipe_of(const spec::JobOptions& job) {
   return [job] { return complete({}, job); };
+}
+
+Ingredients blank_ingredients(const spec::JobOptions& job, const Recipe& recipe) {
+  if (spec::is_pipelined(job) && job.train.shard_optimizer && !job.train.pipeline_exact &&
+      job.train.pipelined.stage_replicas.empty() && job.model.library.empty()) {
+    const nn::FirstValues none;
+    Ingredients given = recipe();
+    if (given.make_model && given.model->num_initial_samples() == 0) return given;
+  }
+  return recipe();
 }
 
 }  // namespace ductile::train

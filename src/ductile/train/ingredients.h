@@ -62,4 +62,11 @@ using Recipe = std::function<Ingredients()>;
 // All parts from the job file.
 Recipe recipe_of(const spec::JobOptions& job);
 
+// With a model whose weights are blank, where the state lies by stage and they can be made later.
+// Exact pipelines compare gradients of the whole model before they begin, and those with numbers of
+// replicas by stage look at what all operators make of samples: of zeros they would see nothing. A
+// library's model may draw in a way of its own, or read what it has made. Elsewhere the model has
+// its first weights.
+Ingredients blank_ingredients(const spec::JobOptions& job, const Recipe& recipe);
+
 }  // namespace ductile::train

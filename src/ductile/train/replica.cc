@@ -9,7 +9,6 @@
 #include "ductile/ckpt/digest.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/cursor.h"
-#include "ductile/nn/first_values.h"
 #include "ductile/nn/threads.h"
 #include "ductile/optim/batch_order.h"
 #include "ductile/optim/elementwise.h"
@@ -43,20 +42,6 @@ std::string_view advice(const spec::JobOptions& job) {
 int copies_of(const spec::JobOptions& job) {
   return job.train.shard_optimizer ? static_cast<int>(job.train.shard_copies)
                                    : parallel::kEverywhere;
-}
-
-// With a model whose weights are blank, where the state lies by stage and they can be made later.
-// Exact pipelines compare gradients of the whole model before they begin, and those with numbers of
-// replicas by stage look at what all operators make of samples: of zeros they would see nothing. A
-// library's model may draw in a way of its own, or read what it has made.
-Ingredients blank_ingredients(const spec::JobOptions& job, const Recipe& recipe) {
-  if (spec::is_pipelined(job) && job.train.shard_optimizer && !job.train.pipeline_exact &&
-      job.train.pipelined.stage_replicas.empty() && job.model.library.empty()) {
-    const nn::FirstValues none;
-    Ingredients given = recipe();
-    if (given.make_model && given.model->num_initial_samples() == 0) return given;
-  }
-  return recipe();
 }
 
 std::vector<std::string> figures_of(const StepMethod& method, const spec::JobOptions& job) {

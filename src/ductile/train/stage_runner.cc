@@ -182,7 +182,7 @@ Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& opera
 }
 
 std::string fault_of_stages(const spec::JobOptions& job) {
-  const Ingredients ingredients = recipe_of(job)();
+  const Ingredients ingredients = blank_ingredients(job, recipe_of(job));
   try {
     (void)split_of_job(job, ingredients);
   } catch (const Error& error) {

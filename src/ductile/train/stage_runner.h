@@ -31,7 +31,8 @@ namespace ductile::train {
 parallel::Pipeline pipeline_of_job(const spec::JobOptions& job, const nn::OperatorGraph& operators);
 
 // What is wrong with train.pipelined for the job's model, in a sentence; empty: nothing. Throws
-// where the model cannot be made here, as without its data.
+// where the model cannot be made here, as without its data. Where blank_ingredients() leaves the
+// first weights out, the model takes no memory for them.
 std::string fault_of_stages(const spec::JobOptions& job);
 
 // Runs the virtual ranks of a job whose ranks are stages of its model, or parts of stages

@@ -445,6 +445,42 @@ TEST(Stages, APlanThatDoesNotFitTheModelIsRefusedByName) {
   EXPECT_NE(refusal().find("stage 1: its order has 2 F"), std::string::npos) << refusal();
 }
 
+// What this process had resident at most since the last reset, in bytes; 0: the kernel does not
+// say.
+int64_t most_resident() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) return std::atoll(line.c_str() + 6) * 1024;
+  }
+  return 0;
+}
+
+bool reset_most_resident() {
+  std::ofstream file("/proc/self/clear_refs");
+  file << "5" << std::flush;
+  return file.good();
+}
+
+// `ductile submit --plan` asks on a machine that may have no room for the model.
+TEST(Stages, APlanIsLookedAtWithoutTheFirstWeights) {
+  constexpr int64_t kMuch = 32 << 20;
+  spec::JobOptions job = small_job("mlp", 2);
+  job.model.hidden = {4096, 4096};  // 80 MB
+  job.train.pipelined.stages = {"fc1 fc2", "fc3"};
+  job.train.shard_optimizer = true;
+  EXPECT_EQ(fault_of_stages(job), "");  // which makes what libtorch makes once
+  if (!reset_most_resident()) GTEST_SKIP() << "no /proc/self/clear_refs here";
+  const int64_t before = most_resident();
+  EXPECT_EQ(fault_of_stages(job), "");
+  EXPECT_LT(most_resident(), before + kMuch);
+  job.train.shard_optimizer = false;  // a whole model everywhere
+  EXPECT_EQ(fault_of_stages(job), "");
+  EXPECT_GT(most_resident(), before + kMuch) << "else this test would see nothing";
+  job.train.shard_optimizer = true;
+  job.train.pipelined.stages = {"fc1 fc9", "fc3"};
+  EXPECT_NE(fault_of_stages(job).find("fc9"), std::string::npos);
+}
+
 // The plan of a model whose operators bear the same names would train, or end late.
 TEST(Stages, APlanOfAnotherModelIsRefusedByNameBeforeTheFirstStep) {
   spec::JobOptions job = small_job("mlp", 2);
