@@ -272,7 +272,7 @@ TEST(PlanChange, WhatAFullDiskDoesNotTakeIsToldLater) {
   fs::remove(run.folder.events_file());
   asked.hear(progress(4));
   ASSERT_EQ(told(run).size(), 1U);
-  EXPECT_EQ(told(run)[0].at("before"), 1);
+  EXPECT_EQ(told(run)[0].at("before").at("stages"), 1);
   EXPECT_FALSE(fs::exists(run.former));
   EXPECT_FALSE(asked.is_open());
 }
