@@ -5,8 +5,9 @@ Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductil
                                  [--slots 2] [--rounds 1] [--profiles before,after] [--jitter 0] [--data FOLDER]
                                  [--build build/release]
 
-1. Each kind of job runs in a service on each number of slots, while the other slots do the like, as they
-   do on a busy machine: its time per step, and the seconds that a start and an end take (the profile).
+1. Each kind of job runs in a service on each number of slots, beside jobs of each kind on the others, which
+   slow it down more or less: its time per step, and the seconds that a start and an end take (the profile).
+   In a workload it runs beside each kind as often as there is work of that kind.
    By default profiles are taken before the first workload and after the last one, and their means count.
    The machine's speed changes within an hour, so the jobs of each turn (one workload under one policy) are
    measured as they run as well, and the simulator is given those times too: what is left is its own error.
@@ -131,6 +132,10 @@ class Up:
         while get(self.folder, "/v1/jobs?live=1&limit=1000")["jobs"]:
             time.sleep(0.1)
 
+    def cancel(self, pattern):
+        subprocess.run([self.args.build / "bin" / "ductile", "cancel", "--folder", self.folder, pattern],
+                       capture_output=True)  # nothing left of that name is no fault
+
     def record(self, number):
         return get(self.folder, f"/v1/jobs/{number}")
 
@@ -139,28 +144,62 @@ class Up:
         self.process.wait()
 
 
-def profile(args, kind):
-    """{slots: seconds per step}, the seconds from a submission to the job's first step, and those of an end, in a
-    service. All slots are busy."""
-    out = {"steps": {}, "start": [], "end": []}
-    length = 4
+LENGTH = 2  # of the jobs of a profile
+
+
+def profile(args):
+    """{kind: profile}: {slots: {kind on the other slots: seconds per step}}, the seconds from a submission to a job's
+    first step, and those of its end. The service has run jobs of all kinds before: a workload has one cold start at
+    most."""
     up = Up(args, "fifo")
     try:
-        for slots in range(1, args.slots + 1):
-            numbers = [up.submit(f"{kind}-{i}", slots, slots, kind, length) for i in range(args.slots // slots)]
-            up.finish()
-            seconds = []
-            for record in map(up.record, numbers):
-                steps = [r for r in records(pathlib.Path(record["run"]), "metrics.jsonl") if "train/loss" in r]
-                seconds.append((steps[-1]["time"] - steps[0]["time"]) / (steps[-1]["step"] - steps[0]["step"]))
-                out["start"].append(steps[0]["time"] - seconds[-1] * steps[0]["step"] - record["submitted"])
-                out["end"].append(record["ended"] - steps[-1]["time"])
-            out["steps"][str(slots)] = statistics.mean(seconds)
+        for kind in KINDS:
+            up.submit(f"first-{kind}", 1, 1, kind, 1)
+        up.finish()
+        return {kind: profile_of(args, up, kind) for kind in KINDS}
     finally:
         up.end()
-    out["start"] = statistics.median(out["start"])
-    out["end"] = statistics.median(out["end"])
-    return out
+
+
+def profile_of(args, up, kind):
+    out, start, end = {}, [], []
+    for slots in range(1, args.slots + 1):
+        times = out[str(slots)] = {}
+        for other in KINDS if slots < args.slots else [kind]:
+            record = run_beside(args, up, kind, slots, other)
+            steps = [r for r in records(pathlib.Path(record["run"]), "metrics.jsonl") if "train/loss" in r]
+            times[other] = (steps[-1]["time"] - steps[0]["time"]) / (steps[-1]["step"] - steps[0]["step"])
+            start.append(steps[0]["time"] - times[other] * steps[0]["step"] - record["submitted"])
+            end.append(record["ended"] - steps[-1]["time"])
+    return {"steps": out, "start": statistics.median(start), "end": statistics.median(end)}
+
+
+def run_beside(args, up, kind, slots, other):
+    """The record of a job that ran on so many slots while all others had jobs of another kind."""
+    number, beside = up.submit(f"{kind}-{slots}-{other}", slots, slots, kind, LENGTH), 0
+    while (phase := up.record(number)["phase"]) != "finished":
+        assert phase in ("queued", "running"), phase
+        waiting = [job for job in get(up.folder, "/v1/jobs?live=1&limit=1000")["jobs"] if job["phase"] == "queued"]
+        if slots < args.slots and not waiting:
+            up.submit(f"beside-{number}-{beside}", 1, 1, other, 1)
+            beside += 1
+        time.sleep(0.2)
+    up.cancel(f"beside-{number}-*")
+    up.finish()
+    return up.record(number)
+
+
+def in_workload(args, name, profiles):
+    """Seconds per step by slots alone: beside each kind as often as the workload has work of it."""
+    work = dict.fromkeys(KINDS, 0.0)
+    for _, kind, length, *_ in workload(name, args.slots):
+        work[kind] += length * KINDS[kind][2] * statistics.mean(profiles[kind]["steps"]["1"].values())
+
+    def weighted(times):
+        total = sum(work[k] for k in times)
+        return sum(work[k] * t for k, t in times.items()) / total if total else statistics.mean(times.values())
+
+    return {kind: {**p, "steps": {n: weighted(times) for n, times in p["steps"].items()}} for kind, p in profiles.items()}
 
 
 def measured(run):
@@ -194,7 +233,8 @@ def profiles_during(args, name, turn, turns, profiles):
 
 
 def mean_of(profiles):
-    return {"steps": {n: statistics.mean(p["steps"][n] for p in profiles) for n in profiles[0]["steps"]},
+    return {"steps": {n: {k: statistics.mean(p["steps"][n][k] for p in profiles) for k in times}
+                      for n, times in profiles[0]["steps"].items()},
             **{what: statistics.mean(p[what] for p in profiles) for what in ("start", "end")}}
 
 
@@ -279,7 +319,7 @@ def simulated(args, name, policy, profiles, draw=None):
         rows.append(f"{job},{arrival * SCALE:.1f},{kind}-{length},{asked},{KINDS[kind][1]},{scaling}")
     (folder / "jobs.csv").write_text("\n".join(rows) + "\n")
     (folder / "cluster.toml").write_text(f'[[nodes]]\ntype = "cpu"\ncount = 1\ndevices = {args.slots}\n')
-    pause = statistics.mean(p["start"] + p["end"] for p in profiles.values())
+    pause = statistics.mean(profiles[kind]["start"] + profiles[kind]["end"] for _, kind, *_ in jobs)
     words = [args.build / "bin" / "ductile", "sim", folder / "jobs.csv", "--applications", folder / "traces",
              "--cluster", folder / "cluster.toml", "--policy", policy, "--interval", str(10 * SCALE),
              "--as-service", "--budget", "exact", "--restart", str(pause * SCALE), "--json", "--out", folder / "out"]
@@ -317,8 +357,7 @@ def main():
     (args.out / "text_test.bin").write_bytes(numbers[len(text) * 9 // 10:].tobytes())
 
     def profiles_of(when):
-        return ([{k: kept(args.out / f"profile-{k}-{when}.json", lambda k=k: profile(args, k)) for k in KINDS}]
-                if when in args.profiles.split(",") else [])
+        return [kept(args.out / f"profile-{when}.json", lambda: profile(args))] if when in args.profiles.split(",") else []
 
     profiled = profiles_of("before")
     digests = kept(args.out / "alone.json", lambda: alone(args))
@@ -329,14 +368,15 @@ def main():
     profiles = {k: mean_of([p[k] for p in profiled]) for k in KINDS}
     rows = []
     for (round_number, name, policy), jobs in done.items():
+        expected = in_workload(args, name, profiles)
         rows.append({"workload": name, "policy": policy, "round": round_number,
-                     "real": statistics.mean(j["jct"] for j in jobs), "sim": simulated(args, name, policy, profiles),
+                     "real": statistics.mean(j["jct"] for j in jobs), "sim": simulated(args, name, policy, expected),
                      "allocations": sum(j["allocations"] for j in jobs),
                      "finished": sum(j["phase"] == "finished" for j in jobs),
                      "same_bits": sum(j["same_bits"] for j in jobs), "jobs": len(jobs)})
         rows[-1]["ratio"] = rows[-1]["real"] / rows[-1]["sim"]
         of_workload = [found for turn, found in done.items() if turn[1] == name and turn[0] == round_number]
-        during = profiles_during(args, name, jobs, of_workload, profiles)
+        during = profiles_during(args, name, jobs, of_workload, expected)
         rows[-1]["sim_during"] = simulated(args, name, policy, during)
         rows[-1]["jittered"] = jittered(args, name, policy, during)
         rows[-1]["ratio_during"] = rows[-1]["real"] / rows[-1]["sim_during"]
