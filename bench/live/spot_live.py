@@ -205,6 +205,8 @@ def rivals(args):
 
 def in_live(args, traces):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    # A shell script has it ignored by what it starts behind an `&`, and rivals are ended by it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         emulated.Hosts(1).end()
     except unittest.SkipTest as error:
