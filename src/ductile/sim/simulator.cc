@@ -609,6 +609,7 @@ bool Simulation::nothing_runs() const {
 
 SimResult Simulation::run() {
   arrive();
+  if (options_.as_service && !active_.empty()) next_round_ = now_;  // nothing runs yet
   while (!active_.empty() || next_job_ < workload_.jobs.size()) {
     ask_whether_wanted();
     if (active_.empty()) {

@@ -258,6 +258,11 @@ TEST(Simulator, RoundsOfAServiceBeginWhereNothingRuns) {
   const SimResult beside = run("tiresias", workload, cluster, {.as_service = true});
   EXPECT_EQ(beside.jobs[0].start, 30);
   EXPECT_EQ(beside.jobs[1].start, 90);
+  // One that is there from the start waits no longer than others.
+  workload.jobs[0].time = 0;
+  const SimResult first = run("tiresias", workload, cluster, {.as_service = true});
+  EXPECT_EQ(first.jobs[0].start, 0);
+  EXPECT_EQ(first.jobs[1].start, 60);
 }
 
 // A job that has the cluster for itself takes what finish-time fairness compares with, also where
