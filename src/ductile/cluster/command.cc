@@ -22,6 +22,14 @@ constexpr int64_t kMostGpus = 1024;
 
 fs::path attempt_file(const fs::path& run) { return run / "attempt.json"; }
 
+// Opening a FIFO would wait for ever.
+void require_regular(const fs::path& file) {
+  const FileKind kind = kind_of(file);
+  if (kind == FileKind::file || kind == FileKind::none) return;
+  fail(ErrorCode::data_loss, "{}: it is {}, and a run has a file there; remove it", file.string(),
+       kind_text(file));
+}
+
 // A text that can be an argument or a variable of a program.
 void require_no_zero(const std::string& text, std::string_view what) {
   if (text.find('\0') != std::string::npos)
@@ -78,6 +86,11 @@ nlohmann::json to_json(const CommandSpec& command) {
   return out;
 }
 
+Attempt look_at_attempt(const fs::path& run) {
+  require_regular(attempt_file(run));
+  return read_attempt(run);
+}
+
 Attempt read_attempt(const fs::path& run) try {
   Attempt out;
   const fs::path file = attempt_file(run);
@@ -127,6 +140,7 @@ void write_orders(const fs::path& run, const KeeperOrders& orders) {
 
 std::optional<KeeperOrders> read_orders(const fs::path& run) try {
   const fs::path file = run / "orders.json";
+  require_regular(file);
   if (kind_of(file) == FileKind::none) return std::nullopt;
   const nlohmann::json json = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
   const JsonFields fields(json, file.string());

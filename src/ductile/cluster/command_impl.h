@@ -53,6 +53,8 @@ struct Attempt {
 
 // Throws data_loss for a damaged file.
 Attempt read_attempt(const fs::path& run);
+// The same for a service, which must not wait: data_loss for what is no regular file.
+Attempt look_at_attempt(const fs::path& run);
 void write_attempt(const fs::path& run, const Attempt& attempt);
 
 // What a keeper is to do: `orders.json`, which the service writes before it starts the keeper.

@@ -114,7 +114,7 @@ class CommandRunner : public JobRunner {
     try {
       require_folder_of_runs(runs_, run_);
       orders = read_orders(run_);
-      last = read_attempt(run_);
+      last = look_at_attempt(run_);
     } catch (const Error& error) {
       if (error.code() != ErrorCode::unavailable) throw;
       unread_ = true;
@@ -242,7 +242,7 @@ class CommandRunner : public JobRunner {
       state_ = State::none;
       return end_soon({Phase::queued, absence + ".", true});
     }
-    const Attempt last = read_attempt(run_);
+    const Attempt last = look_at_attempt(run_);
     const bool sought = std::exchange(state_, State::none) == State::sought;
     if (attempt_ == 0) {
       if (sought && last.number > 0 && !last.end) return begin(0);  // it never cleared away
@@ -275,7 +275,7 @@ class CommandRunner : public JobRunner {
     bool ended = false;
     try {
       if (!withdrawn_) withdraw();
-      last = read_attempt(run_);
+      last = look_at_attempt(run_);
       ended = attempt_ > 0 && last.number >= attempt_ && last.end;
       const auto lease = std::chrono::duration<double>(keeper_lease_ * (1 + kMargin));
       if (!ended && now < *withdrawn_ + std::chrono::ceil<net::Clock::duration>(lease)) return;

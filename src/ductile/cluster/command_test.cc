@@ -3,6 +3,7 @@
 #include <sstream>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/store.h"
@@ -335,6 +336,26 @@ TEST(Attempt, ADamagedFileIsSaidToBeSo) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::data_loss) << text;
     }
+  }
+}
+
+// A command may put anything into its folder, and the service has other jobs.
+TEST(Attempt, ServicesWaitForNoFifo) {
+  const TempFolder folder;
+  for (const char* name : {"attempt.json", "orders.json"}) {
+    const fs::path file = folder.path() / name;
+    ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+    try {
+      if (name == std::string_view("attempt.json"))
+        look_at_attempt(folder.path());
+      else
+        read_orders(folder.path());
+      ADD_FAILURE() << name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::data_loss);
+      EXPECT_NE(std::string(error.what()).find("it is a FIFO"), std::string::npos) << error.what();
+    }
+    fs::remove(file);
   }
 }
 
