@@ -155,8 +155,10 @@ void print_report(const plan::Report& r, Console& console) {
     console.print("Formula    {} (best found: {}){}\n", figure(p.formula_seconds),
                   figure(p.best_formula_seconds), known);
     if (p.schedule_bound > 0) {
-      console.print("Bound      {} under any schedule: the plan takes at most {} more\n",
-                    page::as_short_duration(p.schedule_bound), page::as_percent(p.schedule_gap));
+      console.print(
+          "Bound      {} under any schedule, if no stages share devices: the plan takes at "
+          "most {} more\n",
+          page::as_short_duration(p.schedule_bound), page::as_percent(p.schedule_gap));
     }
     console.print("Search     {} CPU, {}{}\n", page::as_short_duration(p.cpu_seconds), p.space,
                   p.timed_out ? "; ended by the time limit" : "");

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/interval_search_impl.h"
+#include "ductile/plan/wait_bound_impl.h"
 
 namespace ductile::plan {
 
@@ -11,6 +13,7 @@ namespace {
 constexpr double kNarrow = 0.02;       // of the best: an interval that is looked at as a whole
 constexpr double kWorthJudging = 1.1;  // of the best: what the evaluator may find to be better
 constexpr double kBoundStep = 0.005;
+constexpr int64_t kWaitSteps = 2'000'000;  // for what stages wait, in the bound of all schedules
 constexpr size_t kOtherSizes = 6;
 constexpr int kFirstLabels = 12;  // kept per state; more where they did not suffice
 constexpr int kMoreLabels = 4;    // times as many
@@ -190,6 +193,14 @@ void IntervalSearch::make_search(Size& size) {
 
 double IntervalSearch::schedule_bound(double seconds) {
   double bound = seconds;
+  int64_t steps = kWaitSteps;
+  std::map<const SearchSpace*, Gates> gates_of;
+  const auto narrow = [](double& low, double high, const auto& fits) {
+    while (high - low > kBoundStep * high) {
+      const double middle = (low + high) / 2;
+      (fits(middle) ? high : low) = middle;
+    }
+  };
   std::vector<Size*> order;
   for (Size& size : sizes_) order.push_back(&size);
   std::stable_sort(order.begin(), order.end(),
@@ -199,13 +210,14 @@ double IntervalSearch::schedule_bound(double seconds) {
     if (is_past(deadline_)) return size->share;
     make_search(*size);
     PathBound& paths = size->search->bound();
-    double high = bound * (1 - kBoundStep);
+    const double high = bound * (1 - kBoundStep);
     if (!paths.fits_in_all(high)) continue;
+    const Gates& gates = gates_of.try_emplace(size->space, *size->space).first->second;
+    WaitBound waits(*size->space, size->search->table(), size->flows[0], gates, paths);
+    if (!waits.fits(high, steps)) continue;
     double low = size->share;
-    while (high - low > kBoundStep * high) {
-      const double middle = (low + high) / 2;
-      (paths.fits_in_all(middle) ? high : low) = middle;
-    }
+    narrow(low, high, [&](double most) { return paths.fits_in_all(most); });
+    narrow(low, high, [&](double most) { return waits.fits(most, steps); });
     bound = low;
   }
   return bound < seconds ? bound : bound * (1 - kBoundStep);

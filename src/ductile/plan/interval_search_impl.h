@@ -38,8 +38,9 @@ class IntervalSearch {
   void add_others(double best, double worth, std::vector<Candidate>& found);
 
   // No plan of these spaces takes less, whatever its schedule and whatever the formula says: each
-  // stage is busy with all micro-batches and then sums its gradients, and there are only so many
-  // devices, each of so much memory. `seconds`: what a plan is known to take.
+  // stage waits for the first micro-batch, is busy with all of them and then sums its gradients
+  // (wait_bound_impl.h), and there are only so many devices, each of so much memory. `seconds`:
+  // what a plan is known to take.
   double schedule_bound(double seconds);
 
   // Takes what another search, of coarser spaces, found of the price of devices.

@@ -53,6 +53,7 @@ class LabelSearch {
   // No solution has a smaller rest: the longest path, each operator at its best.
   double least_rest() const { return least_rest_; }
   PathBound& bound() { return bound_; }
+  const StageTable& table() const { return table_; }
 
   // `path_bound`: a lower bound on the rest at this tau, from bound().solve(tau), called just
   // before. `tau_low`: a bottleneck known to be passed by all; labels that cannot lead to

@@ -60,8 +60,9 @@ struct Planned {
   double lower_bound = 0;
   double gap = 0;
   // The result of evaluate(), or 0 if it was not requested; the least time of any plan of the space
-  // under any schedule, including zero-bubble ones; and their ratio minus one, which shows how far
-  // the plan may be from the best one. This bound ignores all waits, so it is the looser one.
+  // under any schedule, including zero-bubble ones, where each stage has devices of its own; and
+  // their ratio minus one, which shows how far the plan may be from the best one. This bound knows
+  // few of the waits, so it is the looser one.
   double simulated_seconds = 0;
   double schedule_bound = 0;
   double schedule_gap = 0;

@@ -101,8 +101,9 @@ std::string search_note(const Report& r) {
       "gives {}{}; the best it found is {} above the least that any plan of its space has by it. "
       "It "
       "leaves out what a good schedule hides and a busy link delays, so the timeline may lie on "
-      "either side. Under any schedule no plan of the space takes less than {}: the plan takes at "
-      "most {} more than the best there is. Searched in {} of CPU time: {}{}.",
+      "either side. Under any schedule no plan of the space, where each stage has devices of its "
+      "own, takes less than {}: the plan takes at most {} more than the best of these. Searched in "
+      "{} of CPU time: {}{}.",
       as_short_duration(p.formula_seconds),
       r.objective == Objective::time ? "" : " for the steady state", as_percent(p.gap),
       as_short_duration(p.schedule_bound), as_percent(p.schedule_gap),

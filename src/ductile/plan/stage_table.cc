@@ -31,6 +31,8 @@ template <class Row>
 void set_sums(const StageSums& sums, Row& row) {
   row.forward_fixed = sums.forward.fixed;
   row.forward_each = sums.forward.per_sample;
+  row.input_fixed = sums.backward_input.fixed;
+  row.input_each = sums.backward_input.per_sample;
   row.time_fixed = sums.forward.fixed + sums.backward_input.fixed + sums.backward_weight.fixed;
   row.time_each =
       sums.forward.per_sample + sums.backward_input.per_sample + sums.backward_weight.per_sample;
@@ -96,6 +98,12 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands
         const Link link = island.between_stages();
         c.stage_per_byte = micro_batch_ / c.devices() / link.bandwidth;
         c.stage_latency = link.latency;
+        // A stage that leaves room on a node may have its neighbours there.
+        const bool beside = c.devices() < island.per_node;
+        const Link& inside = beside ? island.intra : island.inter;
+        c.least_per_byte =
+            micro_batch_ / c.devices() / std::max(inside.bandwidth, island.inter.bandwidth);
+        c.least_latency = std::min(inside.latency, island.inter.latency);
         cells_.push_back(c);
         used[v] = true;
         if (again >= 0) used[again] = true;

@@ -28,6 +28,14 @@ struct Cell {
   double tensor_per_byte = 0, tensor_latency = 0;
   double sync_per_byte = 0, sync_latency = 0;
   double stage_per_byte = 0, stage_latency = 0;  // a message of a whole micro-batch
+  double least_per_byte = 0, least_latency = 0;  // the same over the best link there may be
+};
+
+// What a stage takes at least, whatever the schedule and wherever its devices are: seconds.
+struct StageLeast {
+  double forward = 0, backward_input = 0, backward_weight = 0;  // of one micro-batch
+  double messages = 0;  // of one micro-batch, sent by all of its cards at once
+  double sync = 0;
 };
 
 struct CellCost : StageCost {
@@ -79,6 +87,33 @@ class StageTable {
     if (space_.has_ties()) return 0;
     return (row(from, cell.keep).param - row(to, cell.keep).param) * cell.sync_per_byte;
   }
+  // Where nothing is recomputed; the operators must allow the cell's split.
+  StageLeast least(int from, int transition, const Cell& cell) const {
+    const SearchSpace::Transition& t = space_.transitions()[transition];
+    const Row& a = row(from, cell.keep);
+    const Row& b = row(t.to, cell.keep);
+    StageLeast out;
+    out.forward =
+        (a.forward_fixed - b.forward_fixed + (a.forward_each - b.forward_each) * cell.share) *
+        cell.seconds;
+    out.backward_input =
+        (a.input_fixed - b.input_fixed + (a.input_each - b.input_each) * cell.share) * cell.seconds;
+    if (cell.tensor > 1) {
+      const double rounds = a.tensor_forward_rounds - b.tensor_forward_rounds;
+      const double back = a.tensor_rounds - b.tensor_rounds - rounds;
+      out.forward += (a.tensor_forward - b.tensor_forward) * cell.tensor_per_byte +
+                     rounds * cell.tensor_latency;
+      out.backward_input += (a.tensor_backward - b.tensor_backward) * cell.tensor_per_byte +
+                            back * cell.tensor_latency;
+    }
+    out.backward_weight = std::max(0.0, time_of(a, b, cell) - out.forward - out.backward_input);
+    out.messages = (t.in + t.out) * cell.least_per_byte;
+    if (cell.replicas > 1) {
+      const double param = param_of(from, transition, cell.keep);
+      if (param > 0) out.sync = param * cell.sync_per_byte + cell.sync_latency;
+    }
+    return out;
+  }
   double least_memory(int from, int to, const Cell& cell) const {
     const double keep = memory_of(from, to, cell, cell.keep);
     return cell.again < 0 ? keep : std::min(keep, memory_of(from, to, cell, cell.again));
@@ -86,7 +121,8 @@ class StageTable {
 
  private:
   struct Row {  // of the rest of a state
-    double forward_fixed = 0, forward_each = 0, time_fixed = 0, time_each = 0;
+    double forward_fixed = 0, forward_each = 0, input_fixed = 0, input_each = 0, time_fixed = 0,
+           time_each = 0;  // the second pair: of the backward pass to the inputs
     double param = 0, fixed = 0, activation = 0, activation_fixed = 0, tensor_forward = 0,
            tensor_backward = 0;
     double tensor_forward_rounds = 0, tensor_rounds = 0;  // the latter of both passes
