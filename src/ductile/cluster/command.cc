@@ -22,10 +22,9 @@ constexpr int64_t kMostGpus = 1024;
 
 fs::path attempt_file(const fs::path& run) { return run / "attempt.json"; }
 
-// Opening a FIFO would wait for ever.
-void require_regular(const fs::path& file) {
-  const FileKind kind = kind_of(file);
-  if (kind == FileKind::file || kind == FileKind::none) return;
+// Opening a FIFO would wait for ever. (To read a folder fails at once, as any read may for a while.)
+void require_no_special_file(const fs::path& file) {
+  if (kind_of(file) != FileKind::other) return;
   fail(ErrorCode::data_loss, "{}: it is {}, and a run has a file there; remove it", file.string(),
        kind_text(file));
 }
@@ -87,7 +86,7 @@ nlohmann::json to_json(const CommandSpec& command) {
 }
 
 Attempt look_at_attempt(const fs::path& run) {
-  require_regular(attempt_file(run));
+  require_no_special_file(attempt_file(run));
   return read_attempt(run);
 }
 
@@ -140,7 +139,7 @@ void write_orders(const fs::path& run, const KeeperOrders& orders) {
 
 std::optional<KeeperOrders> read_orders(const fs::path& run) try {
   const fs::path file = run / "orders.json";
-  require_regular(file);
+  require_no_special_file(file);
   if (kind_of(file) == FileKind::none) return std::nullopt;
   const nlohmann::json json = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
   const JsonFields fields(json, file.string());

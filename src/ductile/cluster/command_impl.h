@@ -53,7 +53,7 @@ struct Attempt {
 
 // Throws data_loss for a damaged file.
 Attempt read_attempt(const fs::path& run);
-// The same for a service, which must not wait: data_loss for what is no regular file.
+// The same for a service, which must not wait: data_loss for a FIFO, a socket or a device.
 Attempt look_at_attempt(const fs::path& run);
 void write_attempt(const fs::path& run, const Attempt& attempt);
 
