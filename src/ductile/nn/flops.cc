@@ -146,11 +146,14 @@ class Counting {
 };
 
 // The model's tensors are afterwards as they were. Some layers write them even in evaluation mode
-// (embeddings with max_norm, a user's own).
+// (embeddings with max_norm, a user's own). Blank ones have no memory that could be written, and a
+// copy of them would need that of the whole model.
 class KeepTensors {
  public:
   explicit KeepTensors(Model& model) {
-    for (const NamedTensor& t : model.parameters()) keep(t.tensor);
+    for (const NamedTensor& t : model.parameters()) {
+      if (!t.blank) keep(t.tensor);
+    }
     for (const NamedTensor& t : model.buffers()) keep(t.tensor);
   }
   ~KeepTensors() {

@@ -463,19 +463,21 @@ bool reset_most_resident() {
 
 // `ductile submit --plan` asks on a machine that may have no room for the model.
 TEST(Stages, APlanIsLookedAtWithoutTheFirstWeights) {
-  constexpr int64_t kMuch = 64 << 20;
   spec::JobOptions job = small_job("mlp", 2);
-  job.model.hidden.assign(9, 2048);  // 141 MB; a product may lay out the 17 MB of a layer anew
-  job.train.pipelined.stages = {"fc1 fc2 fc3 fc4", "fc5 fc6 fc7 fc8 fc9 fc10"};
+  job.model.hidden.assign(7, 3072);  // 236 MB, in layers that malloc() does not keep
+  job.train.pipelined.stages = {"fc1 fc2 fc3 fc4", "fc5 fc6 fc7 fc8"};
   job.train.shard_optimizer = true;
   EXPECT_EQ(fault_of_stages(job), "");  // which makes what libtorch makes once
   if (!reset_most_resident()) GTEST_SKIP() << "no /proc/self/clear_refs here";
   const int64_t before = most_resident();
   EXPECT_EQ(fault_of_stages(job), "");
-  EXPECT_LT(most_resident(), before + kMuch);
+  const int64_t blank = most_resident() - before;
   job.train.shard_optimizer = false;  // a whole model everywhere
   EXPECT_EQ(fault_of_stages(job), "");
-  EXPECT_GT(most_resident(), before + kMuch) << "else this test would see nothing";
+  const int64_t whole = most_resident() - before;
+  EXPECT_GT(whole, 200 << 20) << "else this test would see nothing";
+  // Some systems give memory to zeros that are only read, as the count of the operations reads.
+  EXPECT_LT(2 * blank, whole);
   job.train.shard_optimizer = true;
   job.train.pipelined.stages[0] = "fc1 fc2 fc3 fc19";
   EXPECT_NE(fault_of_stages(job).find("fc19"), std::string::npos);
