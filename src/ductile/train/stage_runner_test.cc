@@ -476,8 +476,8 @@ TEST(Stages, APlanIsLookedAtWithoutTheFirstWeights) {
   EXPECT_EQ(fault_of_stages(job), "");
   const int64_t whole = most_resident() - before;
   EXPECT_GT(whole, 200 << 20) << "else this test would see nothing";
-  // Some systems give memory to zeros that are only read, as the count of the operations reads.
-  EXPECT_LT(2 * blank, whole);
+  // A copy of all was made once. Some systems give memory to zeros that are only read, too.
+  EXPECT_LT(blank, whole - (150 << 20));
   job.train.shard_optimizer = true;
   job.train.pipelined.stages[0] = "fc1 fc2 fc3 fc19";
   EXPECT_NE(fault_of_stages(job).find("fc19"), std::string::npos);
