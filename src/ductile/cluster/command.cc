@@ -22,7 +22,8 @@ constexpr int64_t kMostGpus = 1024;
 
 fs::path attempt_file(const fs::path& run) { return run / "attempt.json"; }
 
-// Opening a FIFO would wait for ever. (To read a folder fails at once, as any read may for a while.)
+// Opening a FIFO would wait for ever. (To read a folder fails at once, as any read may for a
+// while.)
 void require_no_special_file(const fs::path& file) {
   if (kind_of(file) != FileKind::other) return;
   fail(ErrorCode::data_loss, "{}: it is {}, and a run has a file there; remove it", file.string(),
