@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -12,7 +13,9 @@ namespace ductile::ckpt {
 
 FolderLock::FolderLock(const fs::path& folder) {
   const fs::path path = folder / "lock";
-  fd_ = opened(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644), path.string());
+  // Whoever can open a file can hold its lock, another user too; older versions let all read it.
+  fd_ = opened(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600), path.string());
+  (void)::fchmod(fd_.get(), 0600);  // refused where it is somebody else's
   if (::flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
     const int error = errno;
     char holder[32] = {};

@@ -214,7 +214,15 @@ Json Client::post(const std::string& path, const nlohmann::json& body) const {
     // The connection stood, so the request may have been carried out.
     const bool lost = !result && result.error() != httplib::Error::Connection &&
                       result.error() != httplib::Error::SSLConnection;
-    if (!lost || ++losses == kTries) return line.answer_of(result);
+    if (lost && ++losses < kTries) continue;
+    // With the same key it is carried out once; another call has another key.
+    if (!result && result.error() == httplib::Error::Connection && losses > 0)
+      throw Unreachable(
+          ErrorCode::deadline,
+          fmt::format("{} ended while it was asked, and may have taken the request: look before "
+                      "you ask again (`ductile jobs --all`), else it may be done twice",
+                      name()));
+    return line.answer_of(result);
   }
 }
 

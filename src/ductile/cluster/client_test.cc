@@ -96,6 +96,25 @@ TEST_F(ClientOfNobody, WhoIsToldToComeAgainDoes) {
   server.join();
 }
 
+// Its service ended with the request: a repeat with another key may be a second job.
+TEST_F(ClientOfNobody, WhoEndedWithARequestIsNotTakenForAbsent) {
+  Descriptor ending = bound_socket();
+  ASSERT_EQ(::listen(ending.get(), 16), 0);
+  std::thread server([&] {
+    const Descriptor one(::accept(ending.get(), nullptr, nullptr));
+    char request[4096];
+    EXPECT_GT(::recv(one.get(), request, sizeof request, 0), 0);
+    ending.close();
+  });
+  std::string text;
+  EXPECT_EQ(
+      code_of([&] { Client(folder_.path(), 2min).post("/v1/jobs", nlohmann::json::object()); },
+              &text),
+      ErrorCode::deadline);
+  EXPECT_NE(text.find("may have taken the request"), std::string::npos) << text;
+  server.join();
+}
+
 // What it followed was removed: it learns where to go on.
 TEST_F(ClientOfNobody, WhatIsGoneSaysWhatIsStillThere) {
   const Descriptor forgetful = bound_socket();

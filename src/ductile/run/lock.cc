@@ -72,7 +72,9 @@ Written read_lock(int fd) {
 
 RunLock::RunLock(const fs::path& run, std::string_view driver) {
   const fs::path path = lock_file(run);
-  fd_ = opened(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644), path.string());
+  // Whoever can open a file can hold its lock, another user too; older versions let all read it.
+  fd_ = opened(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600), path.string());
+  (void)::fchmod(fd(), 0600);  // refused where it is somebody else's
   if (::flock(fd(), LOCK_EX | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail_errno(path.string() + ": flock", errno);
     refuse(run, fd());

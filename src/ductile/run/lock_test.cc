@@ -36,6 +36,19 @@ TEST(RunLock, IsHeldByOneAtATimeAndNamesTheHolder) {
   EXPECT_NE(refusal(run.path()).find("a controller runs this job already"), std::string::npos);
 }
 
+// Who may open it may hold it.
+TEST(RunLock, CanBeHeldByNoOtherUser) {
+  const auto mode = [](const fs::path& run) { return fs::status(lock_file(run)).permissions(); };
+  const auto own = fs::perms::owner_read | fs::perms::owner_write;
+  const TempFolder fresh, older;
+  const RunLock lock(fresh.path(), RunLock::kLocal);
+  EXPECT_EQ(mode(fresh.path()), own);
+  write_file_atomic(lock_file(older.path()), "");
+  fs::permissions(lock_file(older.path()), own | fs::perms::group_read | fs::perms::others_read);
+  const RunLock again(older.path(), RunLock::kLocal);
+  EXPECT_EQ(mode(older.path()), own);
+}
+
 TEST(RunLock, IsHeldForAsLongAsAChildKeepsIt) {
   const TempFolder run;
   int gone[2], stay[2];
