@@ -26,7 +26,7 @@
 #include "ductile/cli/other_plan.h"
 #include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
-#include "ductile/cli/plan_change.h"
+#include "ductile/link/plan_change.h"
 #include "ductile/cli/plan_memory.h"
 #include "ductile/cli/plan_placement.h"
 #include "ductile/cli/replan.h"
@@ -262,20 +262,20 @@ OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& con
 }
 
 // The other plan that a run which goes on is given, or was given by a command that was killed.
-std::optional<PlanChange> changed_plan(const TrainCommand& command, const OtherPlan& plan,
+std::optional<link::PlanChange> changed_plan(const TrainCommand& command, const OtherPlan& plan,
                                        JobConfig& config, const run::RunFolder& folder,
                                        const fs::path& program, Console& console) {
   if (!command.resume) return std::nullopt;
-  if (!command.plan) return PlanChange::left_open(folder);
+  if (!command.plan) return link::PlanChange::left_open(folder);
   end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
-  PlanChange::New now{config.options.to_toml(), plan.text};
+  link::PlanChange::New now{config.options.to_toml(), plan.text};
   if (plan.changes_job) now.event = change_event(folder, plan);
-  const auto open = PlanChange::left_open(folder);
+  const auto open = link::PlanChange::left_open(folder);
   if (!plan.keeps_state() || (open && open->workers_before() > 0)) {
     now.workers_before = Replanner::workers_before(folder);
     leave_state(folder, now.workers_before);
   }
-  PlanChange change = PlanChange::put(folder, std::move(now));
+  link::PlanChange change = link::PlanChange::put(folder, std::move(now));
   if (change.event().is_object()) console.say("{}", change_text(change.event()));
   return change;
 }
@@ -283,7 +283,7 @@ std::optional<PlanChange> changed_plan(const TrainCommand& command, const OtherP
 // What becomes of it. Returns whether the run is to go on by the plan of before: nobody asked this
 // command for the one that was refused.
 bool settle_plan(const TrainCommand& command, const Outcome& outcome, const run::RunFolder& folder,
-                 PlanChange& change, Console& console) {
+                 link::PlanChange& change, Console& console) {
   if (!change.is_open()) return false;
   if (outcome.code == kDone) {  // no step was left to do, and the report is there already
     change.accept();
@@ -507,7 +507,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
         write_file_atomic(folder.path() / name, text);
     settle_threads(config, console);  // of a version that left it open
   }
-  std::optional<PlanChange> change = changed_plan(command, other, config, folder, program, console);
+  std::optional<link::PlanChange> change = changed_plan(command, other, config, folder, program, console);
   console.say("run {}", folder.path().string());
   Replanner replanner(config, folder, setup, program, console);
   const int64_t given = command.resume ? replanner.begin(workers) : workers;

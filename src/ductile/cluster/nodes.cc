@@ -41,7 +41,8 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
     node.notice = groups[n]->notice;
     node.leave = groups[n]->leave;
     node.record.why = engine_.trouble(static_cast<int32_t>(n));
-    node.lost = !node.record.why.empty() && engine_.absent(static_cast<int32_t>(n));
+    node.down = !node.record.why.empty();
+    node.lost = node.down && engine_.absent(static_cast<int32_t>(n));
     if (node.record.why.empty()) node.record.state = NodeState::up;
     if (node.lost) node.record.state = NodeState::lost;
     records[n] = node.record;
@@ -87,24 +88,25 @@ void Nodes::look() {
   for (int32_t n = 0; n < count(); ++n) {
     Node& node = nodes_[static_cast<size_t>(n)];
     news = look_at_hardware(n) || news;
-    const std::string leaves = engine_.leaving(n);
-    const std::string trouble = leaves.empty() ? engine_.trouble(n) : leaves;
-    const bool up = trouble.empty(), leaving = !leaves.empty();
-    const bool absent = !up && !leaving && engine_.absent(n);
-    if (up == usable(n) && leaving == node.leaving && (!absent || node.lost)) {
-      if (!up && std::exchange(node.record.why, trouble) != trouble) told(node);
+    const std::string leaves = engine_.leaving(n), trouble = engine_.trouble(n);
+    const bool leaving = !leaves.empty(), down = !trouble.empty(), up = !leaving && !down;
+    const bool absent = down && !leaving && engine_.absent(n);
+    const std::string& why = leaving ? leaves : trouble;
+    const bool as_before = leaving == node.leaving && down == node.down;
+    if (up == usable(n) && as_before && (!absent || node.lost)) {
+      if (!up && std::exchange(node.record.why, why) != why) told(node);
       continue;
     }
     news = true;
-    node.record.why = trouble;
-    if (!leaving) node.stays_until.reset();
-    if (leaving && !node.leaving) begin_notice(n);
+    node.record.why = why;
+    if (!leaving || down) node.stays_until.reset();
+    if (leaving && !node.leaving && !down) begin_notice(n);
     node.leaving = leaving;
+    node.down = down;
     node.lost = absent;
     node.record.state = up ? NodeState::up : absent ? NodeState::lost : NodeState::away;
     node.grace.cancel();
-    if (!up && !leaving && !absent)
-      node.grace = loop_.after(duration_of(grace_), [this, &node] { lose(node); });
+    if (down && !absent) node.grace = loop_.after(duration_of(grace_), [this, &node] { lose(node); });
     node.record.since = wall_seconds();
     told(node);
   }

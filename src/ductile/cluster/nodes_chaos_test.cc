@@ -459,11 +459,13 @@ class Chaos {
   }
   // Its machine is taken back, and comes again.
   void notify() {
-    const pid_t agent = one_of(service_->agents(some_node()));
+    const std::string node = some_node();
+    const pid_t agent = one_of(service_->agents(node));
     if (agent <= 0 || ::kill(agent, SIGTERM) != 0) return;
     ++done_["notice"];
     ++faults_;
     std::this_thread::sleep_for(milliseconds(100 + rng_.below(2500)));
+    service_->change_machine(node);
     ::kill(agent, SIGKILL);
   }
 

@@ -17,6 +17,7 @@
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/live_nodes.h"
+#include "ductile/cluster/testing/obedient_world.h"
 #include "ductile/sched/policy.h"
 #include "ductile/spec/cluster.h"
 
@@ -182,12 +183,26 @@ TEST(Nodes, ALostNodesJobsGoOnElsewhere) {
   for (const JobId one : {id, other}) service.expect_result(one);
 }
 
+// Its agent answers again, and says so.
+void expect_is_leaving(LiveService& service, const std::string& node) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (service.agents(node).empty()) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "no agent comes";
+    std::this_thread::sleep_for(5ms);
+  }
+  // Long enough for an agent to be ready.
+  for (int look = 0; look < 100; ++look, std::this_thread::sleep_for(20ms))
+    EXPECT_NE(node_of(service, node).value("state", ""), "up");
+  EXPECT_EQ(node_of(service, node).value("reason", ""),
+            "its machine is taken back, within 1000 s of the notice");
+}
+
 // A spot machine: its agent is told, the job hands over, and only then the machine is gone.
 TEST(Nodes, ANodeThatIsTakenBackWithANoticeLosesNoWorker) {
   TempFolder away;
   LiveService service([&](ServiceOptions& options) {
     on_nodes({"one", "two"}, 1, 0.5)(options);
-    for (spec::NodeGroup& group : options.cluster->groups) group.notice = 30;
+    for (spec::NodeGroup& group : options.cluster->groups) group.notice = 1000;
     options.launcher = "env NODE={host} sh -c 'test ! -e " + away.path().string() +
                        "/{host} && exec \"$0\" \"$@\"'";
   });
@@ -203,11 +218,18 @@ TEST(Nodes, ANodeThatIsTakenBackWithANoticeLosesNoWorker) {
   EXPECT_EQ(job.at("phase"), "running") << "it was to move before it ended";
   wait_for_node(service, before, "away");
   EXPECT_EQ(node_of(service, before).at("reason"),
-            "its machine is taken back, within 30 s of the notice");
+            "its machine is taken back, within 1000 s of the notice");
   EXPECT_EQ(service.agents(before).size(), 1u) << "it goes on until it is killed";
+  // The next agent knows it, too, and so does the next service, as long as the machine is there.
+  service.kill_agent(before);
+  expect_is_leaving(service, before);
+  service.kill_service();
+  service.start();
+  expect_is_leaving(service, before);
   write_file_atomic(away.path() / before, "");
   service.kill_agent(before);
   wait_for_node(service, before, "lost");
+  service.change_machine(before);
   service.slow_steps(false);
   service.expect_result(id);
   const std::string events = read_file(fs::path(job.value("run", "")) / "events.jsonl");
@@ -232,6 +254,7 @@ TEST(Nodes, ANoticeSavesWhatHasNoOtherPlace) {
   EXPECT_NE(job.value("why", "").find("its machine is taken back"), std::string::npos) << job;
   EXPECT_TRUE(service.workers().empty());
   service.slow_steps(false);
+  service.change_machine("one");
   service.kill_agent("one");
   service.expect_result(id);
 }
@@ -494,6 +517,39 @@ TEST(Scheduler, EveryPolicyLeavesADrainedNode) {
     };
     for (int round = 0; round < 20 && !elsewhere(); ++round) decide();
     EXPECT_TRUE(elsewhere()) << policy;
+  }
+}
+
+// A node that does not answer now keeps what it has, and is granted nothing, also to whom has no
+// other place; where there is another place, that is taken.
+TEST(Scheduler, NothingIsGrantedWhereNobodyAnswers) {
+  for (const std::string& policy : sched::policy_names()) {
+    ObedientWorld world(nodes_named({"one", "two"}, 2), policy);
+    world.add(demand(1, 1, 1, world.now));
+    world.decide(20);
+    ASSERT_TRUE(world.runs(1)) << policy;
+    const spec::Allocation first = world.held.at(1);
+    const int32_t away = first.front().node;
+    world.scheduler.away(away, true, "it does not answer");
+    world.add(demand(2, 1, 2, world.now));
+    world.add(demand(3, 2, 2, world.now));
+    for (int round = 0; round < 20; ++round) {
+      world.decide();
+      EXPECT_EQ(world.held.at(1), first) << policy;
+      for (const JobId id : {2, 3})
+        for (const spec::NodeShare& share : world.held.at(id)) EXPECT_NE(share.node, away) << policy;
+    }
+    EXPECT_TRUE(world.runs(2) || world.runs(3)) << policy << " leaves free what it could use";
+    world.scheduler.away(1 - away, true, "nor does it");
+    world.add(demand(4, 1, 1, world.now));
+    world.decide(20);
+    EXPECT_FALSE(world.runs(4)) << policy;
+    EXPECT_EQ(world.held.at(1), first) << policy;
+    world.remove(2);
+    world.remove(3);
+    for (const int32_t node : {0, 1}) world.scheduler.away(node, false);
+    world.decide(20);
+    EXPECT_TRUE(world.runs(4)) << policy;
   }
 }
 

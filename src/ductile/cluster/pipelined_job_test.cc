@@ -219,5 +219,29 @@ TEST(PipelinedJob, PlansThatCannotBeComparedOrRunAreRefused) {
   EXPECT_NE(refused(Json::array({roomless})).find("least_devices"), std::string::npos);
 }
 
+// `ductile train --resume RUN --plan FILE` was killed before a step was done: its workers alone know
+// whether the plan can be run, and a refusal by them would end the job.
+TEST(PipelinedJob, WaitsWhileItsPlanIsBeingChangedByHand) {
+  LiveService cluster;
+  const JobId id = cluster.submit("job", 200);
+  cluster.wait_for_workers(id);
+  cluster.act(id, "pause");
+  const fs::path run = cluster.wait_for(id, "paused").value("run", "");
+  const std::string job = read_file(run / "job.toml");
+  const fs::path change = run / "former_plan.json";
+  const Json value = {{"job", job + "# before\n"}, {"new_job", job}, {"new_plan", "[]"}};
+  write_file_atomic(change, value.dump());
+  cluster.act(id, "resume");
+  const Json waits = cluster.wait(id, [](const Json& now) {
+    return now.value("reason", "").find("another plan by hand") != std::string::npos ||
+           now.at("phase") == "failed";
+  });
+  EXPECT_EQ(waits.at("phase"), "queued") << waits;
+  EXPECT_NE(waits.value("reason", "").find("ductile train --resume"), std::string::npos) << waits;
+  EXPECT_TRUE(fs::exists(change));
+  fs::remove(change);
+  cluster.expect_result(id);
+}
+
 }  // namespace
 }  // namespace ductile::cluster

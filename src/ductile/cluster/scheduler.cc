@@ -105,7 +105,8 @@ Scheduler::Scheduler(const spec::Cluster& cluster, std::string_view policy, doub
       fits_(policy_->traits().fit_least_gain),
       pause_(kFirstPause),
       gpus_(cluster_.node_up.size()),
-      lost_gpus_(gpus_.size()) {}
+      lost_gpus_(gpus_.size()),
+      devices_(cluster_.node_devices) {}
 
 void Scheduler::add(const JobDemand& demand) {
   DUCTILE_CHECK(!jobs_.contains(demand.id), "job {} was added twice", demand.id);
@@ -437,11 +438,37 @@ void Scheduler::paused(JobId id, double seconds) {
 }
 
 void Scheduler::drain(int32_t node, bool drained, std::string why) {
-  cluster_.node_up.at(static_cast<size_t>(node)) = drained ? 0 : 1;
+  const bool news = drained_.contains(node) != drained;
   if (drained)
     drained_[node] = std::move(why);
   else
     drained_.erase(node);
+  if (news) see_nodes();
+}
+
+void Scheduler::away(int32_t node, bool is_away, std::string why) {
+  const bool news = away_.contains(node) != is_away;
+  if (is_away)
+    away_[node] = std::move(why);
+  else
+    away_.erase(node);
+  if (news) see_nodes();
+}
+
+// What policies see of the nodes: one that is away has the devices that are held there.
+void Scheduler::see_nodes() {
+  std::vector<int32_t> held(devices_.size());
+  if (!away_.empty())
+    for (const auto& [id, job] : jobs_)
+      for (const sched::NodeShare& share : job.view.allocation)
+        held[static_cast<size_t>(share.node)] += share.devices;
+  for (size_t n = 0; n < devices_.size(); ++n) {
+    const auto node = static_cast<int32_t>(n);
+    int32_t there = drained_.contains(node) ? 0 : devices_[n];
+    if (away_.contains(node)) there = std::min(there, held[n]);
+    cluster_.node_up[n] = there > 0 ? 1 : 0;
+    cluster_.node_devices[n] = there > 0 ? static_cast<int16_t>(there) : devices_[n];
+  }
 }
 
 void Scheduler::leaves(int32_t node, double at) {
@@ -468,9 +495,15 @@ sched::JobView Scheduler::view_of(const Job& job, double now) const {
     view.granted = now - job.granted_at <= kPatience;
     view.pause_left = job.granted->empty() ? 0 : view.restart_seconds;
   }
-  const size_t gone = std::erase_if(view.allocation, [&](const sched::NodeShare& share) {
-    return cluster_.usable(share.node) == 0;
-  });
+  int32_t gone = 0;  // devices
+  for (sched::NodeShare& share : view.allocation) {
+    int32_t there = cluster_.usable(share.node) == 0 ? 0 : share.devices;
+    if (there > 0 && away_.contains(share.node))
+      there = std::min(there, devices_on(job.view.allocation, share.node));
+    gone += share.devices - there;
+    share.devices = there;
+  }
+  std::erase_if(view.allocation, [](const sched::NodeShare& share) { return share.devices == 0; });
   if (gone > 0) view.granted = false;
   if (sched::device_count(view.allocation) < view.min_devices) view.allocation.clear();
   if (!view.saves && !job.granted && !view.allocation.empty())
@@ -480,6 +513,7 @@ sched::JobView Scheduler::view_of(const Job& job, double now) const {
 
 std::vector<Allotment> Scheduler::decide(double now) {
   now_ = now;
+  see_nodes();
   std::vector<sched::JobView> views;
   for (auto& [id, job] : jobs_) {
     job.view.attained_service +=
@@ -506,7 +540,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
     if (view.allocation == job.granted.value_or(job.view.allocation)) continue;
     const auto why = taken.find(view.id);
     out[view.id] = {view.id, view.allocation,
-                    why == taken.end() ? "a node is drained or lost" : why->second};
+                    why == taken.end() ? "a node is drained, lost or away" : why->second};
   }
   // Whoever is stopped for another one may go on elsewhere once it has ended: until then it holds
   // what it is to give up.

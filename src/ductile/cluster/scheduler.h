@@ -139,6 +139,9 @@ class Scheduler {
   // Nothing new starts there, and what runs there moves away. `why`: which node that is and what is
   // the matter with it, for those who wait for it.
   void drain(int32_t node, bool drained, std::string why = "");
+  // It does not answer now, and may soon: what runs there stays, and nothing is granted there beside
+  // it.
+  void away(int32_t node, bool is_away, std::string why = "");
   // It will be drained then; +inf: no such time is known. Policies that look ahead (`ductile`)
   // start nothing there that would not end before, and move away in time what runs.
   void leaves(int32_t node, double at);
@@ -244,6 +247,7 @@ class Scheduler {
     std::vector<std::pair<size_t, int32_t>> shrunk;
   };
 
+  void see_nodes();
   int32_t region_named(std::string_view name) const;  // -1: there is none
   int32_t region_of(int32_t node) const;
   void bound_service(sched::JobView& view, int32_t least, int32_t most) const;
@@ -311,7 +315,8 @@ class Scheduler {
   std::map<JobId, int> scattered_;
   std::vector<int32_t> gpus_, lost_gpus_;  // by node; of the former, those that have failed
   std::map<int32_t, int64_t> gpu_quotas_;
-  std::map<int32_t, std::string> drained_;  // what is the matter with these nodes
+  const std::vector<int16_t> devices_;             // of each node
+  std::map<int32_t, std::string> drained_, away_;  // what is the matter with these nodes
   std::optional<Claim> claim_;
   std::set<JobId> without_gpus_{};          // no node had so many free in the last decision
   std::map<JobId, std::string> displaced_;  // by whom, of a higher tier, in the last decision

@@ -60,7 +60,7 @@ std::optional<Scheduler::Takeover> Scheduler::takeover_on(int32_t node, const sc
   int32_t gpus = job.gpus - (lasting - held_gpus);  // that are missing; so are
   int32_t devices = taker.min_devices - cluster_.usable(node);
   if (devices > 0 || lasting < job.gpus || gpus <= 0 || yields(taker, node)) return std::nullopt;
-  if (is_elsewhere(taker, node)) return std::nullopt;
+  if (is_elsewhere(taker, node) || away_.contains(node)) return std::nullopt;
   std::vector<size_t> others;
   for (size_t i = 0; i < views.size(); ++i) {
     const int32_t here = devices_on(views[i].allocation, node);

@@ -117,7 +117,8 @@ Scheduler::TierRound::Room Scheduler::TierRound::room_on(int32_t node, size_t ta
   const auto n = static_cast<size_t>(node);
   const sched::JobView& job = view(taker);
   const sched::Cluster& cluster = round_.cluster;
-  if (cluster.usable(node) == 0 || cluster.node_leaves_at[n] < round_.now + kSoonGone) return {};
+  if (cluster.usable(node) == 0 || scheduler_.away_.contains(node)) return {};
+  if (cluster.node_leaves_at[n] < round_.now + kSoonGone) return {};
   if (!job.types[static_cast<size_t>(cluster.node_type[n])].allowed) return {};
   if (scheduler_.is_elsewhere(job, node) || scheduler_.yields(job, node)) return {};
   const int32_t gpus = job_of(taker).gpus;
@@ -285,23 +286,25 @@ void Scheduler::keep_tiers(const sched::Round& round, sched::Decisions& decision
     if (!change.allocation.empty()) scattered_.erase(change.job);
 }
 
-// Too few devices are left where nodes are drained or lost; empty: that is not so.
+// Too few devices are left where nodes are drained, lost or away; empty: that is not so.
 std::string Scheduler::lacks_nodes(const Job& job) const {
   int64_t all = 0, usable = 0;
   for (int32_t n = 0; n < cluster_.nodes(); ++n) {
-    const int64_t here = cluster_.node_devices[static_cast<size_t>(n)];
+    const int64_t here = devices_[static_cast<size_t>(n)];
     all = job.one_node ? std::max(all, here) : all + here;
-    if (cluster_.usable(n) == 0) continue;
+    if (drained_.contains(n) || away_.contains(n)) continue;
     usable = job.one_node ? std::max(usable, here) : usable + here;
   }
   const int32_t asked = job.view.min_devices;
   if (!job.view.allocation.empty() || asked > all || asked <= usable) return "";
   std::string which;
-  for (const auto& [node, why] : drained_)
-    if (!why.empty()) which += (which.empty() ? ": " : "; ") + why;
+  for (const auto* out : {&drained_, &away_})
+    for (const auto& [node, why] : *out)
+      if (!why.empty() && (out == &drained_ || !drained_.contains(node)))
+        which += (which.empty() ? ": " : "; ") + why;
   return fmt::format(
-      "waits: it asks for {} device{}{}, and nodes that have so many are drained or lost{}. It "
-      "starts when such a node is back",
+      "waits: it asks for {} device{}{}, and too few are on nodes that are neither drained, lost "
+      "nor away{}. It starts when they are back",
       asked, asked == 1 ? "" : "s", job.one_node ? " on one node" : "", which);
 }
 

@@ -128,6 +128,7 @@ void Service::Impl::look_at_nodes() {
                                 ? "is drained"
                                 : fmt::format("is drained, \"{}\"", drain->second);
     scheduler_.drain(n, !nodes_.keeps_jobs(n), fmt::format("{} {}", nodes_.name(n), why));
+    scheduler_.away(n, !nodes_.usable(n), fmt::format("{} does not answer now", nodes_.name(n)));
   }
   decide_soon();
 }

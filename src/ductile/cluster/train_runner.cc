@@ -11,6 +11,7 @@
 #include "ductile/cluster/pause_meter_impl.h"
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/link/membership_options.h"
+#include "ductile/link/plan_change.h"
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/server/job_host.h"
@@ -41,6 +42,11 @@ class TrainRunner : public JobRunner {
         lock_(folder.path(), run::RunLock::kController),
         least_(std::min(least, job.train.virtual_ranks)) {
     folder.remove_leftovers();
+    if (link::PlanChange::left_open(folder))
+      fail(ErrorCode::conflict,
+           "{0} was given another plan by hand, by which no step is done yet: `ductile train "
+           "--resume {0}` goes on by it, or takes it back where it cannot be run",
+           folder.path().string());
     auto launcher = engine.launcher(folder, !job.python.object.empty());
     launcher_ = launcher.get();
     server::JobHostOptions options;

@@ -1,6 +1,6 @@
 // Another plan for a run that goes on, and commands that are killed while nobody knows whether it
 // can be run: what the next one finds at each instant.
-#include "ductile/cli/plan_change.h"
+#include "ductile/link/plan_change.h"
 
 #include <exception>
 #include <optional>
@@ -29,6 +29,7 @@
 namespace ductile::cli {
 namespace {
 
+using link::PlanChange;
 using Json = nlohmann::json;
 
 struct ChangedRun {

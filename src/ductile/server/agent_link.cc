@@ -200,6 +200,8 @@ std::string AgentLink::hear_message(json value, std::vector<json>& said) {
     const json cores = ready.is_object() ? ready.value("cores", json()) : json();
     state_ = State::ready;
     cores_ = cores.is_number_integer() ? cores.get<int64_t>() : 0;
+    const json leaving = ready.is_object() ? ready.value("leaving", json()) : json();
+    leaving_ = leaving.is_number() ? leaving.get<double>() : 0;
   } else if (!value.contains("beat")) {
     said.push_back(std::move(value));
   }

@@ -35,6 +35,7 @@ class AgentLink {
   State state() const { return state_; }
   const std::string& error() const { return error_; }  // why it is down; empty: it was never up
   int64_t cores() const { return cores_; }
+  double leaving() const { return leaving_; }  // as it said when it became ready: Agents::leaving()
 
   void dial(const net::Secret& secret);  // starts the agent
   bool may_dial() const;
@@ -68,6 +69,7 @@ class AgentLink {
   State state_ = State::down;
   std::string error_;
   int64_t cores_ = 0;
+  double leaving_ = 0;
   pid_t pid_ = -1;
   Descriptor to_, from_, talk_;
   net::Loop::Watch to_watch_, from_watch_, talk_watch_;  // the first while words wait for it

@@ -71,6 +71,7 @@ void Agents::hold(size_t h, std::string why) {
   if (state.link->state() != AgentLink::State::down) {
     state.link->hang_up();
     forget(state);
+    state.leaving = 0;
   } else if (!news) {
     return;
   }
@@ -89,7 +90,6 @@ void Agents::call(size_t h) {
 void Agents::forget(State& state) {
   state.clean = state.asked = false;
   state.strays = 0;
-  state.leaving = 0;
   state.next_census = {};
 }
 
@@ -120,6 +120,7 @@ void Agents::turn() {
     const std::vector<json> said = state.link->take();
     if (state.link->state() != before) {
       forget(state);
+      if (ready(h)) state.leaving = state.link->leaving();
       if (ready(h))
         for (const auto& [run, job] : std::map(jobs_)) job->ready(h);
       changed(h);

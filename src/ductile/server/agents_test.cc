@@ -4,11 +4,14 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstddef>
+#include <cstring>
 #include <list>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +21,8 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -285,6 +290,21 @@ TEST(Agents, AJobWaitsForThePlaceOfAWorkerThatIsSilent) {
   EXPECT_NE(events.find("no host has room for a worker: one has 1"), std::string::npos) << events;
 }
 
+// Of a second controller of the same hosts.
+AgentsOptions options_beside(const Fleet& fleet) {
+  AgentsOptions options;
+  options.setup = {{{"one", "", 2}}, "env", "127.0.0.1"};
+  options.folder = fleet.folder();
+  options.program = options.worker = DUCTILE_TEST_WORKER;
+  return options;
+}
+
+bool has_ended(pid_t child) {
+  siginfo_t info{};
+  return ::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+         info.si_pid == child;
+}
+
 // The controller takes a stopped agent for one without a connection; when it wakes up, the new one
 // has taken its place.
 TEST(Agents, ANewOneEndsTheOneBeforeIt) {
@@ -293,18 +313,40 @@ TEST(Agents, ANewOneEndsTheOneBeforeIt) {
   const std::vector<pid_t> before = Fleet::agents_alive();
   ASSERT_EQ(before.size(), 1u);
   ::kill(before[0], SIGSTOP);
-  AgentsOptions options;
-  options.setup = {{{"one", "", 2}}, "env", "127.0.0.1"};
-  options.folder = fleet.folder();
-  options.program = options.worker = DUCTILE_TEST_WORKER;
-  Agents next(fleet.loop, options);
+  Agents next(fleet.loop, options_beside(fleet));
   next.meet(true);
-  const auto is_over = [&] {
-    siginfo_t info{};
-    return ::waitid(P_PID, static_cast<id_t>(before[0]), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-           info.si_pid == before[0];
-  };
-  EXPECT_TRUE(fleet.turn_until(is_over));
+  EXPECT_TRUE(fleet.turn_until([&] { return has_ended(before[0]); }));
+}
+
+// Whoever likes may call it, as any user of the host, and it accepts nobody any more.
+TEST(Agents, ANewOneEndsTheOneBeforeItThoughItsQueueIsFull) {
+  Fleet fleet({{"one", "", 2}});
+  ASSERT_TRUE(fleet.turn_until([&] { return fleet.agents->clean(0); }));
+  const std::vector<pid_t> before = Fleet::agents_alive();
+  ASSERT_EQ(before.size(), 1u);
+  ::kill(before[0], SIGSTOP);
+  std::vector<Descriptor> callers;
+  std::istringstream sockets(read_file("/proc/net/unix"));
+  for (std::string line; std::getline(sockets, line);) {
+    const size_t at = line.find("@ductile-agent-");
+    if (at == std::string::npos) continue;
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    const std::string name = line.substr(at + 1);
+    ASSERT_LT(name.size(), sizeof address.sun_path);
+    std::memcpy(address.sun_path + 1, name.data(), name.size());
+    const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+    bool room = true;
+    while (room && callers.size() < 10'000) {
+      Descriptor caller(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      room = ::connect(caller.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0;
+      callers.push_back(std::move(caller));
+    }
+  }
+  ASSERT_GT(callers.size(), 10u);
+  Agents next(fleet.loop, options_beside(fleet));
+  next.meet(true);
+  EXPECT_TRUE(fleet.turn_until([&] { return has_ended(before[0]); }));
 }
 
 TEST(Agents, WorkersThatNoJobKnowsAreEndedBeforeTheHostIsClean) {

@@ -23,10 +23,13 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
 #include "ductile/base/machine.h"
+#include "ductile/link/addresses.h"
+#include "ductile/link/boot_clock.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/net/loop.h"
 #include "ductile/net/secret.h"
 #include "ductile/process/worker.h"
+#include "ductile/run/folder.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/agent_wire_impl.h"
 #include "ductile/server/launcher.h"
@@ -160,7 +163,9 @@ class HostAgent {
     if (const int64_t devices = value.at("devices"); devices > 0)
       devices_ = std::make_unique<NodeDevices>(devices);
     if (const double notice = value.value("notice", 0.0); notice > 0) heed(notice);
-    say({{"ready", {{"cores", usable_cores().size()}}}});
+    json ready = {{"cores", usable_cores().size()}};
+    if (const double notice = known_notice(); notice > 0) ready["leaving"] = notice;
+    say({{"ready", ready}});
     if (devices_) say({{"hardware", json(to_json(devices_->hardware()))}});
     if (devices_) warm();
   }
@@ -187,8 +192,45 @@ class HostAgent {
     signals_ = opened(::signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK), "signalfd");
     signal_watch_ = loop_.watch(signals_.get(), net::Interest::read, [this, notice](net::Ready) {
       signalfd_siginfo info;
-      while (::read(signals_.get(), &info, sizeof info) == sizeof info) say({{"leaving", notice}});
+      while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
+        keep_notice(notice);
+        say({{"leaving", notice}});
+      }
     });
+  }
+
+  fs::path notice_file() const { return folder_ / "server" / "leaving" / run::file_name_of(host_); }
+
+  // A machine is told once, and the next agent has to know it, too, as after a restart of the
+  // service.
+  void keep_notice(double notice) const {
+    const std::chrono::duration<double> now = link::boot_time();
+    const json kept = {{"machine", link::PeerAddress::here(host_).place},
+                       {"notice", notice},
+                       {"until", now.count() + notice}};
+    try {
+      fs::create_directories(notice_file().parent_path());
+      write_file_atomic(notice_file(), dump_json(kept));
+    } catch (const std::exception& error) {
+      log_line(fmt::format("host-agent: the notice is known to this agent alone: {}", error.what()));
+    }
+  }
+
+  // Seconds, as the notice had them that is not over yet; 0: there is none.
+  double known_notice() const {
+    if (kind_of(notice_file()) != FileKind::file) return 0;
+    try {
+      const json kept = parse_json(read_file(notice_file()));
+      const std::chrono::duration<double> now = link::boot_time();
+      // One of an earlier machine of this name is over, whatever its time.
+      if (kept.at("machine") == link::PeerAddress::here(host_).place &&
+          kept.at("until").get<double>() > now.count())
+        return kept.at("notice").get<double>();
+      fs::remove(notice_file());
+    } catch (const std::exception& error) {
+      log_line(fmt::format("host-agent: {}: {}", notice_file().string(), error.what()));
+    }
+    return 0;
   }
 
   void open(const std::string& run, const json& value) {

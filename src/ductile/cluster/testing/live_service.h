@@ -108,6 +108,11 @@ class LiveService {
   void kill_agent(const std::string& node, int signal = SIGKILL) const {
     for (const pid_t pid : agents(node)) ::kill(pid, signal);
   }
+  // The machine of that name is another one from the next agent on: it has no notice.
+  void change_machine(const std::string& node) const {
+    const fs::path shared = options_.shared.empty() ? folder() : options_.shared;
+    fs::remove(shared / "server" / "leaving" / node);
+  }
   // The launcher command leaves the node's name in their environment, as NODE.
   std::set<pid_t> agents(const std::string& node) const {
     std::set<pid_t> out;

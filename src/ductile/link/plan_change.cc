@@ -1,4 +1,4 @@
-#include "ductile/cli/plan_change.h"
+#include "ductile/link/plan_change.h"
 
 #include <system_error>
 #include <utility>
@@ -15,7 +15,7 @@
 #include "ductile/run/progress.h"
 #include "ductile/run/trace.h"
 
-namespace ductile::cli {
+namespace ductile::link {
 namespace {
 
 constexpr int64_t kMostSteps = int64_t{1} << 62;
@@ -176,4 +176,4 @@ bool PlanChange::take_back() {
   return true;
 }
 
-}  // namespace ductile::cli
+}  // namespace ductile::link

@@ -9,7 +9,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/run/folder.h"
 
-namespace ductile::cli {
+namespace ductile::link {
 
 // Another plan for a run that goes on: it becomes part of job.toml before any worker has seen it,
 // and workers may refuse it, as they alone know the model. Until they have done a step by it, the
@@ -66,4 +66,4 @@ class PlanChange {
   bool open_ = true;
 };
 
-}  // namespace ductile::cli
+}  // namespace ductile::link
