@@ -2,7 +2,7 @@
 """Real jobs under each policy on the slots of this machine, and the same workload in the simulator.
 
 Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductile] [--workloads a,b]
-                                 [--slots 2] [--rounds 1] [--profiles before,after] [--jitter 0] [--data FOLDER]
+                                 [--slots 2] [--rounds 1] [--interval 10] [--profiles before,after] [--jitter 0] [--data FOLDER]
                                  [--build build/release]
 
 1. Each kind of job runs in a service on each number of slots, beside jobs of each kind on the others, which
@@ -13,8 +13,7 @@ Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductil
    measured as they run as well, and the simulator is given those times too: what is left is its own error.
 2. Each workload runs under each policy with `ductile up`, jobs arriving when they should. Policies
    take turns.
-3. The same workload runs in `ductile sim` with the profile. Seconds are ten there for one here,
-   since the simulator rounds its epochs to whole seconds. Its rounds are those of a service, and jobs
+3. The same workload runs in `ductile sim` with the profile. Its rounds are those of the service, and jobs
    declare their steps, as jobs with `train.max_steps` do here.
    With --jitter N it runs N times more, each job coming up to half a second sooner or later and each kind of step
    taking up to 3 % more or less, as it is in reality: some policies decide quite otherwise then, and the table
@@ -23,7 +22,8 @@ Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductil
 
 FOLDER has fashion-mnist and cifar10 as `ductile data` takes them. Workload a was there while this was
 written; b was kept apart. Policies that do not resize jobs run each with the slots that it asks for;
-the others may give it from one slot to all. It wants a quiet machine, and resumes where it stopped:
+the others may give it from one slot to all. Policies decide every --interval seconds, and `ductile` at events as well: with
+jobs of seconds, rounds of 10 s are a handicap of the others, so that a comparison of policies wants --interval 1. It wants a quiet machine, and resumes where it stopped:
 what lies in OUT is not run again. Writes OUT/report.json and prints a table.
 """
 import argparse
@@ -46,7 +46,6 @@ sys.dont_write_bytecode = True
 from asking import UnixConnection  # noqa: E402
 
 RESIZES = {"fifo": False, "srtf": False, "tiresias": False, "gavel": False}
-SCALE = 10  # seconds of the simulator for one of ours
 
 # Options beside the batch; steps of the shortest job.
 KINDS = {
@@ -116,7 +115,7 @@ class Up:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.process = subprocess.Popen(
             [args.build / "bin" / "ductile", "up", "--folder", self.folder, "--devices", str(args.slots), "--policy",
-             policy], env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"), stdout=subprocess.DEVNULL,
+             policy, "--interval", str(args.interval)], env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"), stdout=subprocess.DEVNULL,
             stderr=open(args.out / "service.log", "a"))
         while not (self.folder / "api.sock").exists():
             time.sleep(0.05)
@@ -156,7 +155,9 @@ def profile(args):
         for kind in KINDS:
             up.submit(f"first-{kind}", 1, 1, kind, 1)
         up.finish()
-        return {kind: profile_of(args, up, kind) for kind in KINDS}
+        kinds = list(KINDS)
+        random.Random(f"profile {time.time()}").shuffle(kinds)  # the machine's speed changes meanwhile
+        return {kind: profile_of(args, up, kind) for kind in kinds}
     finally:
         up.end()
 
@@ -176,15 +177,20 @@ def profile_of(args, up, kind):
 
 def run_beside(args, up, kind, slots, other):
     """The record of a job that ran on so many slots while all others had jobs of another kind."""
-    number, beside = up.submit(f"{kind}-{slots}-{other}", slots, slots, kind, LENGTH), 0
+    beside = int(slots < args.slots)
+    if beside:  # the other one first, so that all of this one is beside it
+        up.submit(f"beside-{kind}-{slots}-{other}-0", 1, 1, other, LENGTH)
+        while not any(job["phase"] == "running" for job in get(up.folder, "/v1/jobs?live=1&limit=1000")["jobs"]):
+            time.sleep(0.05)
+    number = up.submit(f"{kind}-{slots}-{other}", slots, slots, kind, LENGTH)
     while (phase := up.record(number)["phase"]) != "finished":
         assert phase in ("queued", "running"), phase
         waiting = [job for job in get(up.folder, "/v1/jobs?live=1&limit=1000")["jobs"] if job["phase"] == "queued"]
         if slots < args.slots and not waiting:
-            up.submit(f"beside-{number}-{beside}", 1, 1, other, 1)
+            up.submit(f"beside-{kind}-{slots}-{other}-{beside}", 1, 1, other, 1)
             beside += 1
         time.sleep(0.2)
-    up.cancel(f"beside-{number}-*")
+    up.cancel(f"beside-{kind}-{slots}-{other}-*")
     up.finish()
     return up.record(number)
 
@@ -308,7 +314,7 @@ def simulated(args, name, policy, profiles, draw=None):
         for slots in range(1, args.slots + 1):
             step = profiles[kind]["steps"][str(slots)]
             sync = max(0.0, step - one / slots) if slots > 1 else 0.0
-            row = f"{-(-batch // slots)},{step * SCALE},{sync * SCALE}"
+            row = f"{-(-batch // slots)},{step},{sync}"
             placements.append(f"{slots},{row}")
             scaling.append(f"1,{slots},{row}")
         (application / "placements-cpu.csv").write_text("\n".join(placements) + "\n")
@@ -316,16 +322,16 @@ def simulated(args, name, policy, profiles, draw=None):
     rows = ["name,time,application,num_replicas,batch_size,scaling"]
     for job, kind, length, asked, arrival in jobs:
         scaling = "strong" if RESIZES.get(policy, True) else "rigid"
-        rows.append(f"{job},{arrival * SCALE:.1f},{kind}-{length},{asked},{KINDS[kind][1]},{scaling}")
+        rows.append(f"{job},{arrival:.3f},{kind}-{length},{asked},{KINDS[kind][1]},{scaling}")
     (folder / "jobs.csv").write_text("\n".join(rows) + "\n")
     (folder / "cluster.toml").write_text(f'[[nodes]]\ntype = "cpu"\ncount = 1\ndevices = {args.slots}\n')
     pause = statistics.mean(profiles[kind]["start"] + profiles[kind]["end"] for _, kind, *_ in jobs)
     words = [args.build / "bin" / "ductile", "sim", folder / "jobs.csv", "--applications", folder / "traces",
-             "--cluster", folder / "cluster.toml", "--policy", policy, "--interval", str(10 * SCALE),
-             "--as-service", "--budget", "exact", "--restart", str(pause * SCALE), "--json", "--out", folder / "out"]
+             "--cluster", folder / "cluster.toml", "--policy", policy, "--interval", str(args.interval),
+             "--as-service", "--budget", "exact", "--restart", str(pause), "--json", "--out", folder / "out"]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["runs"][0]["mean_jct"] / SCALE
+    return json.loads(done.stdout)["runs"][0]["mean_jct"]
 
 
 def jittered(args, name, policy, profiles):
@@ -343,6 +349,7 @@ def main():
     parser.add_argument("--workloads", default="a,b")
     parser.add_argument("--slots", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--interval", type=float, default=10)
     parser.add_argument("--profiles", default="before,after")
     parser.add_argument("--jitter", type=int, default=0)
     parser.add_argument("--data", type=pathlib.Path, default=ROOT / "data")
@@ -379,15 +386,17 @@ def main():
         during = profiles_during(args, name, jobs, of_workload, expected)
         rows[-1]["sim_during"] = simulated(args, name, policy, during)
         rows[-1]["jittered"] = jittered(args, name, policy, during)
+        if rows[-1]["jittered"]:
+            rows[-1]["ratio_jittered"] = rows[-1]["real"] / rows[-1]["jittered"][1]
         rows[-1]["ratio_during"] = rows[-1]["real"] / rows[-1]["sim_during"]
     (args.out / "report.json").write_text(json.dumps({"profiles": profiled, "rows": rows}, indent=1))
     print("\n| workload | policy | real s | simulated s | real / simulated | simulated with the times of the turn, s | "
-          "real / simulated | jittered, s (5th, 50th, 95th percentile) | allocations | same bits |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+          "real / simulated | jittered, s (5th, 50th, 95th percentile) | real / jittered median | allocations | same bits |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
     for r in rows:
         spread = ", ".join(f"{s:.1f}" for s in r["jittered"]) if r["jittered"] else "-"
         print(f"| {r['workload']} | {r['policy']} | {r['real']:.1f} | {r['sim']:.1f} | {r['ratio']:.3f} | "
-              f"{r['sim_during']:.1f} | {r['ratio_during']:.3f} | {spread} | {r['allocations']} | {r['same_bits']} of {r['jobs']} |")
+              f"{r['sim_during']:.1f} | {r['ratio_during']:.3f} | {spread} | {r.get('ratio_jittered', 0):.3f} | {r['allocations']} | {r['same_bits']} of {r['jobs']} |")
 
 
 if __name__ == "__main__":

@@ -131,6 +131,8 @@ class Ours(Market):
         self.machines.go(machine)
 
     def come(self, machine):
+        # Another machine of the same name, which the notice of the one before does not concern.
+        (self.folder / "service" / "server" / "leaving" / self.machines.hosts.names[machine + 1]).unlink(missing_ok=True)
         self.machines.come(machine)
 
     def save(self):

@@ -94,6 +94,7 @@ struct ServiceCommand {
   // up
   std::optional<int64_t> devices;  // default: the hardware threads that this process may use
   std::string policy = "ductile";
+  double interval = 10;             // seconds between two rounds of it
   std::vector<std::string> quotas;  // TEAM=DEVICES
   std::vector<std::string> shares;  // TEAM=PART
   std::vector<std::string> data;    // folders in which the jobs of others may name files

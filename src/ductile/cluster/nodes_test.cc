@@ -239,6 +239,20 @@ TEST(Nodes, ANodeThatIsTakenBackWithANoticeLosesNoWorker) {
   wait_for_node(service, before, "up");
 }
 
+TEST(Nodes, AMachineThatIsNotTakenBackIsUsedAgain) {
+  LiveService service([](ServiceOptions& options) {
+    on_nodes({"one"}, 1)(options);
+    options.cluster->groups.front().notice = 2;
+  });
+  wait_for_node(service, "one", "up");
+  service.kill_agent("one", SIGTERM);
+  wait_for_node(service, "one", "away");
+  const std::set<pid_t> agent = service.agents("one");
+  wait_for_node(service, "one", "up");
+  EXPECT_EQ(service.agents("one"), agent);
+  service.expect_result(service.submit("job", 20));
+}
+
 // Where there is no room elsewhere, the job is saved within the notice, and waits.
 TEST(Nodes, ANoticeSavesWhatHasNoOtherPlace) {
   LiveService service([&](ServiceOptions& options) {
@@ -537,7 +551,8 @@ TEST(Scheduler, NothingIsGrantedWhereNobodyAnswers) {
       world.decide();
       EXPECT_EQ(world.held.at(1), first) << policy;
       for (const JobId id : {2, 3})
-        for (const spec::NodeShare& share : world.held.at(id)) EXPECT_NE(share.node, away) << policy;
+        for (const spec::NodeShare& share : world.held.at(id))
+          EXPECT_NE(share.node, away) << policy;
     }
     EXPECT_TRUE(world.runs(2) || world.runs(3)) << policy << " leaves free what it could use";
     world.scheduler.away(1 - away, true, "nor does it");

@@ -48,7 +48,7 @@ void add_sim_conditions(CLI::App* sub, SimCommand& c) {
       ->option_text("X")
       ->check(CLI::Range(0.1, 1e6));
   sub->add_flag("--as-service", c.as_service,
-                "rounds as those of a service: also at once where nothing runs, and one interval "
+                "as in a service: rounds also at once where nothing runs, and one interval "
                 "after the last");
   sub->add_option(
          "--restart", c.restart,

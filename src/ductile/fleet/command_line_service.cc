@@ -50,6 +50,10 @@ void add_policy(CLI::App& sub, ServiceCommand& c) {
   sub.add_option("--policy", c.policy, "who runs when: a scheduling policy (default ductile)")
       ->option_text("NAME")
       ->check(CLI::IsMember(sched::policy_names()));
+  sub.add_option("--interval", c.interval,
+                 "seconds between two rounds of the policy where nothing happens (default 10)")
+      ->option_text("SECONDS")
+      ->check(CLI::Range(0.5, 3600.0));
 }
 
 void add_page(CLI::App& sub, ServiceCommand& c) {

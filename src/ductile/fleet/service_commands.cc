@@ -341,6 +341,7 @@ cluster::ServiceOptions options_of(const ServiceCommand& command, const Context&
     options.data.push_back(fs::canonical(folder));
   }
   options.policy = command.policy;
+  options.interval = command.interval;
   options.retention = {command.keep_days * 86400, command.keep_jobs};
   if (!command.no_page) options.port = command.port.value_or(kPagePort);
   options.or_any_port = !command.port;

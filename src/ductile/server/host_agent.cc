@@ -43,6 +43,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kBeatsOfALook = 5;  // at the devices
+constexpr double kForget = 2;     // times a notice, after which it is forgotten
 
 class HostAgent {
  public:
@@ -201,31 +202,46 @@ class HostAgent {
 
   fs::path notice_file() const { return folder_ / "server" / "leaving" / run::file_name_of(host_); }
 
+  // One that is still there so much later is not taken back after all.
+  void stay_after(double seconds) {
+    const std::chrono::duration<double> wait(seconds);
+    stay_ = loop_.after(std::chrono::duration_cast<std::chrono::milliseconds>(wait), [this] {
+      std::error_code gone;
+      fs::remove(notice_file(), gone);
+      say({{"leaving", 0.0}});
+    });
+  }
+
   // A machine is told once, and the next agent has to know it, too, as after a restart of the
   // service.
-  void keep_notice(double notice) const {
+  void keep_notice(double notice) {
     const std::chrono::duration<double> now = link::boot_time();
     const json kept = {{"machine", link::PeerAddress::here(host_).place},
                        {"notice", notice},
-                       {"until", now.count() + notice}};
+                       {"until", now.count() + kForget * notice}};
+    stay_after(kForget * notice);
     try {
       fs::create_directories(notice_file().parent_path());
       write_file_atomic(notice_file(), dump_json(kept));
     } catch (const std::exception& error) {
-      log_line(fmt::format("host-agent: the notice is known to this agent alone: {}", error.what()));
+      log_line(
+          fmt::format("host-agent: the notice is known to this agent alone: {}", error.what()));
     }
   }
 
   // Seconds, as the notice had them that is not over yet; 0: there is none.
-  double known_notice() const {
+  double known_notice() {
     if (kind_of(notice_file()) != FileKind::file) return 0;
     try {
       const json kept = parse_json(read_file(notice_file()));
       const std::chrono::duration<double> now = link::boot_time();
+      const double left = kept.at("until").get<double>() - now.count();
+      const double notice = kept.at("notice");
       // One of an earlier machine of this name is over, whatever its time.
-      if (kept.at("machine") == link::PeerAddress::here(host_).place &&
-          kept.at("until").get<double>() > now.count())
-        return kept.at("notice").get<double>();
+      if (left > 0 && kept.at("machine") == link::PeerAddress::here(host_).place) {
+        stay_after(std::min(left, kForget * notice));
+        return notice;
+      }
       fs::remove(notice_file());
     } catch (const std::exception& error) {
       log_line(fmt::format("host-agent: {}: {}", notice_file().string(), error.what()));
@@ -414,6 +430,7 @@ class HostAgent {
   fs::path folder_, program_, keeper_;
   std::string host_, place_name_;
   std::unique_ptr<NodeDevices> devices_;
+  net::Loop::Timer stay_;
   int beats_ = 0;
   std::shared_ptr<Zygotes> zygotes_;  // of the built-in worker; null: each is started
   std::map<std::string, Job> jobs_;   // by their runs

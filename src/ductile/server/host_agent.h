@@ -28,9 +28,9 @@ inline constexpr const char* kHostAgent = "host-agent";  // the argument that ru
 // `devices` each worker gets a share of the cores, and the GPUs that it asks for, for itself
 // (node_devices.h). With a `notice` above 0, SIGTERM says that the host will be gone in so
 // many seconds: the agent says {"leaving": SECONDS} and goes on, and so do the workers, which
-// ignore the signal as it does. Until that time is over the next agent of the same machine has
-// "leaving" in its {"ready"}. Keepers of commands are workers in all this; launcher.h has the
-// differences.
+// ignore the signal as it does. The next agent of the same machine has "leaving" in its
+// {"ready"}. A machine that is still there after twice that time stays: {"leaving": 0}. Keepers of
+// commands are workers in all this; launcher.h has the differences.
 //
 // A host has one agent for a folder: a new one ends an earlier one that is still there, so that a
 // request which was long on its way is never carried out. Ends without a kill when `in` ends: the

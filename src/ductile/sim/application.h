@@ -82,6 +82,8 @@ struct ReplayRules {
   // Whether each application has its own pause, and its steps take `slowdown` times as long.
   bool own_pause = false;
   std::optional<double> restart;  // seconds that replace any pause above
+  // Whether a job's epochs end at whole seconds after they began, which moves jobs of seconds.
+  bool whole_seconds = true;
 };
 
 // Seconds that a start or change of allocation costs.

@@ -215,7 +215,8 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
       }
     } else {
       ++epoch_;
-      const double delta = std::min(std::nearbyint((next - progress_) / rate_), slice);
+      const double left = (next - progress_) / rate_;
+      const double delta = std::min(rules_.whole_seconds ? std::nearbyint(left) : left, slice);
       if (epoch_ == app_.epochs) {
         finished_ = true;
         service_ += delta * devices_;

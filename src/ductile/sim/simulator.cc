@@ -625,7 +625,9 @@ SimResult Simulation::run() {
     const size_t arrived = next_job_, unfinished = active_.size();
     bool event = false;
     if (traits_.on_events || options_.as_service) {
-      double sooner = unfinished > 0 ? now_ + kNotice : until;
+      const double notice =
+          options_.as_service ? std::min(kNotice, options_.interval / 100) : kNotice;
+      double sooner = unfinished > 0 ? now_ + notice : until;
       if (next_job_ < workload_.jobs.size())
         sooner = std::min(sooner, workload_.jobs[next_job_].time);
       event = sooner < until;
