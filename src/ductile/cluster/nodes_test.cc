@@ -96,6 +96,7 @@ TEST(Nodes, ADrainMovesWhatRunsThere) {
   service.slow_steps(true);
   const JobId id = service.submit("job", 300);
   Json job = service.wait_for(id, "running");
+  service.wait_for_workers(id);
   const std::string before = *nodes_of(job).begin(), after = before == "one" ? "two" : "one";
   service.send("POST", "/v1/nodes/" + before + "/drain", "{}");
   job = service.wait(id, [&](const Json& now) {
@@ -220,6 +221,10 @@ TEST(Nodes, ANodeThatIsTakenBackWithANoticeLosesNoWorker) {
   EXPECT_EQ(node_of(service, before).at("reason"),
             "its machine is taken back, within 1000 s of the notice");
   EXPECT_EQ(service.agents(before).size(), 1u) << "it goes on until it is killed";
+  const fs::path kept = service.folder() / "server" / "leaving" / before;
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!fs::exists(kept) && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(5ms);
   // The next agent knows it, too, and so does the next service, as long as the machine is there.
   service.kill_agent(before);
   expect_is_leaving(service, before);

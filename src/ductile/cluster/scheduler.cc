@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "ductile/base/error.h"
+#include "ductile/cluster/scheduler_impl.h"
 #include "ductile/noise/noise_scale.h"
 #include "ductile/sched/queueing.h"
 
@@ -504,7 +505,12 @@ sched::JobView Scheduler::view_of(const Job& job, double now) const {
     share.devices = there;
   }
   std::erase_if(view.allocation, [](const sched::NodeShare& share) { return share.devices == 0; });
-  if (gone > 0) view.granted = false;
+  if (gone > 0)
+    view.granted = false;
+  else if (std::ranges::any_of(view.allocation, [&](const sched::NodeShare& share) {
+             return away_.contains(share.node);
+           }))
+    view.granted = true;  // its devices there are of no use to anybody else
   if (sched::device_count(view.allocation) < view.min_devices) view.allocation.clear();
   if (!view.saves && !job.granted && !view.allocation.empty())
     view.unsaved_seconds = std::max(0.0, now - view.last_change);

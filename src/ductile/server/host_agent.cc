@@ -23,6 +23,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
 #include "ductile/base/machine.h"
+#include "ductile/base/paths.h"
 #include "ductile/link/addresses.h"
 #include "ductile/link/boot_clock.h"
 #include "ductile/link/worker_processes.h"
@@ -43,7 +44,8 @@ namespace {
 using nlohmann::json;
 
 constexpr int kBeatsOfALook = 5;  // at the devices
-constexpr double kForget = 2;     // times a notice, after which it is forgotten
+constexpr std::chrono::milliseconds kControllersEnd{200};
+constexpr double kForget = 2;  // times a notice, after which it is forgotten
 
 class HostAgent {
  public:
@@ -194,8 +196,9 @@ class HostAgent {
     signal_watch_ = loop_.watch(signals_.get(), net::Interest::read, [this, notice](net::Ready) {
       signalfd_siginfo info;
       while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
-        keep_notice(notice);
         say({{"leaving", notice}});
+        // What ends a controller on this machine may signal its agents, too: their input ends then.
+        keep_ = loop_.after(kControllersEnd, [this, notice] { keep_notice(notice); });
       }
     });
   }
@@ -430,7 +433,7 @@ class HostAgent {
   fs::path folder_, program_, keeper_;
   std::string host_, place_name_;
   std::unique_ptr<NodeDevices> devices_;
-  net::Loop::Timer stay_;
+  net::Loop::Timer keep_, stay_;
   int beats_ = 0;
   std::shared_ptr<Zygotes> zygotes_;  // of the built-in worker; null: each is started
   std::map<std::string, Job> jobs_;   // by their runs
