@@ -122,6 +122,19 @@ TEST(Why, SaysThatANodeIsDrained) {
   EXPECT_EQ(cluster.get("/v1/jobs/" + std::to_string(id)).at("why"), "It is done after 20 steps.");
 }
 
+// Nobody needs what it gives up.
+TEST(Why, SaysWhichNodeAJobHadToLeave) {
+  LiveService cluster(1);
+  const JobId id = cluster.submit_command("leaves", ": > began; exec sleep 1000");
+  cluster.wait(id, [&](const Json&) { return fs::exists(cluster.folder() / "began"); });
+  cluster.send("POST", "/v1/nodes/here/drain", "{\"reason\": \"a fan\"}");
+  cluster.wait_for(id, "queued");
+  const std::string events = cluster.get("/v1/events?limit=1000").dump();
+  EXPECT_NE(events.find(R"(It had to leave: node here is drained, \"a fan\".)"), std::string::npos)
+      << events;
+  EXPECT_EQ(events.find("made room"), std::string::npos) << events;
+}
+
 // It was submitted to a larger service.
 TEST(Why, SaysThatAJobIsTooLarge) {
   LiveService cluster(4);
