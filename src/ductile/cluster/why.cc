@@ -85,15 +85,20 @@ bool is_usable(const WhyFacts& facts, const std::string& name) {
   });
 }
 
-// "node1 (2 devices, drained: "new disk")".
-std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
+// "drained: "new disk"", of one that is not usable.
+std::string trouble_of(const WhyFacts& facts, const NodeRecord& node) {
   const Drain* drain = drain_of(facts, node.node);
   std::string what = drain == nullptr ? std::string(to_string(node.state)) : "drained";
   if (drain != nullptr && drain->ends)
     what += fmt::format(" for {:.0f} s more", std::max(1.0, std::ceil(*drain->ends - facts.now)));
   if (drain != nullptr && !drain->reason.empty()) what += fmt::format(": \"{}\"", drain->reason);
   if (drain == nullptr && !node.why.empty()) what += ": " + without_stop(node.why);
-  return fmt::format("{} ({}, {})", node.node, counted(node.devices), what);
+  return what;
+}
+
+// "node1 (2 devices, drained: "new disk")".
+std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
+  return fmt::format("{} ({}, {})", node.node, counted(node.devices), trouble_of(facts, node));
 }
 
 // Too few devices can be used at all, with or without those of other nodes; empty: enough can.
@@ -438,6 +443,33 @@ std::string region_of_job(const WhyFacts& facts) {
   return several && !region.empty() ? " in region " + region : "";
 }
 
+// On which nodes a job is, and what is the matter with these; of a service of one node nothing
+// while that can be used. With a space before it.
+std::string places_text(const WhyFacts& facts) {
+  std::vector<std::string> troubled, places;
+  for (const NodeRecord& node : facts.nodes) {
+    int64_t devices = 0;
+    for (const Holder& h : facts.holders)
+      if (h.job == facts.job.id && h.node == node.node) devices += h.devices;
+    if (devices == 0) continue;
+    if (is_usable(facts, node))
+      places.push_back(fmt::format("node {} ({})", node.node, counted(devices)));
+    else
+      troubled.push_back(
+          fmt::format("node {} ({}, {})", node.node, counted(devices), trouble_of(facts, node)));
+  }
+  if (troubled.empty() && facts.nodes.size() < 2) return "";
+  places.insert(places.begin(), troubled.begin(), troubled.end());
+  if (places.empty()) return "";
+  const size_t count = std::min(places.size(), std::max(kMostNamed, troubled.size()));
+  std::string out;
+  for (size_t i = 0; i < count; ++i)
+    out += (i == 0 ? " It is on " : i + 1 == places.size() ? " and " : ", ") + places[i];
+  if (const size_t rest = places.size() - count; rest > 0)
+    out += fmt::format(" and {} other node{}", rest, rest == 1 ? "" : "s");
+  return out + ".";
+}
+
 std::string why_it_runs(const WhyFacts& facts) {
   const Submission& s = facts.job.submission;
   const auto own = shares(facts, [&](const Holder& h) { return h.job == facts.job.id; });
@@ -451,8 +483,9 @@ std::string why_it_runs(const WhyFacts& facts) {
                        without_stop(facts.live->text));
   if (moment == Moment::starting)
     return fmt::format(
-        "It is just starting on {}{}: {}.", counted(held), range,
-        s.kind == "serve" ? "no replica answers yet" : "its processes have not done a step yet");
+        "It is just starting on {}{}: {}.{}", counted(held), range,
+        s.kind == "serve" ? "no replica answers yet" : "its processes have not done a step yet",
+        places_text(facts));
   const std::string more = facts.live ? facts.live->text : "";
   const std::string trouble =
       facts.serving_trouble.empty() ? "" : fmt::format(" But {}.", facts.serving_trouble);
@@ -462,10 +495,11 @@ std::string why_it_runs(const WhyFacts& facts) {
   if (reason.starts_with(fmt::format(": runs on {} ", held)))
     if (const size_t rest = reason.find_first_of(",;"); rest != std::string::npos)
       reason.erase(0, rest);
-  return fmt::format("It runs on {}{}{}{}{}{}.{}{}{}", counted(held), range,
+  return fmt::format("It runs on {}{}{}{}{}{}.{}{}{}{}", counted(held), range,
                      gpus == 0 ? "" : fmt::format(" with {} GPU{}", gpus, gpus == 1 ? "" : "s"),
                      region_of_job(facts), reason, more.empty() ? "" : "; " + more,
-                     runs_as_staged(facts), held < s.max_devices ? share_text(facts) : "", trouble);
+                     places_text(facts), runs_as_staged(facts),
+                     held < s.max_devices ? share_text(facts) : "", trouble);
 }
 
 // Other jobs are to finish first.
