@@ -54,9 +54,10 @@ void await_pause(const JobReference::OfService& job, std::chrono::steady_clock::
   const auto deadline = asked + kPreemptPatience;
   while (job.record().at("phase") == "running") {
     if (std::chrono::steady_clock::now() > deadline)
-      fail(ErrorCode::deadline,
-           "job {} still saves after {} seconds; `ductile why {}` says what it does", job.id,
-           kPreemptPatience.count(), job.id);
+      fail(ErrorCode::deadline, "{}",
+           job.client.with_option(
+               fmt::format("job {} still saves after {} seconds; `ductile why {}` says what it does",
+                           job.id, kPreemptPatience.count(), job.id)));
     std::this_thread::sleep_for(job.client.is_local() ? kLookHere : kLook);
   }
 }
@@ -139,7 +140,8 @@ ExitCode status(const LiveCommand& command, Context& context) {
     console.print("{}\n", dump_json(record, 2));
     return kDone;
   }
-  if (job.service) console.print("{}{}", job_table(record), trains ? "\n" : "");
+  if (job.service)
+    console.print("{}{}", job_table(record, job.service->client), trains ? "\n" : "");
   if (trains) print_status(console, answer);
   return kDone;
 }
@@ -250,7 +252,9 @@ ExitCode preempt(const LiveCommand& command, Context& context) {
     if (!command.json)
       context.console.say(
           "{}; to go on: ductile resume {}", one.job->service ? "paused" : "preempted",
-          one.job->service ? std::to_string(one.job->service->id) : one.job->run.string());
+          one.job->service
+              ? fmt::format("{}{}", one.job->service->id, one.job->service->client.option())
+              : one.job->run.string());
     return one.answer;
   };
   return for_each_job(jobs, command.json, context.console, await,
@@ -281,10 +285,11 @@ json resume_of_service(const JobReference& job, const LiveCommand& command, Cons
          "{}: a run of its own trains in this terminal, so it is resumed alone", job.run.string());
   const int64_t id = job.service->id;
   if (command.workers || command.hosts.hosts)
-    fail(ErrorCode::invalid_argument,
-         "--workers and --hosts are of a run of its own; of a service's job `ductile resize {} N` "
-         "says how many devices it is to have",
-         id);
+    fail(ErrorCode::invalid_argument, "{}",
+         job.service->client.with_option(
+             fmt::format("--workers and --hosts are of a run of its own; of a service's job "
+                         "`ductile resize {} N` says how many devices it is to have",
+                         id)));
   json answer = job.service->client.post(job.service->acts("/resume"), json::object());
   if (!command.json) console.say("job {} goes on when it is its turn", id);
   return answer;

@@ -266,12 +266,12 @@ std::string held_text(const Json& job) {
   return devices == 0 ? "" : std::to_string(devices);
 }
 
-std::string job_table(const Json& job) {
+std::string job_table(const Json& job, const cluster::Client& client) {
   std::vector<std::vector<std::string>> rows = {
       {"job",
        fmt::format("{} ({})", job.at("id").get<int64_t>(), job.at("name").get<std::string>())},
       {"phase", job.at("phase")},
-      {"why", job.at("why")}};
+      {"why", client.with_option(job.at("why").get<std::string>())}};
   if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
   if (job.contains("spec") && job["spec"].value("gpus", int64_t{0}) > 0)
     rows.push_back({"gpus", fmt::format("{} of one node", job["spec"]["gpus"].get<int64_t>())});
@@ -293,15 +293,15 @@ std::string job_table(const Json& job) {
 
 namespace {
 // The link lets in whoever opens it first, so it goes to a person, and into no log file.
-void say_page(cluster::Service& service, Context& context) {
+void say_page(cluster::Service& service, const std::string& same, Context& context) {
   Console& console = context.console;
   if (!console.err_terminal) {
-    console.say("the page is http://127.0.0.1:{}/; `ductile page` prints a link that logs you in",
-                service.port());
+    console.say("the page is http://127.0.0.1:{}/; `ductile page{}` prints a link that logs you in",
+                service.port(), same);
     return;
   }
   console.say("the page, for the first browser that opens it: {}", service.page_link());
-  console.say("`ductile page` prints a link for another one");
+  console.say("`ductile page{}` prints a link for another one", same);
 }
 
 std::optional<cluster::HttpTls> tls_of(const ServiceCommand& command) {
@@ -368,13 +368,6 @@ class LastResort {
   std::jthread thread_;
 };
 
-// What is behind the verbs so that they find the same service.
-std::string same_service(const ServiceAt& at) {
-  return at.server   ? " --server " + at.server->string()
-         : at.folder ? " --folder " + at.folder->string()
-                     : "";
-}
-
 // Until a signal ends it; `what` are the devices, in words.
 ExitCode serve(cluster::ServiceOptions options, const std::string& what, const ServiceAt& at,
                Context& context) {
@@ -385,11 +378,12 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
   ExitCode code = kDone;
   options.on_failure = [&](const Error& error) {
     console.error(fmt::format(
-        "{}; all jobs are saved, and `ductile up` goes on with them when that is mended",
+        "{}; all jobs are saved, and the next service here goes on with them when that is mended",
         error.what()));
     code = exit_code(error.code());
     loop.stop();
   };
+  const std::string same = at.folder ? same_service({options.folder, {}}) : "";
   LastResort last_resort;
   cluster::Service service(loop, options);
   console.say("{} in {}, policy {}; Ctrl-C saves all jobs", what, options.folder.string(),
@@ -397,8 +391,8 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
   console.say(
       "from another terminal: ductile submit{0} [job.toml], or for any program: ductile submit{0} "
       "-- COMMAND; then: ductile jobs{0}",
-      at.folder ? same_service({options.folder, {}}) : "");
-  if (options.port) say_page(service, context);
+      same);
+  if (options.port) say_page(service, same, context);
   if (options.tls)
     console.say(
         "for other machines: {}, with a token; {} has one of yours, and `ductile token "

@@ -85,6 +85,6 @@ std::vector<int64_t> indices_of(const std::string& array);
 std::string held_text(const nlohmann::ordered_json& job);
 
 // What `ductile why` and `ductile status` show of a service's job.
-std::string job_table(const nlohmann::ordered_json& job);
+std::string job_table(const nlohmann::ordered_json& job, const cluster::Client& client);
 
 }  // namespace ductile::cli

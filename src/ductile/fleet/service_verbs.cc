@@ -99,8 +99,8 @@ ExitCode tell_node(const ServiceCommand& command, Context& context, const char* 
     const Json nodes = client.get("/v1/nodes").at("nodes");
     for (const Json& node : nodes) known.push_back(node.at("node").get<std::string>());
     if (std::find(known.begin(), known.end(), command.node) == known.end())
-      fail(ErrorCode::not_found, "there is no node \"{}\"; `ductile nodes` lists all: {}",
-           command.node, fmt::join(known, ", "));
+      fail(ErrorCode::not_found, "there is no node \"{}\"; {} lists all: {}", command.node,
+           client.with_option("`ductile nodes`"), fmt::join(known, ", "));
     const Json answer = client.post(
         fmt::format("/v1/nodes/{}/{}", cluster::percent_encoded(command.node), verb), body);
     if (command.json) {
@@ -285,7 +285,7 @@ ExitCode why(const ServiceCommand& command, Context& context) {
     return for_each_job(names, command.json, context.console, [&](const std::string& name) {
       Json job = client.get(path_of(name));
       if (!command.json)
-        context.console.print("{}{}", std::exchange(first, false) ? "" : "\n", job_table(job));
+        context.console.print("{}{}", std::exchange(first, false) ? "" : "\n", job_table(job, client));
       return job;
     });
   });
