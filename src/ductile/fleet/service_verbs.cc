@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <string>
 #include <thread>
@@ -92,8 +93,10 @@ std::string hardware_of(const Json& node) {
   return out;
 }
 
+// `done`: says what became of it, when it was told.
 ExitCode tell_node(const ServiceCommand& command, Context& context, const char* verb,
-                   const nlohmann::json& body, const std::string& done) {
+                   const nlohmann::json& body,
+                   const std::function<std::string(const cluster::Client&)>& done) {
   return with_service(command, context, [&](const cluster::Client& client) {
     std::vector<std::string> known;
     const Json nodes = client.get("/v1/nodes").at("nodes");
@@ -106,9 +109,25 @@ ExitCode tell_node(const ServiceCommand& command, Context& context, const char* 
     if (command.json) {
       context.console.print("{}\n", dump_json(answer, 2));
     } else {
-      context.console.say("node {} {}", command.node, done);
+      context.console.say("node {} {}", command.node, done(client));
     }
   });
+}
+
+// "job 3 (train) with 2 devices", of each job that holds devices of the node; empty: none does.
+std::string jobs_on(const std::string& name, const cluster::Client& client) {
+  std::vector<std::string> out;
+  const Json all = client.get("/v1/nodes").at("nodes");
+  for (const Json& node : all) {
+    if (node.at("node") != name) continue;
+    for (const Json& job : node.at("jobs")) {
+      const auto devices = job.at("devices").get<int64_t>();
+      out.push_back(fmt::format("job {} ({}) with {} device{}", job.at("job").get<int64_t>(),
+                                job.at("name").get<std::string>(), devices,
+                                devices == 1 ? "" : "s"));
+    }
+  }
+  return fmt::format("{}", fmt::join(out, ", "));
 }
 
 }  // namespace
@@ -198,20 +217,27 @@ ExitCode nodes(const ServiceCommand& command, Context& context) {
 
 ExitCode drain(const ServiceCommand& command, Context& context) {
   nlohmann::json body = {{"reason", command.reason}};
-  std::string done = "is drained";
-  if (command.in > 0) {
-    body["in"] = command.in;
-    done = "is going to be drained in " + page::as_duration(command.in);
-  }
+  std::string lasts;
+  if (command.in > 0) body["in"] = command.in;
   if (command.lasts > 0) {
     body["for"] = command.lasts;
-    done += fmt::format(", for {}", page::as_duration(command.lasts));
+    lasts = fmt::format(", for {}", page::as_duration(command.lasts));
   }
-  return tell_node(command, context, "drain", body, done + "; `ductile undrain` takes it back");
+  return tell_node(command, context, "drain", body, [&](const cluster::Client& client) {
+    const std::string back = client.with_option("; `ductile undrain` takes it back");
+    if (command.in > 0)
+      return fmt::format("is going to be drained in {}{}{}", page::as_duration(command.in), lasts,
+                         back);
+    const std::string there = jobs_on(command.node, client);
+    return there.empty() ? fmt::format("is drained{}{}", lasts, back)
+                         : fmt::format("is being drained{}, and what runs there leaves it: {}{}",
+                                       lasts, there, back);
+  });
 }
 
 ExitCode undrain(const ServiceCommand& command, Context& context) {
-  return tell_node(command, context, "undrain", nlohmann::json::object(), "is taken back");
+  return tell_node(command, context, "undrain", nlohmann::json::object(),
+                   [](const cluster::Client&) { return "is taken back"; });
 }
 
 namespace {
