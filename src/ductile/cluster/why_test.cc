@@ -152,7 +152,8 @@ TEST(Why, NamesTheNodesOfAJobThatRunsAndWhatIsTheMatterWithThem) {
             "It runs on 3 devices: It was alone. It is on node two (1 device, away: it does not "
             "answer) and node one (2 devices).");
   facts.drains.push_back({"one", 0, "a fan"});
-  expect_parts(why(facts), {"node one (2 devices, drained: \"a fan\") and node two (1 device, away"});
+  expect_parts(why(facts),
+               {"node one (2 devices, drained: \"a fan\") and node two (1 device, away: it"});
   facts.live = LiveState{LiveState::Moment::starting, ""};
   expect_parts(why(facts), {"It is just starting on 3 devices", "It is on node one (2 devices, "});
   facts.live.reset();

@@ -311,7 +311,8 @@ ExitCode why(const ServiceCommand& command, Context& context) {
     return for_each_job(names, command.json, context.console, [&](const std::string& name) {
       Json job = client.get(path_of(name));
       if (!command.json)
-        context.console.print("{}{}", std::exchange(first, false) ? "" : "\n", job_table(job, client));
+        context.console.print("{}{}", std::exchange(first, false) ? "" : "\n",
+                              job_table(job, client));
       return job;
     });
   });
