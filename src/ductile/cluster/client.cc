@@ -4,6 +4,7 @@
 #include <charconv>
 #include <chrono>
 #include <csignal>
+#include <iterator>
 #include <system_error>
 #include <thread>
 
@@ -68,6 +69,11 @@ bool asks_for_patience(const httplib::Result& result) {
                                               result->has_header("Retry-After")));
 }
 
+// Verbs of `ductile` that ask a service, and take the option that says which.
+constexpr std::string_view kAsking[] = {
+    "cancel", "drain",  "events", "jobs",   "logs",   "nodes", "page",    "preempt",
+    "reload", "resize", "resume", "status", "submit", "token", "undrain", "why"};
+
 // As long as it asks for.
 void have_patience(const httplib::Result& result) {
   const std::string text = result->get_header_value("Retry-After");
@@ -81,8 +87,8 @@ void have_patience(const httplib::Result& result) {
 class Client::Line {
  public:
   explicit Line(const Client& client)
-      : name_(client.name()),
-        where_(client.where()),
+      : client_(client),
+        name_(client.name()),
         pin_{client.access_ ? client.access_->fingerprint : "", ""},
         http_(client.access_ ? client.access_->address : client.socket_.string()) {
     http_.set_connection_timeout(std::min(kConnect, client.patience_));
@@ -117,7 +123,7 @@ class Client::Line {
   }
 
   Json answer_of(const httplib::Result& result) const {
-    if (!answered(result)) throw Unreachable(ErrorCode::unavailable, where_);
+    if (!answered(result)) throw Unreachable(ErrorCode::unavailable, client_.where());
     if (asks_for_patience(result) && result->body.empty())
       throw Unreachable(ErrorCode::unavailable,
                         fmt::format("{} has as many connections as it may have; try again", name_));
@@ -126,14 +132,15 @@ class Client::Line {
       const bool known = answer.is_object() && answer.contains("error");
       const std::string code = known ? answer.value("code", "internal") : "internal";
       if (known && code == "gone") {
-        Gone gone(answer.value("since", 0.0), answer.at("error").get<std::string>());
+        Gone gone(answer.value("since", 0.0),
+                  client_.with_option(answer.at("error").get<std::string>()));
         gone.begin = answer.value("begin", Revision{0});
         throw gone;
       }
       // Refused to this user: no other attempt helps, as with what a state forbids.
       if (known)
         fail(code == "refused" ? ErrorCode::conflict : error_code_from(code), "{}",
-             answer.at("error").get<std::string>());
+             client_.with_option(answer.at("error").get<std::string>()));
       const bool busy = result->status == 503 || result->status == 429;
       fail(busy ? ErrorCode::unavailable : ErrorCode::internal, "{}: HTTP status {}", name_,
            result->status);
@@ -158,7 +165,8 @@ class Client::Line {
   }
 
   const NoBrokenPipe no_broken_pipe_;
-  const std::string name_, where_;
+  const Client& client_;
+  const std::string name_;
   Pin pin_;
   httplib::Client http_;
 };
@@ -173,8 +181,39 @@ std::string Client::where() const {
     return fmt::format(
         "no service answers at {}; it may have been stopped, or a firewall may be in between",
         access_->address);
-  return fmt::format("no service answers in {}; `ductile up` starts one",
-                     socket_.parent_path().string());
+  // A service leaves its store there, and that of a cluster the folder of its agents, too, unless
+  // --shared puts that elsewhere.
+  const fs::path folder = socket_.parent_path();
+  std::error_code unknown;
+  const std::string none = fmt::format("no service answers in {}; ", folder.string()),
+                    up = fmt::format("`ductile up{}` starts one", option_),
+                    server = fmt::format("`ductile server CLUSTER_FILE{}`", option_);
+  if (fs::exists(folder / "server", unknown))
+    return none + server + " starts that of its cluster again";
+  if (fs::exists(folder / "store.db", unknown))
+    return fmt::format("{}{}, or {} where it is that of a cluster", none, up, server);
+  return none + up;
+}
+
+std::string Client::with_option(std::string_view text) const {
+  constexpr std::string_view kBegin = "`ductile ";
+  std::string out;
+  while (!option_.empty()) {
+    const size_t begin = text.find(kBegin);
+    const size_t end = begin == text.npos ? text.npos : text.find('`', begin + kBegin.size());
+    if (end == text.npos) break;
+    const std::string_view words = text.substr(begin + kBegin.size(), end - begin - kBegin.size());
+    const std::string_view verb = words.substr(0, words.find(' '));
+    // What follows -- is another program's.
+    const size_t own = std::min(words.find(" -- "), words.size());
+    const bool asks = std::ranges::find(kAsking, verb) != std::end(kAsking);
+    out.append(text.substr(0, begin + kBegin.size())).append(words.substr(0, own));
+    if (asks) out.append(option_);
+    out.append(words.substr(own)).append("`");
+    text.remove_prefix(end + 1);
+  }
+  out.append(text);
+  return out;
 }
 
 bool Client::reachable() const {
@@ -220,8 +259,8 @@ Json Client::post(const std::string& path, const nlohmann::json& body) const {
       throw Unreachable(
           ErrorCode::deadline,
           fmt::format("{} ended while it was asked, and may have taken the request: look before "
-                      "you ask again (`ductile jobs --all`), else it may be done twice",
-                      name()));
+                      "you ask again ({}), else it may be done twice",
+                      name(), with_option("`ductile jobs --all`")));
     return line.answer_of(result);
   }
 }

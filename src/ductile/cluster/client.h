@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -28,11 +29,13 @@ class Client {
  public:
   static constexpr std::chrono::milliseconds kPatience = std::chrono::seconds(60);
 
-  // `folder`: of a service on this machine. `patience`: for an answer.
-  explicit Client(const fs::path& folder, std::chrono::milliseconds patience = kPatience)
-      : socket_(folder / "api.sock"), patience_(patience) {}
+  // `folder`: of a service on this machine. `patience`: for an answer. `option`: see option().
+  explicit Client(const fs::path& folder, std::chrono::milliseconds patience = kPatience,
+                  std::string option = "")
+      : socket_(folder / "api.sock"), patience_(patience), option_(std::move(option)) {}
   // With an access file.
-  explicit Client(Access access) : access_(std::move(access)), patience_(kPatience) {}
+  explicit Client(Access access, std::string option = "")
+      : access_(std::move(access)), patience_(kPatience), option_(std::move(option)) {}
 
   // Whether a service is there; false: nobody listens. Throws Unreachable (deadline) where somebody
   // may and gives no answer, so that it is to be asked again, and conflict if it is another one
@@ -41,6 +44,12 @@ class Client {
   // For messages: what it is, and what to do if it does not answer.
   std::string name() const;   // "the service in FOLDER"
   std::string where() const;  // "no service answers in FOLDER; ..."
+  // What the user has to add to a command so that it asks this service, with a space before it, as
+  // " --folder DIR"; empty: it is found without.
+  const std::string& option() const { return option_; }
+  // A text that names commands, as "`ductile why 3` says more", with this in those that ask a
+  // service. The errors that this class throws have it.
+  std::string with_option(std::string_view text) const;
   // On this machine, whose files are the service's.
   bool is_local() const { return !access_; }
 
@@ -57,6 +66,7 @@ class Client {
   const fs::path socket_;
   const std::optional<Access> access_;
   const std::chrono::milliseconds patience_;
+  const std::string option_;
 };
 
 // A text as part of a path or a query.

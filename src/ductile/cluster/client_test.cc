@@ -46,6 +46,30 @@ TEST_F(ClientOfNobody, WhereNobodyListensThereIsNoService) {
   EXPECT_EQ(code_of([&] { client_.get("/v1/jobs"); }), ErrorCode::unavailable);
 }
 
+TEST_F(ClientOfNobody, WhatWouldStartItIsWhatHasServedTheFolder) {
+  const std::string here = "no service answers in " + folder_.path().string() + "; ";
+  EXPECT_EQ(client_.where(), here + "`ductile up` starts one");
+  write_file_atomic(folder_.path() / "store.db", "");
+  EXPECT_EQ(client_.where(),
+            here + "`ductile up` starts one, or `ductile server CLUSTER_FILE` where it is that of "
+                   "a cluster");
+  fs::create_directory(folder_.path() / "server");
+  EXPECT_EQ(Client(folder_.path(), 50ms, " --folder it").where(),
+            here + "`ductile server CLUSTER_FILE --folder it` starts that of its cluster again");
+}
+
+TEST_F(ClientOfNobody, CommandsInATextNameTheServiceAsTheUserDid) {
+  const std::string text =
+      "`ductile why 3` says more, `ductile submit -- true` begins, `ductile train --resume 3` goes "
+      "on, and this ` is no end";
+  EXPECT_EQ(client_.with_option(text), text) << "it is found without";
+  const Client named(folder_.path(), 50ms, " --folder it");
+  EXPECT_EQ(named.with_option(text),
+            "`ductile why 3 --folder it` says more, `ductile submit --folder it -- true` begins, "
+            "`ductile train --resume 3` goes on, and this ` is no end");
+  EXPECT_EQ(named.with_option("open `ductile why"), "open `ductile why");
+}
+
 // Another user's service may be there, and another one started would be of no use.
 TEST_F(ClientOfNobody, AFolderThatMayNotBeLookedIntoIsNotTakenForOneWithoutAService) {
   fs::permissions(folder_.path(), fs::perms::none);

@@ -301,6 +301,37 @@ TEST(Why, NamesTheJobThatANodeIsKeptForAndSinceWhen) {
   EXPECT_FALSE(says("kept")) << why(facts);
 }
 
+// Neither a drain nor a quota is the reason then, unless a node may still say that it has them.
+TEST(Why, SaysThatNoNodeHasAGpu) {
+  WhyFacts facts;
+  facts.job.id = 7;
+  facts.job.submission.kind = "command";
+  facts.job.submission.team = "vision";
+  for (const char* name : {"a", "b"}) {
+    NodeRecord& node = facts.nodes.emplace_back();
+    node.node = name;
+    node.devices = 2;
+    node.state = NodeState::up;
+    facts.hardware[name] = {};
+    facts.drains.push_back({name, 0, "a fan"});
+  }
+  facts.gpus[7] = 1;
+  facts.gpu_quota = 0;
+  EXPECT_EQ(why(facts),
+            "It asks for 1 GPU on one node, and no node of this service has a GPU now: it runs "
+            "when there is such a node, and never if none comes; `ductile nodes` shows what each "
+            "has.");
+  facts.hardware.erase("b");
+  EXPECT_NE(why(facts).find("none can be used, since nothing starts on a"), std::string::npos)
+      << why(facts);
+  facts.drains.clear();
+  facts.gpu_quota.reset();
+  EXPECT_EQ(why(facts),
+            "It asks for 1 GPU on one node, and no node of this service has a GPU now, and one has "
+            "not said yet what it has: it runs when there is such a node; `ductile nodes` shows "
+            "what each has.");
+}
+
 TEST(Why, NamesADrainedNodeThatAloneHasTheGpus) {
   WhyFacts facts;
   facts.job.id = 7;

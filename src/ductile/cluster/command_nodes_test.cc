@@ -209,6 +209,11 @@ TEST(CommandOnNodes, ADrainMovesItInGoodOrder) {
   EXPECT_EQ(text_of(service.folder() / "saved"), "saved\n");
   EXPECT_EQ(text_of(service.folder() / "where"), before + "\n" + other(before) + "\n");
   EXPECT_EQ(text_of(service.folder() / "twice"), "");
+  const std::string events = service.get("/v1/events?limit=1000").dump();
+  EXPECT_NE(events.find("It leaves node " + before + ", and starts again elsewhere: node " +
+                        before + " is drained."),
+            std::string::npos)
+      << events;
 }
 
 // Nodes to which nobody gets, while `away` has a file of their name.

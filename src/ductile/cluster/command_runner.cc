@@ -301,7 +301,10 @@ class CommandRunner : public JobRunner {
 
   RunnerEnd stopped() const {
     if (!moving_) return {};
-    return {Phase::queued, fmt::format("It leaves node {}, and starts again elsewhere.", at_)};
+    RunnerEnd end{Phase::queued,
+                  fmt::format("It leaves node {}, and starts again elsewhere.", at_)};
+    end.moves = true;
+    return end;
   }
 
   RunnerEnd lost(const Attempt& last) const {

@@ -145,7 +145,7 @@ std::string_view to_string(LiveState::Moment moment) {
 
 std::string_view to_string(LiveState::Cause cause) {
   constexpr std::string_view kNames[] = {"",     "devices", "quota",   "too large", "user",
-                                         "room", "end",     "failure", "order"};
+                                         "room", "end",     "failure", "order",     "node"};
   return kNames[static_cast<size_t>(cause)];
 }
 

@@ -7,7 +7,9 @@
 
 #include <gtest/gtest.h>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/testing.h"
 #include "ductile/cluster/commit_queue.h"
 #include "ductile/cluster/runs_folder_impl.h"
 #include "ductile/cluster/store.h"
@@ -19,6 +21,7 @@ namespace ductile::cluster {
 namespace {
 
 using namespace testing;
+using ::ductile::testing::code_of;
 
 // A store that was lost: its jobs' numbers and runs stay theirs, and that is said once.
 TEST(Service, AJobNeverGoesOnWithAnotherOnesRun) {
@@ -119,6 +122,41 @@ TEST(Service, DoesNotBeginWithoutTheDiskOfItsRuns) {
   cluster.expect_result(id);
   EXPECT_EQ(read_file(run / "secret"), secret) << "the job has begun anew";
   EXPECT_EQ(cluster.get("/v1/events?limit=1000").dump().find("It begins anew"), std::string::npos);
+}
+
+// The folder of the runs is where it was, and the service looks for it elsewhere.
+TEST(Service, SaysThatItMayHaveBeenStartedWithoutItsSharedFolder) {
+  const TempFolder folder, shared;
+  ServiceOptions options;
+  options.folder = folder.path();
+  options.shared = shared.path();
+  const fs::path runs = shared.path() / "runs", file = folder.path() / "store.db";
+  fs::create_directories(runs / "1-job");
+  Store store(file);
+  CommitQueue queue(store);
+  queue.commit([&](Change& change) {
+    const JobId id = change.submit({.name = "job", .owner = "ada"}, "{}", 1);
+    change.set_run(id, (runs / "1-job").string(), 2);
+  });
+  Reader reader(file);
+  const RunsFolder right = runs_of(options, reader);
+  EXPECT_EQ(right.path, runs);
+  EXPECT_TRUE(right.before.empty());
+  queue.commit([&](Change& change) { change.set_memory(kRunsMark, right.mark); });
+  options.shared.clear();
+  for (const char* said : {"is not there", "has no mark"}) {
+    std::string text;
+    EXPECT_EQ(code_of([&] { runs_of(options, reader); }, &text), ErrorCode::unavailable);
+    EXPECT_NE(text.find(said), std::string::npos) << text;
+    EXPECT_NE(text.find("the newest run of this store was in " + runs.string() +
+                        ", so the service may have been started without --shared"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("start it with --shared " + shared.path().string() + ";"),
+              std::string::npos)
+        << text;
+    fs::create_directory(folder.path() / "runs");  // an empty one, for the second time
+  }
 }
 
 // Who has really lost the runs says so by making their folder, with its mark.

@@ -30,6 +30,7 @@ class Nodes {
   int64_t most_devices() const;  // of the largest
   int64_t devices(int32_t node) const { return at(node).record.devices; }
   const std::string& name(int32_t node) const { return at(node).record.node; }
+  const NodeRecord& record(int32_t node) const { return at(node).record; }
   double notice(int32_t node) const { return at(node).notice; }  // seconds; 0: none
   int32_t find(std::string_view name) const;                     // -1: there is none
 

@@ -271,6 +271,10 @@ TEST(Nodes, ANoticeSavesWhatHasNoOtherPlace) {
   service.kill_agent("one", SIGTERM);
   const Json job = service.wait_for(id, "queued");
   EXPECT_NE(job.value("why", "").find("its machine is taken back"), std::string::npos) << job;
+  const std::string events = service.get("/v1/events?limit=1000").dump();
+  EXPECT_NE(events.find("It had to leave: node one is about to go: its machine is taken back"),
+            std::string::npos)
+      << events;
   EXPECT_TRUE(service.workers().empty());
   service.slow_steps(false);
   service.change_machine("one");

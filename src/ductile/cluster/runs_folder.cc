@@ -11,6 +11,7 @@
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/store.h"
 #include "ductile/net/secret.h"
+#include "ductile/page/terminal.h"
 #include "ductile/run/runs_mark.h"
 
 namespace ductile::cluster {
@@ -41,13 +42,22 @@ bool is_known_there(const RunsFolder& runs, Reader& reader) {
   });
 }
 
+// What may be wrong with how the service was started; empty: nothing is.
+std::string other_shared(const RunsFolder& runs) {
+  if (runs.before.empty()) return "";
+  return fmt::format(
+      "the newest run of this store was in {}, so the service may have been started without "
+      "--shared, or with another one than before: start it with --shared {}; else ",
+      runs.before.string(), page::shell_word(runs.before.parent_path().string()));
+}
+
 // What stands in the mark's place, of a folder that is there. Empty: the right one.
 std::string strangeness_of(const RunsFolder& runs) {
   const std::string path = runs.path.string(), file = run::runs_mark_file(runs.path).string();
   const std::string remedy = fmt::format(
-      "mount the right disk, and the jobs go on; if this is the right one, or the runs are lost "
+      "{}mount the right disk, and the jobs go on; if this is the right one, or the runs are lost "
       "for good, echo {} > {}, and jobs whose runs are not there begin anew",
-      runs.mark, file);
+      other_shared(runs), runs.mark, file);
   try {
     const std::string found = run::runs_mark(runs.path);
     if (found == runs.mark) return "";
@@ -74,7 +84,10 @@ RunsFolder runs_of(const ServiceOptions& options, Reader& reader) {
   const bool knows_runs = reader.knows_runs();
   if (knows_runs) {
     out.mark = reader.memory(kRunsMark);
+    for (const std::string& run : reader.newest_runs(1)) out.before = fs::path(run).parent_path();
+    if (out.before == out.path) out.before.clear();
     if (!restore_mark(out, reader)) require_folder_of_runs(out);
+    out.before.clear();
   }
   std::error_code error;
   fs::create_directories(out.path, error);
@@ -89,13 +102,14 @@ std::string absence_of_runs(const RunsFolder& runs, const fs::path& run) {
   if (unknown) return "";
   if (!is_there)
     return fmt::format(
-        "The folder of the runs {0} is not there, as where its disk is not mounted: mount the disk "
-        "or put the folder back, and the jobs go on; if the runs are lost for good, mkdir {0}{1}, "
-        "and they begin anew",
+        "The folder of the runs {0} is not there, as where its disk is not mounted: {2}mount the "
+        "disk or put the folder back, and the jobs go on; if the runs are lost for good, mkdir "
+        "{0}{1}, and they begin anew",
         runs.path.string(),
         runs.mark.empty()
             ? ""
-            : fmt::format(" && echo {} > {}", runs.mark, run::runs_mark_file(runs.path).string()));
+            : fmt::format(" && echo {} > {}", runs.mark, run::runs_mark_file(runs.path).string()),
+        other_shared(runs));
   if (runs.mark.empty()) return "";
   const bool is_marked = fs::exists(run::runs_mark_file(runs.path), unknown) || unknown;
   if (!is_marked && !run.empty() && is_run(run)) return "";

@@ -17,6 +17,9 @@ inline constexpr const char* kRunsMark = "mark of the runs";
 struct RunsFolder {
   fs::path path;
   std::string mark;  // empty: it could not be marked, so no more is known than whether it is there
+  // Where the store's newest run was, if elsewhere: the service may have been started with another
+  // --shared than before. Empty: nothing is to be said of that.
+  fs::path before{};
 };
 
 // The folder of the runs, made and marked where it is missing. Of a store that knows runs it was

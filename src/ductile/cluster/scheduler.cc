@@ -485,6 +485,18 @@ void Scheduler::withdrawn(JobId id) {
   if (const auto found = jobs_.find(id); found != jobs_.end()) found->second.granted.reset();
 }
 
+// What is the matter with the nodes that such a job has to leave.
+std::string Scheduler::why_gone(const spec::Allocation& had) const {
+  for (const auto* out : {&drained_, &away_}) {
+    std::string text;
+    for (const spec::NodeShare& share : had)
+      if (const auto found = out->find(share.node); found != out->end() && !found->second.empty())
+        text += (text.empty() ? "" : "; ") + found->second;
+    if (!text.empty()) return text;
+  }
+  return "a node is drained, lost or away";
+}
+
 // What the job is to a policy: what it was granted counts as held, with all of the start before it,
 // since its devices are nobody else's; what it has on a node that is not there any more is no
 // device.
@@ -546,7 +558,8 @@ std::vector<Allotment> Scheduler::decide(double now) {
     if (view.allocation == job.granted.value_or(job.view.allocation)) continue;
     const auto why = taken.find(view.id);
     out[view.id] = {view.id, view.allocation,
-                    why == taken.end() ? "a node is drained, lost or away" : why->second};
+                    why == taken.end() ? why_gone(job.granted.value_or(job.view.allocation))
+                                       : why->second};
   }
   // Whoever is stopped for another one may go on elsewhere once it has ended: until then it holds
   // what it is to give up.

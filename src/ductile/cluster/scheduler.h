@@ -271,6 +271,7 @@ class Scheduler {
                     const NodeCounts& used, const NodeCounts& gpus) const;
   std::string lacks_on_a_node(const Job& job, int32_t devices) const;
   std::string lacks_nodes(const Job& job) const;
+  std::string why_gone(const spec::Allocation& had) const;
   void choose_claim(std::span<const sched::JobView> views, double now);
   bool yields(const sched::JobView& view, int32_t node) const;
   int32_t kept_gpus(const sched::JobView& view, int32_t node) const;  // from it, there

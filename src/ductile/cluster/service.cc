@@ -332,14 +332,19 @@ void Service::Impl::settle() {
   if (next) settle_soon_ = loop_.at(*next, [this] { settle(); });
 }
 
+// Without what it has on nodes that it has to leave.
+bool Service::Impl::has_enough_to_stay(const Live& live) const {
+  int64_t rest = 0;
+  for (const spec::NodeShare& share : live.asked)
+    if (nodes_.keeps_jobs(share.node)) rest += share.devices;
+  return rest >= least_devices(live);
+}
+
 // Of a job that is to have nothing, since too little is left beside nodes that are about to be
 // taken back: whether what it has on the others is granted to nobody else.
 bool Service::Impl::keeps_the_rest(const Live& live, const Counts& has) const {
   if (!live.granted.empty()) return false;
-  int64_t rest = 0;
-  for (int32_t n = 0; n < nodes_.count(); ++n)
-    if (nodes_.keeps_jobs(n)) rest += has[static_cast<size_t>(n)];
-  if (rest >= least_devices(live)) return false;  // it is stopped for another reason
+  if (has_enough_to_stay(live)) return false;  // it is stopped for another reason
   Counts sum = has;
   for (const auto& [id, other] : live_) {
     if (&other == &live) continue;
@@ -471,6 +476,7 @@ void Service::Impl::start_runner(Live& live, const spec::Allocation& devices) {
 
 void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
   const JobId id = live.record.id;
+  live.leaves = nodes_to_leave(live);  // for a command, which moves by ending
   const spec::Allocation before = std::exchange(live.asked, devices);
   live.runner->resize(
       nodes_.holdings(devices), [this, id, devices, before, why = live.why](bool taken) {
@@ -482,6 +488,7 @@ void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
           scheduler_.withdrawn(id);
           return;
         }
+        live.leaves.clear();
         live.record.reason = why;
         scheduler_.holds(id, devices, schedule_time());
         writer_.write_newest(fmt::format("holdings {}", id),
@@ -495,6 +502,9 @@ void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
 void Service::Impl::preempt(Live& live) {
   measure(live);
   if (std::exchange(live.stopping, true)) return;
+  live.leaves.clear();
+  if (!stopping_ && live.record.wish == Wish::run && !has_enough_to_stay(live))
+    live.leaves = nodes_to_leave(live);
   if (live.front && (stopping_ || live.record.wish != Wish::run)) live.front->close();
   live.runner->preempt();
   view_.set(live.record.id, state_of(live));
@@ -521,6 +531,7 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
   live.asked.clear();
   live.granted.clear();
   live.waits = 0;
+  const std::string leaves = std::exchange(live.leaves, "");
   const bool rests = end.rests;
   const milliseconds pause = kPause * (1 << std::min(live.redone, kMostDoublings));
   if (end.redoes) ++live.redone;
@@ -529,8 +540,11 @@ void Service::Impl::ended(JobId id, RunnerEnd end) {
   if (reason.empty())
     reason = lack_of_devices(live.record, nodes_.devices(), nodes_.most_devices());
   if (reason.empty())
-    reason = stopping_ ? "The service stopped; it goes on when the service does."
-                       : "It made room for others.";
+    reason = stopping_         ? "The service stopped; it goes on when the service does."
+             : !leaves.empty() ? fmt::format("It had to leave: {}.", leaves)
+                               : "It made room for others.";
+  else if (end.moves && !leaves.empty())
+    reason = fmt::format("{}: {}.", reason.substr(0, reason.find_last_not_of('.') + 1), leaves);
   if (phase == Phase::queued && live.record.wish == Wish::cancel) {
     phase = Phase::cancelled;
     reason = "It was cancelled.";

@@ -122,15 +122,34 @@ void Service::Impl::look_at_nodes() {
   if (std::exchange(hardware_seen_, nodes_.hardware_changes()) != nodes_.hardware_changes())
     look_at_hardware();
   for (int32_t n = 0; n < nodes_.count(); ++n) {
-    const auto drain = drain_reasons_.find(nodes_.name(n));
-    const std::string why = drain == drain_reasons_.end() ? "cannot be used now"
-                            : drain->second.empty()
-                                ? "is drained"
-                                : fmt::format("is drained, \"{}\"", drain->second);
-    scheduler_.drain(n, !nodes_.keeps_jobs(n), fmt::format("{} {}", nodes_.name(n), why));
+    scheduler_.drain(n, !nodes_.keeps_jobs(n),
+                     fmt::format("{} {}", nodes_.name(n), why_to_leave(n)));
     scheduler_.away(n, !nodes_.usable(n), fmt::format("{} does not answer now", nodes_.name(n)));
   }
   decide_soon();
+}
+
+// Why no job may stay on the node, as the end of a sentence; empty: they may.
+std::string Service::Impl::why_to_leave(int32_t node) const {
+  if (nodes_.keeps_jobs(node)) return "";
+  const auto drain = drain_reasons_.find(nodes_.name(node));
+  if (drain != drain_reasons_.end())
+    return drain->second.empty() ? "is drained" : fmt::format("is drained, \"{}\"", drain->second);
+  const NodeRecord& record = nodes_.record(node);
+  std::string why = record.why;
+  while (why.ends_with('.')) why.pop_back();
+  return fmt::format("{}{}{}", record.state == NodeState::lost ? "is lost" : "is about to go",
+                     why.empty() ? "" : ": ", why);
+}
+
+// "node one is drained and node two is lost"; empty: it may stay on all that it has.
+std::string Service::Impl::nodes_to_leave(const Live& live) const {
+  std::string out;
+  for (const spec::NodeShare& share : live.asked)
+    if (!nodes_.keeps_jobs(share.node))
+      out += fmt::format("{}node {} {}", out.empty() ? "" : " and ", nodes_.name(share.node),
+                         why_to_leave(share.node));
+  return out;
 }
 
 // How long before a node is gone its training jobs begin to leave it, in seconds: three times what
@@ -413,6 +432,7 @@ LiveState Service::Impl::state_of(const Live& live) const {
       return {Moment::saving, who_paused(live.record) + " paused it", Cause::user};
     if (wish == Wish::cancel) return {Moment::saving, "it is being cancelled", Cause::user};
     if (stopping_) return {Moment::saving, "the service stops", Cause::end};
+    if (!live.leaves.empty()) return {Moment::saving, live.leaves, Cause::node};
     return {Moment::saving, "others get what it holds", Cause::room};
   }
   const JobProgress progress = live.runner ? live.runner->progress() : JobProgress{};

@@ -64,6 +64,8 @@ class Service::Impl {
     spec::Allocation asked;    // what its workers were told to take
     int waits = 0;             // for devices, one after the other
     bool starting = false, stopping = false;
+    // Which nodes it has to leave, and why, where that is what it ends or moves for; else empty.
+    std::string leaves;
     bool unsaid = false;                // what the store says of why it waits is out of date
     std::optional<net::Deadline> said;  // when it was written last, since it waits
     net::Loop::Timer rest;              // after a start that failed: until it is tried again
@@ -124,6 +126,9 @@ class Service::Impl {
   void decide();
   void settle();
   double time_to_leave(int32_t node) const;
+  std::string why_to_leave(int32_t node) const;
+  std::string nodes_to_leave(const Live& live) const;
+  bool has_enough_to_stay(const Live& live) const;
   bool keeps_the_rest(const Live& live, const Counts& has) const;
   std::optional<net::Deadline> stays_until(const Live& live) const;
   bool approach(Live& live, Counts& free);

@@ -85,15 +85,20 @@ bool is_usable(const WhyFacts& facts, const std::string& name) {
   });
 }
 
-// "node1 (2 devices, drained: "new disk")".
-std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
+// "drained: "new disk"", of one that is not usable.
+std::string trouble_of(const WhyFacts& facts, const NodeRecord& node) {
   const Drain* drain = drain_of(facts, node.node);
   std::string what = drain == nullptr ? std::string(to_string(node.state)) : "drained";
   if (drain != nullptr && drain->ends)
     what += fmt::format(" for {:.0f} s more", std::max(1.0, std::ceil(*drain->ends - facts.now)));
   if (drain != nullptr && !drain->reason.empty()) what += fmt::format(": \"{}\"", drain->reason);
   if (drain == nullptr && !node.why.empty()) what += ": " + without_stop(node.why);
-  return fmt::format("{} ({}, {})", node.node, counted(node.devices), what);
+  return what;
+}
+
+// "node1 (2 devices, drained: "new disk")".
+std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
+  return fmt::format("{} ({}, {})", node.node, counted(node.devices), trouble_of(facts, node));
 }
 
 // Too few devices can be used at all, with or without those of other nodes; empty: enough can.
@@ -189,35 +194,50 @@ int64_t free_gpus(const WhyFacts& facts, const NodeRecord& node) {
   return found->second.free_gpus(held_gpus(facts.holders, facts.gpus, node.node));
 }
 
+std::string wants_gpus(const WhyFacts& facts) {
+  const int64_t asked = asked_gpus(facts);
+  return fmt::format("It asks for {} GPU{} on one node, and ", asked, asked == 1 ? "" : "s");
+}
+
+// Nodes that have not said yet what they have.
+int64_t silent_nodes(const WhyFacts& facts) {
+  return std::ranges::count_if(facts.nodes, [&](const NodeRecord& node) {
+    return !facts.hardware.contains(node.node);
+  });
+}
+
+// No node has so many GPUs, whoever holds them; empty: one has.
+std::string lack_of_such_nodes(const WhyFacts& facts) {
+  int64_t most = 0;
+  for (const NodeRecord& node : facts.nodes) most = std::max(most, gpus_of(facts, node));
+  if (asked_gpus(facts) <= most) return "";
+  const int64_t silent = silent_nodes(facts);
+  return fmt::format(
+      "{}no node of this service has {}{}: it runs when there is such a node{}; `ductile nodes` "
+      "shows what each has.",
+      wants_gpus(facts), most == 0 ? "a GPU now" : fmt::format("more than {}", most),
+      silent == 0   ? ""
+      : silent == 1 ? ", and one has not said yet what it has"
+                    : fmt::format(", and {} have not said yet what they have", silent),
+      silent == 0 ? ", and never if none comes" : "");
+}
+
 // Too few GPUs are free on any node; empty: one has enough.
 std::string lack_of_gpus(const WhyFacts& facts) {
+  if (std::string text = lack_of_such_nodes(facts); !text.empty()) return text;
   const int64_t asked = asked_gpus(facts);
-  int64_t most = 0, most_usable = 0, most_free = 0, silent = 0;
+  int64_t most_usable = 0, most_free = 0;
   std::string unusable;  // that have enough
   for (const NodeRecord& node : facts.nodes) {
     const int64_t here = gpus_of(facts, node);
-    most = std::max(most, here);
     if (is_usable(facts, node))
       most_usable = std::max(most_usable, here);
     else if (here >= asked)
       unusable += (unusable.empty() ? "" : ", ") + text_of_unusable(facts, node);
     most_free = std::max(most_free, free_gpus(facts, node));
-    silent += facts.hardware.contains(node.node) ? 0 : 1;
   }
   if (asked <= most_free) return "";
-  const std::string wants =
-      fmt::format("It asks for {} GPU{} on one node, and ", asked, asked == 1 ? "" : "s");
-  const auto named_most = [](int64_t count) {
-    return count == 0 ? std::string("any") : fmt::format("more than {}", count);
-  };
-  if (asked > most)
-    return fmt::format(
-        "{}no node of this service has {}{}: it runs when there is such a node; `ductile nodes` "
-        "shows what each has.",
-        wants, named_most(most),
-        silent == 0   ? ""
-        : silent == 1 ? ", and one has not said yet what it has"
-                      : fmt::format(", and {} have not said yet what they have", silent));
+  const std::string wants = wants_gpus(facts);
   if (asked > most_usable)
     return fmt::format(
         "{}nothing starts where there are so many: {}; it starts when it does again.", wants,
@@ -227,8 +247,8 @@ std::string lack_of_gpus(const WhyFacts& facts) {
   for (Share& holder : holders) holder.devices = facts.gpus.at(holder.job);
   return fmt::format(
       "{}no node has {} free{}{}; it starts when {} more {} free on one of the nodes.", wants,
-      named_most(most_free), holders.empty() ? "" : ": ", named(facts, holders), asked - most_free,
-      asked - most_free == 1 ? "is" : "are");
+      most_free == 0 ? "any" : fmt::format("more than {}", most_free), holders.empty() ? "" : ": ",
+      named(facts, holders), asked - most_free, asked - most_free == 1 ? "is" : "are");
 }
 
 // The most devices that are free on one of the nodes that have as many GPUs as it asks for.
@@ -345,6 +365,9 @@ std::string runs_as_staged(const WhyFacts& facts) {
 std::string why_it_waits_among(const WhyFacts& facts) {
   const bool whole = facts.staged && facts.staged->least > 0;
   const int64_t asked = whole ? facts.staged->least : facts.job.submission.min_devices;
+  // What no other reason outweighs: while nodes are silent, what is known of the others is more.
+  if (silent_nodes(facts) == 0)
+    if (std::string text = lack_of_such_nodes(facts); !text.empty()) return text;
   if (std::string text = lack(facts, asked); !text.empty()) return text;
   if (std::string text = quota_reason(facts, asked); !text.empty()) return text;
   if (std::string text = gpu_quota_reason(facts); !text.empty()) return text;
@@ -420,6 +443,33 @@ std::string region_of_job(const WhyFacts& facts) {
   return several && !region.empty() ? " in region " + region : "";
 }
 
+// On which nodes a job is, and what is the matter with these; of a service of one node nothing
+// while that can be used. With a space before it.
+std::string places_text(const WhyFacts& facts) {
+  std::vector<std::string> troubled, places;
+  for (const NodeRecord& node : facts.nodes) {
+    int64_t devices = 0;
+    for (const Holder& h : facts.holders)
+      if (h.job == facts.job.id && h.node == node.node) devices += h.devices;
+    if (devices == 0) continue;
+    if (is_usable(facts, node))
+      places.push_back(fmt::format("node {} ({})", node.node, counted(devices)));
+    else
+      troubled.push_back(
+          fmt::format("node {} ({}, {})", node.node, counted(devices), trouble_of(facts, node)));
+  }
+  if (troubled.empty() && facts.nodes.size() < 2) return "";
+  places.insert(places.begin(), troubled.begin(), troubled.end());
+  if (places.empty()) return "";
+  const size_t count = std::min(places.size(), std::max(kMostNamed, troubled.size()));
+  std::string out;
+  for (size_t i = 0; i < count; ++i)
+    out += (i == 0 ? " It is on " : i + 1 == places.size() ? " and " : ", ") + places[i];
+  if (const size_t rest = places.size() - count; rest > 0)
+    out += fmt::format(" and {} other node{}", rest, rest == 1 ? "" : "s");
+  return out + ".";
+}
+
 std::string why_it_runs(const WhyFacts& facts) {
   const Submission& s = facts.job.submission;
   const auto own = shares(facts, [&](const Holder& h) { return h.job == facts.job.id; });
@@ -433,8 +483,9 @@ std::string why_it_runs(const WhyFacts& facts) {
                        without_stop(facts.live->text));
   if (moment == Moment::starting)
     return fmt::format(
-        "It is just starting on {}{}: {}.", counted(held), range,
-        s.kind == "serve" ? "no replica answers yet" : "its processes have not done a step yet");
+        "It is just starting on {}{}: {}.{}", counted(held), range,
+        s.kind == "serve" ? "no replica answers yet" : "its processes have not done a step yet",
+        places_text(facts));
   const std::string more = facts.live ? facts.live->text : "";
   const std::string trouble =
       facts.serving_trouble.empty() ? "" : fmt::format(" But {}.", facts.serving_trouble);
@@ -444,10 +495,11 @@ std::string why_it_runs(const WhyFacts& facts) {
   if (reason.starts_with(fmt::format(": runs on {} ", held)))
     if (const size_t rest = reason.find_first_of(",;"); rest != std::string::npos)
       reason.erase(0, rest);
-  return fmt::format("It runs on {}{}{}{}{}{}.{}{}{}", counted(held), range,
+  return fmt::format("It runs on {}{}{}{}{}{}.{}{}{}{}", counted(held), range,
                      gpus == 0 ? "" : fmt::format(" with {} GPU{}", gpus, gpus == 1 ? "" : "s"),
                      region_of_job(facts), reason, more.empty() ? "" : "; " + more,
-                     runs_as_staged(facts), held < s.max_devices ? share_text(facts) : "", trouble);
+                     places_text(facts), runs_as_staged(facts),
+                     held < s.max_devices ? share_text(facts) : "", trouble);
 }
 
 // Other jobs are to finish first.

@@ -30,6 +30,7 @@ struct LiveState {
     end,
     failure,
     order,
+    node,
   };
   Moment moment = Moment::waiting;
   std::string text;  // what the policy says of it, or why it is saved or rests; may be empty

@@ -122,6 +122,60 @@ TEST(Why, SaysThatANodeIsDrained) {
   EXPECT_EQ(cluster.get("/v1/jobs/" + std::to_string(id)).at("why"), "It is done after 20 steps.");
 }
 
+TEST(Why, NamesTheNodesOfAJobThatRunsAndWhatIsTheMatterWithThem) {
+  WhyFacts facts;
+  facts.job.id = 7;
+  facts.job.phase = Phase::running;
+  facts.job.reason = "It was alone.";
+  facts.job.submission.min_devices = facts.job.submission.max_devices = 3;
+  for (const char* name : {"one", "two", "three"}) {
+    NodeRecord& node = facts.nodes.emplace_back();
+    node.node = name;
+    node.devices = 2;
+    node.state = NodeState::up;
+  }
+  const auto hold = [&](JobId job, const char* node, int64_t devices) {
+    Holder& holder = facts.holders.emplace_back();
+    holder.job = job;
+    holder.node = node;
+    holder.devices = devices;
+  };
+  hold(7, "one", 2);
+  hold(7, "two", 1);
+  hold(8, "three", 1);
+  EXPECT_EQ(why(facts),
+            "It runs on 3 devices: It was alone. It is on node one (2 devices) and node two (1 "
+            "device).");
+  facts.nodes[1].state = NodeState::away;
+  facts.nodes[1].why = "it does not answer.";
+  EXPECT_EQ(why(facts),
+            "It runs on 3 devices: It was alone. It is on node two (1 device, away: it does not "
+            "answer) and node one (2 devices).");
+  facts.drains.push_back({"one", 0, "a fan"});
+  expect_parts(why(facts),
+               {"node one (2 devices, drained: \"a fan\") and node two (1 device, away: it"});
+  facts.live = LiveState{LiveState::Moment::starting, ""};
+  expect_parts(why(facts), {"It is just starting on 3 devices", "It is on node one (2 devices, "});
+  facts.live.reset();
+  facts.drains.clear();
+  facts.nodes.resize(1);
+  facts.holders.resize(1);
+  EXPECT_EQ(why(facts), "It runs on 2 devices: It was alone.") << "there is no other node";
+}
+
+// Nobody needs what it gives up.
+TEST(Why, SaysWhichNodeAJobHadToLeave) {
+  LiveService cluster(1);
+  const JobId id = cluster.submit_command("leaves", ": > began; exec sleep 1000");
+  cluster.wait(id, [&](const Json&) { return fs::exists(cluster.folder() / "began"); });
+  cluster.send("POST", "/v1/nodes/here/drain", "{\"reason\": \"a fan\"}");
+  cluster.wait_for(id, "queued");
+  const std::string events = cluster.get("/v1/events?limit=1000").dump();
+  EXPECT_NE(events.find(R"(It had to leave: node here is drained, \"a fan\".)"), std::string::npos)
+      << events;
+  EXPECT_EQ(events.find("made room"), std::string::npos) << events;
+}
+
 // It was submitted to a larger service.
 TEST(Why, SaysThatAJobIsTooLarge) {
   LiveService cluster(4);

@@ -2,8 +2,11 @@
 
 #include <system_error>
 
+#include <fmt/format.h>
+
 #include "ductile/base/error.h"
 #include "ductile/cluster/access_file.h"
+#include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/runs_mark.h"
 
@@ -36,12 +39,13 @@ bool may_be_of_service(const fs::path& run, const fs::path& folder) {
 
 // The service's job whose run directory this is, if a service that is up has one. Where its runs
 // are the service says, as `ductile server --shared` puts them elsewhere than into its folder.
-std::optional<JobReference> job_with_run(const fs::path& run, const fs::path& folder) {
+std::optional<JobReference> job_with_run(const fs::path& run, const fs::path& folder,
+                                         const std::string& option) {
   const std::string name = run.filename().string();  // NUMBER-NAME
   const size_t digits = name.find_first_not_of("0123456789");
   if (digits == 0 || digits == std::string::npos || name[digits] != '-') return std::nullopt;
   if (!may_be_of_service(run, folder)) return std::nullopt;
-  const cluster::Client client(folder);
+  const cluster::Client client(folder, cluster::Client::kPatience, option);
   if (!client.reachable()) return std::nullopt;
   try {
     const Json job = client.get("/v1/jobs/" + name.substr(0, digits));
@@ -78,9 +82,16 @@ std::string JobReference::OfService::acts(const char* what) const {
 
 Json JobReference::OfService::record() const { return client.get(path()); }
 
+std::string same_service(const ServiceAt& at) {
+  return at.server   ? " --server " + page::shell_word(at.server->string())
+         : at.folder ? " --folder " + page::shell_word(at.folder->string())
+                     : "";
+}
+
 cluster::Client client_of(const ServiceAt& at, const Context& context) {
-  if (at.server) return cluster::Client(cluster::read_access(*at.server));
-  if (at.folder) return cluster::Client(*at.folder);
+  if (at.server) return cluster::Client(cluster::read_access(*at.server), same_service(at));
+  if (at.folder)
+    return cluster::Client(*at.folder, cluster::Client::kPatience, same_service(at));
   if (const std::string file = server_here(context); !file.empty()) {
     try {
       return cluster::Client(cluster::read_access(file));
@@ -101,7 +112,8 @@ JobReference find_job(const std::string& text, const ServiceAt& at, const Contex
     const bool of_this_machine = !ignored && !at.server && (at.folder || has_usual_folder(context));
     const auto job =
         of_this_machine
-            ? job_with_run(run, at.folder ? *at.folder : cluster::usual_folder(context.environment))
+            ? job_with_run(run, at.folder ? *at.folder : cluster::usual_folder(context.environment),
+                           same_service(at))
             : std::nullopt;
     return job ? *job : JobReference{std::nullopt, run::RunFolder::open(text).path()};
   }
@@ -121,10 +133,11 @@ JobReference find_job(const std::string& text, const ServiceAt& at, const Contex
 
 fs::path run_of(const JobReference& job) {
   if (job.run.empty())
-    fail(ErrorCode::not_found,
-         "job {} has no run directory yet, since it has not run; `ductile why "
-         "{}` says what it waits for",
-         job.service->id, job.service->id);
+    fail(ErrorCode::not_found, "{}",
+         job.service->client.with_option(
+             fmt::format("job {0} has no run directory yet, since it has not run; `ductile why "
+                         "{0}` says what it waits for",
+                         job.service->id)));
   std::error_code ignored;
   if (job.service && !job.service->client.is_local() && !fs::exists(job.run, ignored))
     fail(ErrorCode::not_found,

@@ -33,6 +33,10 @@ struct JobReference {
 // Throws not_found, which says what was looked for where, and cluster::Unreachable.
 JobReference find_job(const std::string& text, const ServiceAt& at, const Context& context);
 
+// What stands behind a command so that it asks the same service, with a space before it; empty:
+// nothing has to.
+std::string same_service(const ServiceAt& at);
+
 // The service that is meant: --server or --folder, else $DUCTILE_SERVER, else the user's own.
 cluster::Client client_of(const ServiceAt& at, const Context& context);
 

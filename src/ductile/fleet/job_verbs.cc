@@ -152,22 +152,22 @@ Json ended_job(const cluster::Client& client, int64_t id, Absence& absence) {
   }
 }
 
-std::string text_of_farewell(const std::vector<int64_t>& ids) {
+std::string text_of_farewell(const std::vector<int64_t>& ids, const std::string& same) {
   if (ids.size() == 1)
     return fmt::format(
-        "\nthis command ends, and job {0} goes on; what becomes of it: ductile why {0}; to end it: "
-        "ductile cancel {0}\n",
-        ids.front());
+        "\nthis command ends, and job {0} goes on; what becomes of it: ductile why {0}{1}; to end "
+        "it: ductile cancel {0}{1}\n",
+        ids.front(), same);
   return fmt::format(
-      "\nthis command ends, and its jobs, {} to {}, go on; what becomes of them: ductile jobs\n",
-      ids.front(), ids.back());
+      "\nthis command ends, and its jobs, {} to {}, go on; what becomes of them: ductile jobs{}\n",
+      ids.front(), ids.back(), same);
 }
 
 }  // namespace
 
 ExitCode await_jobs(const cluster::Client& client, const std::vector<int64_t>& ids, bool json,
                     Absence absence, Console& console) {
-  const Farewell at_interrupt(console.verbosity < 0 ? "" : text_of_farewell(ids));
+  const Farewell at_interrupt(console.verbosity < 0 ? "" : text_of_farewell(ids, client.option()));
   console.out() << std::flush;  // the jobs' numbers, for who is not patient
   ExitCode code = kDone;
   Json ended = Json::array();

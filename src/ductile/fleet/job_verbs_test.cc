@@ -1,7 +1,9 @@
 #include <functional>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -149,6 +151,100 @@ Descriptor silent_service(const fs::path& folder) {
   EXPECT_EQ(::bind(out.get(), reinterpret_cast<const sockaddr*>(&at), sizeof at), 0);
   EXPECT_EQ(::listen(out.get(), 8), 0);
   return out;
+}
+
+// A service that gives these answers, one after the other.
+class ScriptedService {
+ public:
+  ScriptedService(const fs::path& folder, std::vector<std::string> answers)
+      : socket_(silent_service(folder)),
+        thread_([this, answers = std::move(answers)] { serve(answers); }) {}
+  ScriptedService(const ScriptedService&) = delete;
+  ScriptedService& operator=(const ScriptedService&) = delete;
+  ~ScriptedService() { (void)answered(); }
+
+  // How many it has given; it gives no more.
+  size_t answered() {
+    ::shutdown(socket_.get(), SHUT_RDWR);
+    if (thread_.joinable()) thread_.join();
+    return answered_;
+  }
+
+ private:
+  void serve(const std::vector<std::string>& answers) {
+    for (const std::string& answer : answers) {
+      const Descriptor one(::accept(socket_.get(), nullptr, nullptr));
+      if (!one) return;
+      read_request(one.get());
+      const std::string text =
+          "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: " +
+          std::to_string(answer.size()) + "\r\n\r\n" + answer;
+      EXPECT_EQ(::send(one.get(), text.data(), text.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(text.size()));
+      ++answered_;
+    }
+  }
+  // All of it, since the rest would end the connection with an error.
+  static void read_request(int fd) {
+    const std::string kLength = "Content-Length: ";
+    std::string text;
+    char block[4096];
+    for (ssize_t n; (n = ::recv(fd, block, sizeof block, 0)) > 0;) {
+      text.append(block, static_cast<size_t>(n));
+      const size_t head = text.find("\r\n\r\n"), length = text.find(kLength);
+      if (head == std::string::npos) continue;
+      const size_t body =
+          length < head ? std::stoul(text.substr(length + kLength.size())) : size_t{0};
+      if (text.size() >= head + 4 + body) return;
+    }
+  }
+
+  const Descriptor socket_;
+  size_t answered_ = 0;
+  std::thread thread_;
+};
+
+// What `ductile preempt` says of job 7, of which the service says this, once it was asked.
+std::string said_of(const std::vector<std::string>& phases_and_wishes, bool ended = false) {
+  const TempFolder folder;
+  const auto record = [&](const std::string& phase, const std::string& wish, bool over) {
+    nlohmann::ordered_json out = {{"id", 7},      {"phase", phase},   {"wish", wish},
+                                  {"run", ""},    {"ended", nullptr}, {"reason", "It is done."}};
+    if (over) out["ended"] = 1.5;
+    return dump_json(out);
+  };
+  std::vector<std::string> answers = {"{}", record("queued", "run", false),
+                                      R"({"id": 7, "wish": "pause"})"};
+  for (size_t i = 0; i + 1 < phases_and_wishes.size(); i += 2)
+    answers.push_back(record(phases_and_wishes[i], phases_and_wishes[i + 1], ended));
+  const size_t wanted = answers.size();
+  ScriptedService service(folder.path(), std::move(answers));
+  std::ostringstream out, err;
+  Console console(out, err);
+  const std::vector<const char*> environment = {nullptr};
+  Context context{console, environment.data()};
+  LiveCommand command;
+  command.jobs = {"mine"};
+  command.at.folder = folder.path();
+  EXPECT_EQ(preempt(command, context), kDone);
+  EXPECT_EQ(service.answered(), wanted) << "it was not waited for";
+  std::string said = err.str();
+  if (const size_t at = said.find(folder.path().string()); at != std::string::npos)
+    said.replace(at, folder.path().string().size(), "HERE");
+  return said;
+}
+
+TEST(Preempt, CallsAJobPausedWhenItIs) {
+  EXPECT_EQ(said_of({"queued", "pause", "running", "pause", "paused", "pause"}),
+            "paused; to go on: ductile resume 7 --folder HERE\n");
+}
+
+TEST(Preempt, SaysThatAJobHasEndedOrGoesOn) {
+  EXPECT_EQ(said_of({"finished", "pause"}, true), "job 7 is finished: It is done.\n");
+  EXPECT_EQ(said_of({"running", "pause", "running", "run"}),
+            "job 7 is not paused, since somebody has resumed it meanwhile\n");
+  EXPECT_EQ(said_of({"queued", "cancel"}),
+            "job 7 is not paused, since somebody has cancelled it meanwhile\n");
 }
 
 TEST(JobReference, ARunOfItsOwnNeedsNoServiceWhateverItIsCalled) {

@@ -49,14 +49,27 @@ std::vector<std::string> named_jobs(const LiveCommand& command, const Context& c
   return client.reachable() ? with_own_matches(command.jobs, client) : command.jobs;
 }
 
-// Of a service's job, which was asked at `asked`: until it holds nothing any more.
-void await_pause(const JobReference::OfService& job, std::chrono::steady_clock::time_point asked) {
+// Of a service's job, which was asked at `asked`: until it is paused, has ended, or is to do
+// something else again. One that waits is not paused before the service has seen that it is to be,
+// and may just begin to run. Gives what became of it, in words.
+std::string await_pause(const JobReference::OfService& job,
+                        std::chrono::steady_clock::time_point asked) {
   const auto deadline = asked + kPreemptPatience;
-  while (job.record().at("phase") == "running") {
+  while (true) {
+    const OrderedJson now = job.record();
+    const auto phase = now.at("phase").get<std::string>(), wish = now.at("wish").get<std::string>();
+    if (phase == "paused")
+      return fmt::format("paused; to go on: ductile resume {}{}", job.id, job.client.option());
+    if (!now.at("ended").is_null())
+      return fmt::format("job {} is {}: {}", job.id, phase, now.at("reason").get<std::string>());
+    if (wish != "pause")
+      return fmt::format("job {} is not paused, since somebody has {} it meanwhile", job.id,
+                         wish == "cancel" ? "cancelled" : "resumed");
     if (std::chrono::steady_clock::now() > deadline)
-      fail(ErrorCode::deadline,
-           "job {} still saves after {} seconds; `ductile why {}` says what it does", job.id,
-           kPreemptPatience.count(), job.id);
+      fail(ErrorCode::deadline, "{}",
+           job.client.with_option(fmt::format(
+               "job {0} is not paused after {1} seconds; `ductile why {0}` says what it does",
+               job.id, kPreemptPatience.count())));
     std::this_thread::sleep_for(job.client.is_local() ? kLookHere : kLook);
   }
 }
@@ -139,7 +152,8 @@ ExitCode status(const LiveCommand& command, Context& context) {
     console.print("{}\n", dump_json(record, 2));
     return kDone;
   }
-  if (job.service) console.print("{}{}", job_table(record), trains ? "\n" : "");
+  if (job.service)
+    console.print("{}{}", job_table(record, job.service->client), trains ? "\n" : "");
   if (trains) print_status(console, answer);
   return kDone;
 }
@@ -243,14 +257,14 @@ ExitCode preempt(const LiveCommand& command, Context& context) {
                             one.job->service->id);
       return one.answer;
     }
-    if (one.job->service)
-      await_pause(*one.job->service, all_asked);
-    else
+    std::string became;
+    if (one.job->service) {
+      became = await_pause(*one.job->service, all_asked);
+    } else {
       server::await_end(one.job->run, kPreemptPatience, all_asked);
-    if (!command.json)
-      context.console.say(
-          "{}; to go on: ductile resume {}", one.job->service ? "paused" : "preempted",
-          one.job->service ? std::to_string(one.job->service->id) : one.job->run.string());
+      became = fmt::format("preempted; to go on: ductile resume {}", one.job->run.string());
+    }
+    if (!command.json) context.console.say("{}", became);
     return one.answer;
   };
   return for_each_job(jobs, command.json, context.console, await,
@@ -281,10 +295,11 @@ json resume_of_service(const JobReference& job, const LiveCommand& command, Cons
          "{}: a run of its own trains in this terminal, so it is resumed alone", job.run.string());
   const int64_t id = job.service->id;
   if (command.workers || command.hosts.hosts)
-    fail(ErrorCode::invalid_argument,
-         "--workers and --hosts are of a run of its own; of a service's job `ductile resize {} N` "
-         "says how many devices it is to have",
-         id);
+    fail(ErrorCode::invalid_argument, "{}",
+         job.service->client.with_option(
+             fmt::format("--workers and --hosts are of a run of its own; of a service's job "
+                         "`ductile resize {} N` says how many devices it is to have",
+                         id)));
   json answer = job.service->client.post(job.service->acts("/resume"), json::object());
   if (!command.json) console.say("job {} goes on when it is its turn", id);
   return answer;

@@ -14,8 +14,8 @@ ExitCode report(const ReportCommand& command, Context& context) {
   const JobReference job = find_job(command.job, command.at, context);
   if (job.service && job.service->record().at("kind") == "command")
     fail(ErrorCode::conflict,
-         "job {0} is a command, of which nothing but its output is known: ductile logs {0}",
-         job.service->id);
+         "job {0} is a command, of which nothing but its output is known: ductile logs {0}{1}",
+         job.service->id, job.service->client.option());
   const run::RunFolder folder = run::RunFolder::open(run_of(job));
   run::write_report(folder);
   if (command.json) {

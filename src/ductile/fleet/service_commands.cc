@@ -266,12 +266,12 @@ std::string held_text(const Json& job) {
   return devices == 0 ? "" : std::to_string(devices);
 }
 
-std::string job_table(const Json& job) {
+std::string job_table(const Json& job, const cluster::Client& client) {
   std::vector<std::vector<std::string>> rows = {
       {"job",
        fmt::format("{} ({})", job.at("id").get<int64_t>(), job.at("name").get<std::string>())},
       {"phase", job.at("phase")},
-      {"why", job.at("why")}};
+      {"why", client.with_option(job.at("why").get<std::string>())}};
   if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
   if (job.contains("spec") && job["spec"].value("gpus", int64_t{0}) > 0)
     rows.push_back({"gpus", fmt::format("{} of one node", job["spec"]["gpus"].get<int64_t>())});
@@ -293,15 +293,15 @@ std::string job_table(const Json& job) {
 
 namespace {
 // The link lets in whoever opens it first, so it goes to a person, and into no log file.
-void say_page(cluster::Service& service, Context& context) {
+void say_page(cluster::Service& service, const std::string& same, Context& context) {
   Console& console = context.console;
   if (!console.err_terminal) {
-    console.say("the page is http://127.0.0.1:{}/; `ductile page` prints a link that logs you in",
-                service.port());
+    console.say("the page is http://127.0.0.1:{}/; `ductile page{}` prints a link that logs you in",
+                service.port(), same);
     return;
   }
   console.say("the page, for the first browser that opens it: {}", service.page_link());
-  console.say("`ductile page` prints a link for another one");
+  console.say("`ductile page{}` prints a link for another one", same);
 }
 
 std::optional<cluster::HttpTls> tls_of(const ServiceCommand& command) {
@@ -369,13 +369,6 @@ class LastResort {
   std::jthread thread_;
 };
 
-// What is behind the verbs so that they find the same service.
-std::string same_service(const ServiceAt& at) {
-  return at.server   ? " --server " + at.server->string()
-         : at.folder ? " --folder " + at.folder->string()
-                     : "";
-}
-
 // Until a signal ends it; `what` are the devices, in words.
 ExitCode serve(cluster::ServiceOptions options, const std::string& what, const ServiceAt& at,
                Context& context) {
@@ -386,11 +379,12 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
   ExitCode code = kDone;
   options.on_failure = [&](const Error& error) {
     console.error(fmt::format(
-        "{}; all jobs are saved, and `ductile up` goes on with them when that is mended",
+        "{}; all jobs are saved, and the next service here goes on with them when that is mended",
         error.what()));
     code = exit_code(error.code());
     loop.stop();
   };
+  const std::string same = at.folder ? same_service({options.folder, {}}) : "";
   LastResort last_resort;
   cluster::Service service(loop, options);
   console.say("{} in {}, policy {}; Ctrl-C saves all jobs", what, options.folder.string(),
@@ -398,8 +392,8 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
   console.say(
       "from another terminal: ductile submit{0} [job.toml], or for any program: ductile submit{0} "
       "-- COMMAND; then: ductile jobs{0}",
-      at.folder ? same_service({options.folder, {}}) : "");
-  if (options.port) say_page(service, context);
+      same);
+  if (options.port) say_page(service, same, context);
   if (options.tls)
     console.say(
         "for other machines: {}, with a token; {} has one of yours, and `ductile token "
@@ -551,6 +545,25 @@ void say_submitted(const std::vector<int64_t>& ids, const ServiceAt& at, Console
   console.say("{} jobs are submitted; what becomes of them: ductile jobs{}", ids.size(), same);
 }
 
+// Of a command with GPUs: that no node where it may run has so many, so that it waits for one to
+// come; empty: one has. Nodes of a pool, and those that do not answer yet, may have them.
+std::string lack_of_gpus(const ServiceCommand& command, const cluster::Client& client) {
+  if (command.gpus == 0) return "";
+  int64_t most = 0, silent = 0;
+  const Json nodes = client.get("/v1/nodes").at("nodes");
+  for (const Json& node : nodes) {
+    if (command.stay && node.at("region") != command.region) continue;
+    most = std::max(most, node.value("gpus", int64_t{0}));
+    silent += node.contains("gpus") ? 0 : 1;
+  }
+  if (command.gpus <= most) return "";
+  return fmt::format("no node of this service has {}{}",
+                     most == 0 ? "a GPU now" : fmt::format("more than {} GPUs now", most),
+                     silent == 0 ? ""
+                                 : fmt::format(", as far as they have said it ({} {} not)", silent,
+                                               silent == 1 ? "has" : "have"));
+}
+
 }  // namespace
 
 ExitCode submit(const ServiceCommand& command, Context& context) {
@@ -581,6 +594,7 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
   return ask_service(command, context, [&](const cluster::Client& client) {
     if (command.hold) body["held"] = true;  // an older service knows no such keys
     if (!command.after.empty()) body["after"] = earlier_jobs(command.after, client);
+    const std::string lack = lack_of_gpus(command, client);
     const Json answer = client.post("/v1/jobs", body);
     const std::vector<int64_t> ids = answer.contains("ids")
                                          ? answer["ids"].get<std::vector<int64_t>>()
@@ -590,6 +604,10 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
     } else if (!command.json) {
       for (const int64_t id : ids) context.console.print("{}\n", id);
       say_submitted(ids, command.at, context.console);
+      if (!lack.empty())
+        context.console.say("{}: {} until one has {}; what each has: ductile nodes{}", lack,
+                            ids.size() == 1 ? "it waits" : "they wait", command.gpus,
+                            same_service(command.at));
     }
     if (!command.wait) return kDone;
     return await_jobs(client, ids, command.json, Absence(context.console, command.patience),

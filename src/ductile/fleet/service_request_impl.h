@@ -84,7 +84,7 @@ std::vector<int64_t> indices_of(const std::string& array);
 // How many devices it holds; empty for none.
 std::string held_text(const nlohmann::ordered_json& job);
 
-// What `ductile why` and `ductile status` show of a service's job.
-std::string job_table(const nlohmann::ordered_json& job);
+// What `ductile why` and `ductile status` show of a job of that service.
+std::string job_table(const nlohmann::ordered_json& job, const cluster::Client& client);
 
 }  // namespace ductile::cli

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <chrono>
 #include <ctime>
+#include <functional>
 #include <map>
 #include <string>
 #include <thread>
@@ -92,23 +93,41 @@ std::string hardware_of(const Json& node) {
   return out;
 }
 
+// `done`: says what became of it, when it was told.
 ExitCode tell_node(const ServiceCommand& command, Context& context, const char* verb,
-                   const nlohmann::json& body, const std::string& done) {
+                   const nlohmann::json& body,
+                   const std::function<std::string(const cluster::Client&)>& done) {
   return with_service(command, context, [&](const cluster::Client& client) {
     std::vector<std::string> known;
     const Json nodes = client.get("/v1/nodes").at("nodes");
     for (const Json& node : nodes) known.push_back(node.at("node").get<std::string>());
     if (std::find(known.begin(), known.end(), command.node) == known.end())
-      fail(ErrorCode::not_found, "there is no node \"{}\"; `ductile nodes` lists all: {}",
-           command.node, fmt::join(known, ", "));
+      fail(ErrorCode::not_found, "there is no node \"{}\"; {} lists all: {}", command.node,
+           client.with_option("`ductile nodes`"), fmt::join(known, ", "));
     const Json answer = client.post(
         fmt::format("/v1/nodes/{}/{}", cluster::percent_encoded(command.node), verb), body);
     if (command.json) {
       context.console.print("{}\n", dump_json(answer, 2));
     } else {
-      context.console.say("node {} {}", command.node, done);
+      context.console.say("node {} {}", command.node, done(client));
     }
   });
+}
+
+// "job 3 (train) with 2 devices", of each job that holds devices of the node; empty: none does.
+std::string jobs_on(const std::string& name, const cluster::Client& client) {
+  std::vector<std::string> out;
+  const Json all = client.get("/v1/nodes").at("nodes");
+  for (const Json& node : all) {
+    if (node.at("node") != name) continue;
+    for (const Json& job : node.at("jobs")) {
+      const auto devices = job.at("devices").get<int64_t>();
+      out.push_back(fmt::format("job {} ({}) with {} device{}", job.at("job").get<int64_t>(),
+                                job.at("name").get<std::string>(), devices,
+                                devices == 1 ? "" : "s"));
+    }
+  }
+  return fmt::format("{}", fmt::join(out, ", "));
 }
 
 }  // namespace
@@ -198,20 +217,27 @@ ExitCode nodes(const ServiceCommand& command, Context& context) {
 
 ExitCode drain(const ServiceCommand& command, Context& context) {
   nlohmann::json body = {{"reason", command.reason}};
-  std::string done = "is drained";
-  if (command.in > 0) {
-    body["in"] = command.in;
-    done = "is going to be drained in " + page::as_duration(command.in);
-  }
+  std::string lasts;
+  if (command.in > 0) body["in"] = command.in;
   if (command.lasts > 0) {
     body["for"] = command.lasts;
-    done += fmt::format(", for {}", page::as_duration(command.lasts));
+    lasts = fmt::format(", for {}", page::as_duration(command.lasts));
   }
-  return tell_node(command, context, "drain", body, done + "; `ductile undrain` takes it back");
+  return tell_node(command, context, "drain", body, [&](const cluster::Client& client) {
+    const std::string back = client.with_option("; `ductile undrain` takes it back");
+    if (command.in > 0)
+      return fmt::format("is going to be drained in {}{}{}", page::as_duration(command.in), lasts,
+                         back);
+    const std::string there = jobs_on(command.node, client);
+    return there.empty() ? fmt::format("is drained{}{}", lasts, back)
+                         : fmt::format("is being drained{}, and what runs there leaves it: {}{}",
+                                       lasts, there, back);
+  });
 }
 
 ExitCode undrain(const ServiceCommand& command, Context& context) {
-  return tell_node(command, context, "undrain", nlohmann::json::object(), "is taken back");
+  return tell_node(command, context, "undrain", nlohmann::json::object(),
+                   [](const cluster::Client&) { return "is taken back"; });
 }
 
 namespace {
@@ -285,7 +311,8 @@ ExitCode why(const ServiceCommand& command, Context& context) {
     return for_each_job(names, command.json, context.console, [&](const std::string& name) {
       Json job = client.get(path_of(name));
       if (!command.json)
-        context.console.print("{}{}", std::exchange(first, false) ? "" : "\n", job_table(job));
+        context.console.print("{}{}", std::exchange(first, false) ? "" : "\n",
+                              job_table(job, client));
       return job;
     });
   });
