@@ -1,6 +1,7 @@
 // Jobs that answer requests, with real services, replicas, connections and clients.
 #include <atomic>
 #include <csignal>
+#include <cstddef>
 #include <iterator>
 #include <set>
 #include <span>
@@ -15,6 +16,8 @@
 
 #include "ductile/base/paths.h"
 #include "ductile/base/rng.h"
+#include "ductile/ckpt/tensor.h"
+#include "ductile/ckpt/writer.h"
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/testing/live_service.h"
 #include "ductile/cluster/testing/served.h"
@@ -253,6 +256,36 @@ TEST(ServingJob, LoadsTheWeightsThatItsUserWantsAlsoWherePausedMeanwhile) {
   service.wait_for(id, "cancelled");
   EXPECT_EQ(reload(id, {{"version", 3}}), 409);
   EXPECT_EQ(reload(submit_service(service, run, 1, 1, {{"follow", true}}), Json::object()), 409);
+}
+
+TEST(ServingJob, WeightsThatItsRunDoesNotHaveAreRefusedByName) {
+  LiveService service(with_replicas(1));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 1, 1);
+  const auto reload = [&](int64_t step) {
+    return service.send("POST", "/v1/jobs/" + std::to_string(id) + "/reload",
+                        dump_json(Json{{"version", step}}));
+  };
+  fs::create_directory(run.folder.path() / "checkpoints");
+  const Json none = reload(3);
+  EXPECT_EQ(none.at("status"), 404);
+  EXPECT_NE(none.dump().find("has no weights of step 3; there are none yet"), std::string::npos)
+      << none;
+  {
+    ckpt::CheckpointWriter writer(run.folder.path() / "checkpoints");
+    const std::vector<std::byte> bytes(4);
+    for (const int64_t step : {3, 4}) {
+      const std::vector<ckpt::TensorView> tensors = {{"x", DType::f32, {1}, bytes, false}};
+      writer.save(step, nullptr, tensors);
+    }
+  }
+  const Json other = reload(999);
+  EXPECT_EQ(other.at("status"), 404);
+  EXPECT_NE(other.dump().find("of step 999; there are those of the steps 4, 3"), std::string::npos)
+      << other;
+  EXPECT_EQ(reload(3).at("status"), 200);
+  EXPECT_EQ(service.get("/v1/events?limit=1000").dump().find("\"version\":999"), std::string::npos)
+      << "it was asked for all the same";
 }
 
 // The run goes on and has newer weights each time that a replica starts; then those that all have
