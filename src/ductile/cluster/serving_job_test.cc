@@ -131,6 +131,17 @@ TEST(ServingJob, OthersServeRunsOfTheirOwnJobsAlone) {
   fs::create_directory_symlink(run, elsewhere.path() / "link");
   EXPECT_EQ(serve(elsewhere.path() / "link"), 201);
   EXPECT_EQ(service.get("/v1/jobs/api").at("spec").at("run"), fs::canonical(run).string());
+  // It waits for the one device, and listens nowhere yet.
+  const auto at_port = [&](int port) {
+    return Json{{"name", "at-port"},
+                {"kind", "serve"},
+                {"spec", {{"run", run.string()}, {"model", "m"}, {"port", port}}}};
+  };
+  EXPECT_EQ(service.submit_as_stranger(at_port(80)), 403);
+  EXPECT_EQ(service.submit_as_stranger(at_port(1023)), 403);
+  EXPECT_EQ(service.submit_as_stranger(at_port(1024)), 201);
+  EXPECT_EQ(service.send("POST", "/v1/jobs", dump_json(at_port(80))).value("status", 0), 201)
+      << "an admin may";
   EXPECT_EQ(serve(run.parent_path()), 403);
   EXPECT_EQ(serve("/etc"), 403);
   fs::create_directory(run.parent_path() / "2-other");
