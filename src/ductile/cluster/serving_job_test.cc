@@ -269,6 +269,28 @@ TEST(ServingJob, LoadsTheWeightsThatItsUserWantsAlsoWherePausedMeanwhile) {
   EXPECT_EQ(reload(submit_service(service, run, 1, 1, {{"follow", true}}), Json::object()), 409);
 }
 
+TEST(ServingJob, BeginsAfterAnotherJobHasFinished) {
+  LiveService service(with_replicas(2));
+  const ServedRun run;
+  const JobId first = service.submit_command("first", "while [ ! -e go ]; do sleep 0.02; done");
+  const Json body = {{"name", "api"},
+                     {"kind", "serve"},
+                     {"after", Json::array({first})},
+                     {"spec", run.spec()}};
+  const Json answer = service.send("POST", "/v1/jobs", dump_json(body));
+  ASSERT_EQ(answer.value("status", 0), 201) << answer;
+  const JobId id = answer.at("body").at("id");
+  service.wait_for(first, "running");
+  const Json waits = service.wait(id, [](const Json& job) {
+    return job.value("why", "").find("It begins in its turn after job 1") == 0;
+  });
+  EXPECT_EQ(waits.at("phase"), "queued");
+  EXPECT_EQ(ready_of(waits), 0);
+  write_file_atomic(service.folder() / "go", "");
+  wait_for_replicas(service, id, 1);
+  EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(first)).at("phase"), "finished");
+}
+
 TEST(ServingJob, WeightsThatItsRunDoesNotHaveAreRefusedByName) {
   LiveService service(with_replicas(1));
   const ServedRun run;
