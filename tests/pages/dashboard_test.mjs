@@ -240,6 +240,15 @@ test("a job's page: what it holds, its events, its options, its speed", async ()
   assert.equal(await page.eval("document.querySelector('#log') !== null"), true);
 });
 
+test("a job that is not there is said to be none, and nothing more is shown or asked of it", async () => {
+  await go("#/job/99999999");
+  await page.sees("there is no job 99999999", "#missing");
+  assert.equal(await page.eval("document.querySelectorAll('main h2').length"), 0);
+  assert.equal(await page.eval(`performance.getEntriesByType("resource").filter(e => e.name.includes("/99999999/")).length`), 0);
+  await page.click("main a", "All jobs that are known");
+  await page.wait("location.hash === '#/jobs'");
+});
+
 test("two jobs are compared: the options that differ", async () => {
   await go(`#/job/${first}`);
   await page.click("#actions button", "Compare");

@@ -1,14 +1,22 @@
 // Routes that tell what the service is just doing, and why.
 #include <algorithm>
+#include <cstdlib>
+#include <functional>
 #include <optional>
+#include <set>
+#include <string>
 #include <tuple>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
+#include "ductile/base/paths.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/safetensors.h"
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/routes_impl.h"
 #include "ductile/cluster/why_impl.h"
+#include "ductile/run/folder.h"
 
 namespace ductile::cluster {
 namespace {
@@ -16,6 +24,38 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostDevices = 1 << 20;
+
+// The step of the weights that the end of the run has left, as replicas count it.
+std::optional<int64_t> final_step(const run::RunFolder& run) {
+  if (kind_of(run.model_file()) == FileKind::none) return std::nullopt;
+  const ckpt::SafetensorsFile file(run.model_file());
+  const auto step = file.metadata().find("step");
+  return step == file.metadata().end() ? 0 : std::strtoll(step->second.c_str(), nullptr, 10);
+}
+
+// Weights that the run does not have are refused at once, and not by each replica later. Of a run
+// that cannot be seen now, as where its disk is not mounted, replicas say what is wrong.
+void require_weights(JobId id, const fs::path& folder, int64_t step) {
+  constexpr size_t kMostNamed = 20;
+  if (kind_of(folder / "job.toml") == FileKind::none) return;
+  const run::RunFolder run = run::RunFolder::open(folder);
+  if (kind_of(run.checkpoints()) != FileKind::folder) return;
+  std::set<int64_t, std::greater<>> steps;  // of a damaged one a replica says more
+  for (const ckpt::CheckpointSummary& one : ckpt::list(run.checkpoints())) steps.insert(one.step);
+  if (steps.contains(step)) return;
+  if (const auto last = final_step(run)) steps.insert(*last);
+  if (steps.contains(step)) return;
+  std::string known;
+  size_t named = 0;
+  for (const int64_t other : steps) {
+    if (++named > kMostNamed) break;
+    known += fmt::format("{}{}", known.empty() ? "" : ", ", other);
+  }
+  if (steps.size() > kMostNamed)
+    known += fmt::format(" and {} older ones", steps.size() - kMostNamed);
+  fail(ErrorCode::not_found, "job {}: its run {} has no weights of step {}; there are {}", id,
+       folder.string(), step, known.empty() ? "none yet" : "those of the steps " + known);
+}
 
 }  // namespace
 
@@ -71,6 +111,8 @@ Answer reload_job(Request& request) {
       request.reader.spec(job.id), fmt::format("the spec of job {}", job.id), ErrorCode::data_loss);
   if (spec.value("follow", false))
     fail(ErrorCode::conflict, "job {} takes the newest weights of its run by itself", job.id);
+  if (fields.has("version") && !has_ended(job.phase))
+    require_weights(job.id, serve_of(spec).run, wanted.at("version").get<int64_t>());
   return request.commit(200, [&](Change& change) -> nlohmann::json {
     if (const Phase now = change.job(job.id).phase; has_ended(now))
       fail(ErrorCode::conflict, "job {} is {} already", job.id, to_string(now));

@@ -144,6 +144,40 @@ TEST_F(FullDisk, ManyCancellationsOfOneJobLeaveRoomForThatOfAnother) {
   expect_acknowledged();
 }
 
+// It has its devices, and waits for the store alone.
+TEST_F(FullDisk, AJobThatIsCancelledBeforeTheStoreSaysThatItRunsDoesNotBegin) {
+  start(true);
+  if (!disk_.made()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  // Before those that fill the disk.
+  const auto submit = [&](const std::string& name, const std::string& script) {
+    const Json spec = {{"command", {"/bin/sh", "-c", script}},
+                       {"directory", shared_.path().string()},
+                       {"grace", 0.1}};
+    const Json body = {{"name", name},     {"kind", "command"}, {"tier", "premium"},
+                       {"min_devices", 2}, {"max_devices", 2},  {"spec", spec}};
+    const Json answer = service_->send("POST", "/v1/jobs", dump_json(body));
+    EXPECT_EQ(answer.value("status", 0), 201) << answer;
+    return answer.at("body").value("id", JobId{0});
+  };
+  const JobId first = submit("first", "exec sleep 1000");
+  service_->wait_for(first, "running");
+  const JobId second = submit("second", "echo >> begun; exec sleep 1000");
+  exhaust();
+  service_->act(first, "cancel");
+  service_->wait(second, [](const Json& job) {
+    return job.value("why", "").find("begins once the store can be written") != std::string::npos;
+  });
+  const Json answer = service_->send("POST", "/v1/jobs/" + std::to_string(second) + "/cancel");
+  EXPECT_EQ(answer.value("status", 0), 200) << answer;
+  disk_.empty();
+  const Json ended = service_->wait_for(second, "cancelled");
+  EXPECT_EQ(ended.value("reason", ""), "It was cancelled.");
+  EXPECT_FALSE(fs::exists(ended.value("run", ""))) << "its keeper was started";
+  EXPECT_FALSE(fs::exists(shared_.path() / "begun"));
+  service_->wait_for(first, "cancelled");
+  expect_acknowledged();
+}
+
 // Whichever of them fills it. Each commits alone, as one request after the other does.
 TEST(FullStore, EachJobThatRunsCanBeCancelled) {
   constexpr int kJobs = 280;

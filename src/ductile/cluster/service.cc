@@ -446,9 +446,11 @@ void Service::Impl::begin(Live& live, const spec::Allocation& devices) {
         live.record.phase = Phase::running;
         scheduler_.holds(id, devices, schedule_time());
         show_claim();
-        if (stopping_) return ended(id, {});
+        // Paused or cancelled meanwhile, as while the store found no room: none of it begins.
+        const bool wanted = live.record.wish == Wish::run;
+        if (live.front && !wanted) live.front->close();
+        if (stopping_ || !wanted) return ended(id, {});
         start_runner(live, devices);
-        follow_wish(live);
       });
 }
 

@@ -1,6 +1,7 @@
 // Who may ask the service, and from where.
 #include <algorithm>
 #include <charconv>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -48,6 +49,16 @@ fs::path require_own_run(const fs::path& run, const RunsFolder& runs, const fs::
       "{} is not the run of a job that this service knows; only the service's own user may have "
       "others served",
       run.string()));
+}
+
+// A server that runs as root could listen there for anybody, in the name of this machine.
+void require_port_for_all(uint16_t port) {
+  constexpr uint16_t kFirstForAll = 1024;
+  if (port == 0 || port >= kFirstForAll) return;
+  throw Refused(fmt::format(
+      "port = {}: only an admin has a service listen at a port below {}; choose a larger one, or "
+      "leave it out, and a free one is taken",
+      port, kFirstForAll));
 }
 
 std::vector<std::string> texts_of(const std::vector<fs::path>& paths) {
@@ -98,9 +109,11 @@ bool require_allowed_data(spec::JobOptions& job, const std::vector<fs::path>& al
 // What is submitted is read once: the checks look at what was read, and the service takes it up.
 SpecReader::Read Service::Impl::checked_work(const Submission& s, nlohmann::json& spec,
                                              const Principal& who) {
-  if (s.kind == "serve" && who.role < Role::admin)
-    spec["run"] =
-        require_own_run(serve_of(spec).run, runs_, options_.folder / "store.db", who).string();
+  if (s.kind == "serve" && who.role < Role::admin) {
+    const ServeSpec serve = serve_of(spec);
+    require_port_for_all(serve.port);
+    spec["run"] = require_own_run(serve.run, runs_, options_.folder / "store.db", who).string();
+  }
   SpecReader::Read read = specs_.read(s.kind, spec);
   if (who.role == Role::admin || !std::holds_alternative<spec::JobOptions>(read->work)) return read;
   spec::JobOptions job = std::get<spec::JobOptions>(read->work);

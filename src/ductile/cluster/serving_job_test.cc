@@ -1,6 +1,7 @@
 // Jobs that answer requests, with real services, replicas, connections and clients.
 #include <atomic>
 #include <csignal>
+#include <cstddef>
 #include <iterator>
 #include <set>
 #include <span>
@@ -15,6 +16,8 @@
 
 #include "ductile/base/paths.h"
 #include "ductile/base/rng.h"
+#include "ductile/ckpt/tensor.h"
+#include "ductile/ckpt/writer.h"
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/testing/live_service.h"
 #include "ductile/cluster/testing/served.h"
@@ -128,6 +131,17 @@ TEST(ServingJob, OthersServeRunsOfTheirOwnJobsAlone) {
   fs::create_directory_symlink(run, elsewhere.path() / "link");
   EXPECT_EQ(serve(elsewhere.path() / "link"), 201);
   EXPECT_EQ(service.get("/v1/jobs/api").at("spec").at("run"), fs::canonical(run).string());
+  // It waits for the one device, and listens nowhere yet.
+  const auto at_port = [&](int port) {
+    return Json{{"name", "at-port"},
+                {"kind", "serve"},
+                {"spec", {{"run", run.string()}, {"model", "m"}, {"port", port}}}};
+  };
+  EXPECT_EQ(service.submit_as_stranger(at_port(80)), 403);
+  EXPECT_EQ(service.submit_as_stranger(at_port(1023)), 403);
+  EXPECT_EQ(service.submit_as_stranger(at_port(1024)), 201);
+  EXPECT_EQ(service.send("POST", "/v1/jobs", dump_json(at_port(80))).value("status", 0), 201)
+      << "an admin may";
   EXPECT_EQ(serve(run.parent_path()), 403);
   EXPECT_EQ(serve("/etc"), 403);
   fs::create_directory(run.parent_path() / "2-other");
@@ -253,6 +267,58 @@ TEST(ServingJob, LoadsTheWeightsThatItsUserWantsAlsoWherePausedMeanwhile) {
   service.wait_for(id, "cancelled");
   EXPECT_EQ(reload(id, {{"version", 3}}), 409);
   EXPECT_EQ(reload(submit_service(service, run, 1, 1, {{"follow", true}}), Json::object()), 409);
+}
+
+TEST(ServingJob, BeginsAfterAnotherJobHasFinished) {
+  LiveService service(with_replicas(2));
+  const ServedRun run;
+  const JobId first = service.submit_command("first", "while [ ! -e go ]; do sleep 0.02; done");
+  const Json body = {{"name", "api"},
+                     {"kind", "serve"},
+                     {"after", Json::array({first})},
+                     {"spec", run.spec()}};
+  const Json answer = service.send("POST", "/v1/jobs", dump_json(body));
+  ASSERT_EQ(answer.value("status", 0), 201) << answer;
+  const JobId id = answer.at("body").at("id");
+  service.wait_for(first, "running");
+  const Json waits = service.wait(id, [](const Json& job) {
+    return job.value("why", "").find("It begins in its turn after job 1") == 0;
+  });
+  EXPECT_EQ(waits.at("phase"), "queued");
+  EXPECT_EQ(ready_of(waits), 0);
+  write_file_atomic(service.folder() / "go", "");
+  wait_for_replicas(service, id, 1);
+  EXPECT_EQ(service.get("/v1/jobs/" + std::to_string(first)).at("phase"), "finished");
+}
+
+TEST(ServingJob, WeightsThatItsRunDoesNotHaveAreRefusedByName) {
+  LiveService service(with_replicas(1));
+  const ServedRun run;
+  const JobId id = submit_service(service, run, 1, 1);
+  const auto reload = [&](int64_t step) {
+    return service.send("POST", "/v1/jobs/" + std::to_string(id) + "/reload",
+                        dump_json(Json{{"version", step}}));
+  };
+  fs::create_directory(run.folder.path() / "checkpoints");
+  const Json none = reload(3);
+  EXPECT_EQ(none.at("status"), 404);
+  EXPECT_NE(none.dump().find("has no weights of step 3; there are none yet"), std::string::npos)
+      << none;
+  {
+    ckpt::CheckpointWriter writer(run.folder.path() / "checkpoints");
+    const std::vector<std::byte> bytes(4);
+    for (const int64_t step : {3, 4}) {
+      const std::vector<ckpt::TensorView> tensors = {{"x", DType::f32, {1}, bytes, false}};
+      writer.save(step, nullptr, tensors);
+    }
+  }
+  const Json other = reload(999);
+  EXPECT_EQ(other.at("status"), 404);
+  EXPECT_NE(other.dump().find("of step 999; there are those of the steps 4, 3"), std::string::npos)
+      << other;
+  EXPECT_EQ(reload(3).at("status"), 200);
+  EXPECT_EQ(service.get("/v1/events?limit=1000").dump().find("\"version\":999"), std::string::npos)
+      << "it was asked for all the same";
 }
 
 // The run goes on and has newer weights each time that a replica starts; then those that all have

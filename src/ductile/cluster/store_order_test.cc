@@ -101,6 +101,21 @@ TEST_F(StoreOrder, WhatWouldNeverBeginIsRefused) {
   EXPECT_EQ(submit("second"), 2) << "nothing of a refused one is left";
 }
 
+TEST_F(StoreOrder, NothingBeginsAfterAServiceWhichBeginsAfterOthersItself) {
+  const JobId first = submit("first");
+  Submission s;
+  s.name = "api";
+  s.owner = "ada";
+  s.kind = "serve";
+  Beginning beginning;
+  beginning.after = {first};
+  const JobId service = change.submit(s, "{}", ++now, beginning);
+  EXPECT_EQ(awaited_by(service), std::vector<JobId>{first});
+  EXPECT_EQ(text_of([&] { submit_after({first, service}); }, ErrorCode::conflict),
+            "job 2 (api) answers requests until it is cancelled, so what is to begin after it has "
+            "finished would never begin");
+}
+
 TEST_F(StoreOrder, AHeldJobIsPausedByWhoeverSubmittedIt) {
   Beginning held;
   held.held = true;

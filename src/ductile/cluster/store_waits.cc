@@ -19,6 +19,11 @@ std::vector<JobId> Change::unfinished(const std::vector<JobId>& jobs) {
       fail(ErrorCode::conflict,
            "job {} ({}) is {}, so what is to begin after it has finished would never begin", id,
            earlier.submission.name, to_string(earlier.phase));
+    if (earlier.submission.kind == "serve")
+      fail(ErrorCode::conflict,
+           "job {} ({}) answers requests until it is cancelled, so what is to begin after it has "
+           "finished would never begin",
+           id, earlier.submission.name);
     out.push_back(id);
   }
   std::ranges::sort(out);

@@ -13,7 +13,7 @@ const kUnits = { step: "step", epoch: "epoch", seconds: "duration" };
 const kKeptLog = 400000;  // characters
 
 export function jobPage(root, name, query) {
-  let job = null, events = [], alive = true, version = "", curves = null, other = null;
+  let job = null, missing = false, events = [], alive = true, version = "", curves = null, other = null;
   const axis = { x: "step", smoothing: 0.6, log: false };
   const head = element("div"), tiles = element("div", { class: "tiles", style: "--per-row: 6" });
   const panels = element("div", { class: "panels", id: "curves" });
@@ -29,10 +29,11 @@ export function jobPage(root, name, query) {
   const options = element("div", { id: "options" });
   let cursor = -1;
 
-  root.replaceChildren(head, tiles,
+  const parts = [head, tiles,
     element("section", {}, element("div", { class: "bar" }, element("h2", {}, "Curves"), controls), panels),
     comparison, section("Allocation and speed", life), section("Log", element("div", { class: "card" }, log)),
-    section("Events", happened), section("Options that are not the default", options));
+    section("Events", happened), section("Options that are not the default", options)];
+  root.replaceChildren(...parts);
   life.append(held.box);
 
   // ---- the head
@@ -103,9 +104,9 @@ export function jobPage(root, name, query) {
     return tile("Steps", withThousands(steps), total ? `${Math.floor(100 * Math.min(1, steps / total))} % of ${withThousands(total)}` : note);
   }
 
-  // What was submitted: options that differ from their defaults.
+  // What was submitted: of a training job options that differ from their defaults.
   async function readOptions() {
-    const answer = await get(`/v1/jobs/${job.id}/options`).catch(() => null);
+    const answer = job.kind === "train" ? await get(`/v1/jobs/${job.id}/options`).catch(() => null) : null;
     options.replaceChildren(!answer ? element("pre", { tabindex: "0", "aria-label": "what was submitted" }, JSON.stringify(job.spec, null, 2))
       : answer.changed.length === 0 ? element("p", { class: "empty" }, "Every option has its default.")
         : table("options", [["Option"], ["Value"]], answer.changed.map(name =>
@@ -183,6 +184,13 @@ export function jobPage(root, name, query) {
     speed.show({ series, x: { unit: "count", lo: 1, hi: Math.max(most, 2) } });
   }
 
+  // There is none of that number or name, or it was removed from the store.
+  function showMissing(why) {
+    missing = true;
+    root.replaceChildren(element("h1", {}, `Job ${name}`), element("p", { class: "banner", id: "missing" }, why),
+      element("p", {}, element("a", { href: "#/jobs" }, "All jobs that are known")));
+  }
+
   // ---- beside another job
   function chooseOther() {
     dialog("Compare with another job", close => {
@@ -201,13 +209,19 @@ export function jobPage(root, name, query) {
     });
   }
 
+  // By name: of a training job all options, of another one what was submitted.
+  async function optionsOf(one) {
+    if (one.kind === "train") return (await get(`/v1/jobs/${one.id}/options`)).options;
+    return Object.fromEntries(Object.entries(one.spec).map(([key, value]) => [key, JSON.stringify(value)]));
+  }
+
   async function readOther(which) {
     const id = encodeURIComponent(which);
     try {
-      const [mine, its, itsJob] = await Promise.all([get(`/v1/jobs/${job.id}/options`), get(`/v1/jobs/${id}/options`),
-        get(`/v1/jobs/${id}`)]);
+      const itsJob = await get(`/v1/jobs/${id}`);
+      const [mine, its] = await Promise.all([optionsOf(job), optionsOf(itsJob)]);
       other = { job: itsJob, curves: itsJob.run ? (await get(`/v1/jobs/${id}/curves`)).curves : null };
-      const rows = differences(mine.options, its.options);
+      const rows = differences(mine, its);
       comparison.replaceChildren(section(`Beside #${itsJob.id} ${itsJob.name}`, rows.length === 0
         ? element("p", { class: "empty" }, "All their options are the same.")
         : table("options that differ", [["Option"], [`#${job.id}`], [`#${itsJob.id}`]], rows.map(([option, a, b]) =>
@@ -247,6 +261,8 @@ export function jobPage(root, name, query) {
     try {
       job = await get(`/v1/jobs/${encodeURIComponent(name)}`);
       if (!alive) return;
+      if (missing) root.replaceChildren(...parts);
+      missing = false;
       await readEvents();
       if (job.run) {
         const answer = await get(`/v1/jobs/${job.id}/curves?known=${encodeURIComponent(version)}`);
@@ -268,7 +284,8 @@ export function jobPage(root, name, query) {
         [table("events of this job", [["Time"], ["Kind"], ["What happened"]], eventRows(events, false), "log")]);
       if (query.get("with") && !other) await readOther(query.get("with"));
     } catch (error) {
-      if (alive && error.status && error.status !== 401) head.replaceChildren(element("h1", {}, "Job"), element("p", { class: "banner" }, error.message));
+      if (alive && !job && (error.status === 404 || error.status === 410)) showMissing(error.message);
+      else if (alive && error.status && error.status !== 401) head.replaceChildren(element("h1", {}, "Job"), element("p", { class: "banner" }, error.message));
     } finally {
       reading = false;
     }
@@ -276,7 +293,7 @@ export function jobPage(root, name, query) {
 
   read();
   const timer = setInterval(() => {
-    if (!document.hidden && (!job || isLive(job))) read();
+    if (!document.hidden && !missing && (!job || isLive(job))) read();
   }, 3000);
   return {
     heard: what => { if (what === "jobs" || what === "online") read(); },

@@ -107,6 +107,8 @@ ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& 
   return code;
 }
 
+bool is_pattern(const std::string& text) { return text.find_first_of("*?") != std::string::npos; }
+
 std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
                                           const cluster::Client& client) {
   std::vector<std::string> out;
@@ -114,7 +116,7 @@ std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
   for (const std::string& text : jobs) {
     const size_t before = out.size();
     bool any = false;
-    if (text.find_first_of("*?") != std::string::npos) {
+    if (is_pattern(text)) {
       const auto me = client.get("/v1/overview").at("principal").get<std::string>();
       const std::string page =
           fmt::format("/v1/jobs?live=1&limit=1000&user={}&name={}", cluster::percent_encoded(me),

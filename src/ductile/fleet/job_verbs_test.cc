@@ -112,6 +112,24 @@ TEST(SeveralJobs, TheTroubleOfOneIsNotThatOfTheNext) {
   EXPECT_NE(all.said.find("b: there is no job"), std::string::npos) << all.said;
 }
 
+TEST(SeveralJobs, APatternThatFitsNoneIsSaidToBeOne) {
+  const auto said = [](const std::string& text, ErrorCode code) -> std::string {
+    try {
+      return find_or_none_fits(text, [&]() -> std::string { fail(code, "there is no such job"); });
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), code);
+      return error.what();
+    }
+  };
+  EXPECT_EQ(said("part-*", ErrorCode::not_found),
+            "part-*: none of your jobs that have not ended has a name like that; `ductile jobs "
+            "--all --name 'part-*'` lists those that have");
+  EXPECT_EQ(said("part-1", ErrorCode::not_found), "there is no such job");
+  EXPECT_EQ(said("runs/part-*", ErrorCode::not_found), "there is no such job");
+  EXPECT_EQ(said("part-*", ErrorCode::conflict), "there is no such job");
+  EXPECT_EQ(find_or_none_fits("part-*", [] { return 7; }), 7);
+}
+
 // Each of the others would wait as long in vain.
 TEST(SeveralJobs, AfterAServiceThatGivesNoAnswerNobodyIsAsked) {
   for (const ErrorCode code : {ErrorCode::deadline, ErrorCode::unavailable}) {

@@ -35,16 +35,17 @@ constexpr std::chrono::milliseconds kLook{100};
 constexpr std::chrono::milliseconds kLookHere{20};     // for what takes less than a second
 constexpr std::chrono::milliseconds kLookThere{1000};  // over a network
 
+JobReference find_one(const std::string& text, const LiveCommand& command, const Context& context) {
+  return find_or_none_fits(text, [&] { return find_job(text, command.at, context); });
+}
+
 JobReference named(const LiveCommand& command, const Context& context) {
   return find_job(command.job, command.at, context);
 }
 
 // Patterns are of a service's jobs, where one answers.
 std::vector<std::string> named_jobs(const LiveCommand& command, const Context& context) {
-  const bool any = std::ranges::any_of(command.jobs, [](const std::string& text) {
-    return text.find_first_of("*?") != std::string::npos;
-  });
-  if (!any) return command.jobs;
+  if (std::ranges::none_of(command.jobs, is_pattern)) return command.jobs;
   const cluster::Client client = client_of(command.at, context);
   return client.reachable() ? with_own_matches(command.jobs, client) : command.jobs;
 }
@@ -219,7 +220,7 @@ struct Asked {
 Asked ask_to_preempt(const std::string& text, const LiveCommand& command, const Context& context) {
   Asked out;
   try {
-    out.job.emplace(find_job(text, command.at, context));
+    out.job.emplace(find_one(text, command, context));
     out.answer =
         out.job->service
             ? json(out.job->service->client.post(out.job->service->acts("/pause"), json::object()))
@@ -310,12 +311,12 @@ json resume_of_service(const JobReference& job, const LiveCommand& command, Cons
 ExitCode resume(const LiveCommand& command, Context& context) {
   const std::vector<std::string> jobs = named_jobs(command, context);
   if (jobs.size() == 1) {
-    const JobReference job = find_job(jobs.front(), command.at, context);
+    const JobReference job = find_one(jobs.front(), command, context);
     if (!job.service) return resume_run(job.run, command, context);
   }
   return for_each_job(
       jobs, command.json, context.console, [&](const std::string& text) -> OrderedJson {
-        return resume_of_service(find_job(text, command.at, context), command, context.console);
+        return resume_of_service(find_one(text, command, context), command, context.console);
       });
 }
 

@@ -580,12 +580,7 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
   }
   nlohmann::json body =
       command.array.empty() ? body_of(command, context) : array_body(command, context);
-  // The jobs of an array have the same model and plans.
-  if (!command.plans.empty() &&
-      !require_plans_of_model(
-          command.array.empty() ? body.at("spec") : body.at("array").front().at("spec"),
-          command.plans))
-    return kInterrupted;
+  if (!command.plans.empty() && !require_plans_of_model(body, command.plans)) return kInterrupted;
   if (!command.region.empty()) {
     body["region"] = command.region;
     body["transfer"] = command.transfer;

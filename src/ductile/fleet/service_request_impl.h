@@ -61,6 +61,24 @@ ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& 
 std::vector<std::string> with_own_matches(const std::vector<std::string>& jobs,
                                           const cluster::Client& client);
 
+bool is_pattern(const std::string& text);
+
+// What `find` gives for the text of a job. Where there is no such job, and the text is a pattern
+// that fitted none (with_own_matches), the error says that.
+template <class Find>
+auto find_or_none_fits(const std::string& text, const Find& find) {
+  try {
+    return find();
+  } catch (const Error& error) {
+    const bool is_path = text.find('/') != std::string::npos;
+    if (error.code() != ErrorCode::not_found || !is_pattern(text) || is_path) throw;
+    fail(ErrorCode::not_found,
+         "{0}: none of your jobs that have not ended has a name like that; `ductile jobs --all "
+         "--name '{0}'` lists those that have",
+         text);
+  }
+}
+
 // The numbers of the jobs that --after names, in order: by number or name; "17-26" by numbers; the
 // newest array of that name of the user who asks; a pattern, as above. Throws invalid_argument,
 // not_found, and conflict where a name may mean several.

@@ -309,7 +309,7 @@ ExitCode why(const ServiceCommand& command, Context& context) {
     bool first = true;
     const auto names = with_own_matches(command.jobs, client);
     return for_each_job(names, command.json, context.console, [&](const std::string& name) {
-      Json job = client.get(path_of(name));
+      Json job = find_or_none_fits(name, [&] { return client.get(path_of(name)); });
       if (!command.json)
         context.console.print("{}{}", std::exchange(first, false) ? "" : "\n",
                               job_table(job, client));
@@ -330,14 +330,32 @@ ExitCode page_link(const ServiceCommand& command, Context& context) {
   });
 }
 
+namespace {
+
+// `by_pattern`: it had not ended when its name was found to fit, so that it may have ended since.
+Json cancel_one(const std::string& name, bool by_pattern, const cluster::Client& client,
+                const ServiceCommand& command, Console& console) {
+  try {
+    Json answer = find_or_none_fits(
+        name, [&] { return client.post(path_of(name, "/cancel"), nlohmann::json::object()); });
+    if (!command.json) console.say("job {} is being cancelled", answer.at("id").get<int64_t>());
+    return answer;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::conflict || !by_pattern) throw;
+    const Json job = client.get(path_of(name));
+    if (job.at("ended").is_null()) throw;
+    return {{"id", job.at("id")}, {"phase", job.at("phase")}};
+  }
+}
+
+}  // namespace
+
 ExitCode cancel(const ServiceCommand& command, Context& context) {
   return ask_service(command, context, [&](const cluster::Client& client) {
     const auto names = with_own_matches(command.jobs, client);
     return for_each_job(names, command.json, context.console, [&](const std::string& name) {
-      Json answer = client.post(path_of(name, "/cancel"), nlohmann::json::object());
-      if (!command.json)
-        context.console.say("job {} is being cancelled", answer.at("id").get<int64_t>());
-      return answer;
+      return cancel_one(name, std::ranges::find(command.jobs, name) == command.jobs.end(), client,
+                        command, context.console);
     });
   });
 }

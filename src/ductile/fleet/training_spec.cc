@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "ductile/base/error.h"
@@ -92,23 +94,52 @@ TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& requ
   return out;
 }
 
-bool require_plans_of_model(const nlohmann::json& submitted, const std::vector<fs::path>& files) {
-  const nlohmann::json& plans = submitted.at("plans");
-  for (size_t i = 0; i < files.size(); ++i) {
-    spec::JobOptions job;
-    OptionSet options(job);
-    options.read_toml_text(submitted.at("job").get<std::string>(), "spec.job", Moved::follow);
-    spec::TrainOptions& train = job.train;
-    train.virtual_ranks = plans.at(i).at("virtual_ranks").get<int64_t>();
-    train.shard_optimizer = plans.at(i).at("shard_optimizer").get<bool>();
-    train.pipelined = {};
-    OptionSet(train.pipelined)
-        .read_toml_text(plans.at(i).at("pipelined").get<std::string>(), files[i].string(),
-                        Moved::follow);
-    const std::optional<std::string> fault = fault_of_plan(options.to_toml());
-    if (!fault) return false;
-    if (!fault->empty()) fail(ErrorCode::invalid_argument, "{}: {}", files[i].string(), *fault);
-  }
+namespace {
+
+// All that a plan is compared with: two jobs with the same text have the same stages.
+std::string text_of_stages(spec::JobOptions job) {
+  spec::TrainOptions& train = job.train;
+  train.max_steps = spec::TrainOptions().max_steps;
+  train.epochs = spec::TrainOptions().epochs;
+  return OptionSet(job.model).to_toml() + OptionSet(job.data).to_toml() +
+         OptionSet(job.augment).to_toml() + OptionSet(job.python).to_toml() +
+         OptionSet(train).to_toml();
+}
+
+// The job of a spec by its plan number `i`.
+spec::JobOptions job_by_plan(const nlohmann::json& submitted, size_t i, const fs::path& file) {
+  spec::JobOptions job;
+  OptionSet(job).read_toml_text(submitted.at("job").get<std::string>(), "spec.job", Moved::follow);
+  const nlohmann::json& plan = submitted.at("plans").at(i);
+  spec::TrainOptions& train = job.train;
+  train.virtual_ranks = plan.at("virtual_ranks").get<int64_t>();
+  train.shard_optimizer = plan.at("shard_optimizer").get<bool>();
+  train.pipelined = {};
+  OptionSet(train.pipelined)
+      .read_toml_text(plan.at("pipelined").get<std::string>(), file.string(), Moved::follow);
+  return job;
+}
+
+}  // namespace
+
+bool require_plans_of_model(const nlohmann::json& body, const std::vector<fs::path>& files) {
+  std::set<std::string> seen;  // each takes a worker some time
+  const auto look = [&](const nlohmann::json& submitted, const std::string& whose) {
+    for (size_t i = 0; i < files.size(); ++i) {
+      spec::JobOptions job = job_by_plan(submitted, i, files[i]);
+      if (!seen.insert(text_of_stages(job)).second) continue;
+      const std::optional<std::string> fault = fault_of_plan(OptionSet(job).to_toml());
+      if (!fault) return false;
+      if (!fault->empty())
+        fail(ErrorCode::invalid_argument, "{}: {}{}", files[i].string(), whose, *fault);
+    }
+    return true;
+  };
+  if (!body.contains("array")) return look(body.at("spec"), "");
+  for (const nlohmann::json& member : body.at("array"))
+    if (!look(member.at("spec"),
+              fmt::format("job {} of --array: ", member.at("index").get<int64_t>())))
+      return false;
   return true;
 }
 

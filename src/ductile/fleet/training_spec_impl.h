@@ -24,10 +24,11 @@ struct TrainingSpec {
 TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& request,
                            const Context& context);
 
-// That the plans in `files`, with which `submitted`, a spec, was made, are of the job's model, as
-// far as this machine can tell. Throws invalid_argument, naming the file and the operator. Returns
-// false where a signal ended it before all of them were looked at.
-[[nodiscard]] bool require_plans_of_model(const nlohmann::json& submitted,
+// That the plans in `files`, with which `body`, the request of a job or of an array, was made, are
+// of the model of each of its jobs, as far as this machine can tell; jobs that do not differ in
+// what matters to a plan are looked at once. Throws invalid_argument, naming the file, the job of
+// an array and the operator. Returns false where a signal ended it before all were looked at.
+[[nodiscard]] bool require_plans_of_model(const nlohmann::json& body,
                                           const std::vector<fs::path>& files);
 
 }  // namespace ductile::cli
