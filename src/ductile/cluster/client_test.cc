@@ -51,8 +51,9 @@ TEST_F(ClientOfNobody, WhatWouldStartItIsWhatHasServedTheFolder) {
   EXPECT_EQ(client_.where(), here + "`ductile up` starts one");
   write_file_atomic(folder_.path() / "store.db", "");
   EXPECT_EQ(client_.where(),
-            here + "`ductile up` starts one, or `ductile server CLUSTER_FILE` where it is that of "
-                   "a cluster");
+            here +
+                "`ductile up` starts one, or `ductile server CLUSTER_FILE` where it is that of "
+                "a cluster");
   fs::create_directory(folder_.path() / "server");
   EXPECT_EQ(Client(folder_.path(), 50ms, " --folder it").where(),
             here + "`ductile server CLUSTER_FILE --folder it` starts that of its cluster again");

@@ -47,7 +47,7 @@ struct RunnerEnd {
   bool rests = false;           // queued: what hinders it passes by itself; to be tried again
   bool redoes = false;          // rests: steps are done again, so it rests twice as long each time
   std::optional<int64_t> exit_code{};  // of a command that ended by itself, as a shell counts it
-  bool moves = false;  // queued: it begins again on other devices that it was given
+  bool moves = false;                  // queued: it begins again on other devices that it was given
 };
 
 // The processes of one job, from its start on some devices to its end or its preemption. This

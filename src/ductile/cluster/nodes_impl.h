@@ -63,7 +63,7 @@ class Nodes {
   struct Node {
     NodeRecord record;
     bool drained = false, lost = false, leaving = false;
-    bool down = false;  // nobody answers there
+    bool down = false;             // nobody answers there
     double notice = 0, leave = 0;  // spec::NodeGroup
     std::optional<net::Deadline> stays_until;
     std::optional<server::NodeHardware> hardware;

@@ -557,9 +557,9 @@ std::vector<Allotment> Scheduler::decide(double now) {
     const Job& job = jobs_.at(view.id);
     if (view.allocation == job.granted.value_or(job.view.allocation)) continue;
     const auto why = taken.find(view.id);
-    out[view.id] = {view.id, view.allocation,
-                    why == taken.end() ? why_gone(job.granted.value_or(job.view.allocation))
-                                       : why->second};
+    out[view.id] = {
+        view.id, view.allocation,
+        why == taken.end() ? why_gone(job.granted.value_or(job.view.allocation)) : why->second};
   }
   // Whoever is stopped for another one may go on elsewhere once it has ended: until then it holds
   // what it is to give up.

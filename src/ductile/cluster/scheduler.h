@@ -139,8 +139,8 @@ class Scheduler {
   // Nothing new starts there, and what runs there moves away. `why`: which node that is and what is
   // the matter with it, for those who wait for it.
   void drain(int32_t node, bool drained, std::string why = "");
-  // It does not answer now, and may soon: what runs there stays, and nothing is granted there beside
-  // it.
+  // It does not answer now, and may soon: what runs there stays, and nothing is granted there
+  // beside it.
   void away(int32_t node, bool is_away, std::string why = "");
   // It will be drained then; +inf: no such time is known. Policies that look ahead (`ductile`)
   // start nothing there that would not end before, and move away in time what runs.

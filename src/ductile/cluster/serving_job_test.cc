@@ -273,10 +273,8 @@ TEST(ServingJob, BeginsAfterAnotherJobHasFinished) {
   LiveService service(with_replicas(2));
   const ServedRun run;
   const JobId first = service.submit_command("first", "while [ ! -e go ]; do sleep 0.02; done");
-  const Json body = {{"name", "api"},
-                     {"kind", "serve"},
-                     {"after", Json::array({first})},
-                     {"spec", run.spec()}};
+  const Json body = {
+      {"name", "api"}, {"kind", "serve"}, {"after", Json::array({first})}, {"spec", run.spec()}};
   const Json answer = service.send("POST", "/v1/jobs", dump_json(body));
   ASSERT_EQ(answer.value("status", 0), 201) << answer;
   const JobId id = answer.at("body").at("id");

@@ -111,7 +111,11 @@ TEST_F(StoreOrder, NothingBeginsAfterAServiceWhichBeginsAfterOthersItself) {
   beginning.after = {first};
   const JobId service = change.submit(s, "{}", ++now, beginning);
   EXPECT_EQ(awaited_by(service), std::vector<JobId>{first});
-  EXPECT_EQ(text_of([&] { submit_after({first, service}); }, ErrorCode::conflict),
+  EXPECT_EQ(text_of(
+                [&] {
+                  submit_after({first, service});
+                },
+                ErrorCode::conflict),
             "job 2 (api) answers requests until it is cancelled, so what is to begin after it has "
             "finished would never begin");
 }

@@ -201,9 +201,8 @@ std::string wants_gpus(const WhyFacts& facts) {
 
 // Nodes that have not said yet what they have.
 int64_t silent_nodes(const WhyFacts& facts) {
-  return std::ranges::count_if(facts.nodes, [&](const NodeRecord& node) {
-    return !facts.hardware.contains(node.node);
-  });
+  return std::ranges::count_if(
+      facts.nodes, [&](const NodeRecord& node) { return !facts.hardware.contains(node.node); });
 }
 
 // No node has so many GPUs, whoever holds them; empty: one has.

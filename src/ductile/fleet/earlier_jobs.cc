@@ -167,9 +167,8 @@ std::vector<int64_t> earlier_jobs(const std::vector<std::string>& after,
       for (int64_t id = range->first; id <= range->second; ++id) out.insert(id);
     } else if (whole_number(text) || is_pattern(text)) {
       for (const std::string& job : with_own_matches({text}, client))
-        out.insert(find_or_none_fits(job, [&] {
-          return client.get(path_of(job)).at("id").get<int64_t>();
-        }));
+        out.insert(find_or_none_fits(
+            job, [&] { return client.get(path_of(job)).at("id").get<int64_t>(); }));
     } else {
       for (const int64_t id : jobs_of_name(text, client)) out.insert(id);
     }

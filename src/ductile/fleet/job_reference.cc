@@ -90,8 +90,7 @@ std::string same_service(const ServiceAt& at) {
 
 cluster::Client client_of(const ServiceAt& at, const Context& context) {
   if (at.server) return cluster::Client(cluster::read_access(*at.server), same_service(at));
-  if (at.folder)
-    return cluster::Client(*at.folder, cluster::Client::kPatience, same_service(at));
+  if (at.folder) return cluster::Client(*at.folder, cluster::Client::kPatience, same_service(at));
   if (const std::string file = server_here(context); !file.empty()) {
     try {
       return cluster::Client(cluster::read_access(file));

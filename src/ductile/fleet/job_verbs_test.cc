@@ -194,9 +194,8 @@ class ScriptedService {
       const Descriptor one(::accept(socket_.get(), nullptr, nullptr));
       if (!one) return;
       read_request(one.get());
-      const std::string text =
-          "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: " +
-          std::to_string(answer.size()) + "\r\n\r\n" + answer;
+      const std::string text = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: " +
+                               std::to_string(answer.size()) + "\r\n\r\n" + answer;
       EXPECT_EQ(::send(one.get(), text.data(), text.size(), MSG_NOSIGNAL),
                 static_cast<ssize_t>(text.size()));
       ++answered_;
@@ -226,8 +225,8 @@ class ScriptedService {
 std::string said_of(const std::vector<std::string>& phases_and_wishes, bool ended = false) {
   const TempFolder folder;
   const auto record = [&](const std::string& phase, const std::string& wish, bool over) {
-    nlohmann::ordered_json out = {{"id", 7},      {"phase", phase},   {"wish", wish},
-                                  {"run", ""},    {"ended", nullptr}, {"reason", "It is done."}};
+    nlohmann::ordered_json out = {{"id", 7},   {"phase", phase},   {"wish", wish},
+                                  {"run", ""}, {"ended", nullptr}, {"reason", "It is done."}};
     if (over) out["ended"] = 1.5;
     return dump_json(out);
   };
