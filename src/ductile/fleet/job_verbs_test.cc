@@ -70,7 +70,7 @@ TEST(MembersOfAnArray, AreThoseOfItsOneRequest) {
 
 TEST(FieldFlags, StandInPlaceOfTheFieldThatAServiceRefuses) {
   const auto said = [](const std::string& text) { return with_flags(text); };
-  EXPECT_EQ(said("min_devices = 9: this service has 2 in all"), "--min 9: this service has 2 in all");
+  EXPECT_EQ(said("min_devices = 9: this service has 2"), "--min 9: this service has 2");
   EXPECT_EQ(said("body: max_devices is 2, it must be from 4 to 9"),
             "--max is 2, it must be from 4 to 9");
   EXPECT_EQ(said("region = \"x\" is not known"), "--region \"x\" is not known");
