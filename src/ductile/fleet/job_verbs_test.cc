@@ -70,6 +70,24 @@ TEST(MembersOfAnArray, AreThoseOfItsOneRequest) {
             (Ids{8, 9}));
 }
 
+TEST(FieldFlags, StandInPlaceOfTheFieldThatAServiceRefuses) {
+  const auto said = [](const std::string& text) { return with_flags(text); };
+  EXPECT_EQ(said("min_devices = 9: this service has 2"), "--min 9: this service has 2");
+  EXPECT_EQ(said("body: max_devices is 2, it must be from 4 to 9"),
+            "--max is 2, it must be from 4 to 9");
+  EXPECT_EQ(said("region = \"x\" is not known"), "--region \"x\" is not known");
+  EXPECT_EQ(said("movable = false: policy fifo knows nothing of regions"),
+            "--stay: policy fifo knows nothing of regions");
+  EXPECT_EQ(said("spec: gpus = 3: no node has so many"), "--gpus 3: no node has so many");
+  EXPECT_EQ(said("body: after names 1001 jobs"), "--after names 1001 jobs");
+  for (const char* text : {"name", "region x is away", "body: nothing is wanted", "minima = 3", "",
+                           "job 3 is cancelled already", "body: in_all is 3"})
+    EXPECT_EQ(said(text), text);
+  constexpr FieldFlag kOwn[] = {{"min_devices", "--devices"}};
+  EXPECT_EQ(with_flags("min_devices = 9: too many", kOwn), "--devices 9: too many");
+  EXPECT_EQ(with_flags("body: team must be text, it is 3", kOwn), "--team must be text, it is 3");
+}
+
 // What each of several jobs was asked, by a service that answers for some of them.
 struct Asking {
   std::vector<std::string> asked;

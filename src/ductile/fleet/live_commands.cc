@@ -4,6 +4,7 @@
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -181,7 +182,10 @@ ExitCode resize(const LiveCommand& command, Context& context) {
     body["min_devices"] = *least;
   if (const auto most = command.workers ? command.workers : command.max)
     body["max_devices"] = *most;
-  const json answer = job.service->client.post(job.service->acts("/resize"), body);
+  constexpr FieldFlag kOfNumber[] = {{"min_devices", "devices"}, {"max_devices", "devices"}};
+  std::span<const FieldFlag> own;
+  if (!range) own = kOfNumber;
+  const json answer = post_flags(job.service->client, job.service->acts("/resize"), body, own);
   print_answer(command, context.console, answer,
                fmt::format("job {} is to have {} to {} devices", job.service->id,
                            answer.at("min_devices").get<int64_t>(),

@@ -20,6 +20,9 @@ constexpr KnownMetric kKnownMetrics[] = {
     {run::kEvalLoss, "test loss"},
     {run::kEvalAccuracy, "test accuracy", true},
     {run::kEvalPerplexity, "test perplexity"},
+    {run::kEvalCalibrationError, "test calibration error"},
+    {run::kBatchSize, "batch"},
+    {run::kNoiseScale, "noise scale"},
 };
 
 bool is_no_metric(std::string_view key) {
@@ -40,7 +43,11 @@ std::string metric_text_of(std::string_view name, const Json& value) {
   if (name == run::kSamplesPerSecond) return value_text(value, false) + " samples/s";
   for (const KnownMetric& known : kKnownMetrics)
     if (known.name == name) return fmt::format("{} {}", known.text, value_text(value, known.share));
-  return fmt::format("{} {}", name, value_text(value, false));
+  constexpr std::string_view kTrain = "train/", kEval = "eval/";
+  const std::string text = value_text(value, false);
+  if (name.starts_with(kTrain)) return fmt::format("{} {}", name.substr(kTrain.size()), text);
+  if (name.starts_with(kEval)) return fmt::format("test {} {}", name.substr(kEval.size()), text);
+  return fmt::format("{} {}", name, text);
 }
 
 }  // namespace

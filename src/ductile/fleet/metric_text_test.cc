@@ -19,6 +19,15 @@ TEST(MetricText, SaysWhatALineSays) {
   EXPECT_EQ(text.add(""), "");
 }
 
+TEST(MetricText, NamesAreThoseThatTrainingShows) {
+  MetricText text;
+  EXPECT_EQ(text.add(R"({"batch_size":256,"eval/calibration_error":0.05,"eval/f1":0.5,)"
+                     R"("noise_scale":700,"step":9,"train/selected":64,"mine/depth":3})"
+                     "\n"),
+            "step 9  batch 256  test calibration error 0.05  test f1 0.5  noise scale 700  "
+            "selected 64  mine/depth 3\n");
+}
+
 TEST(MetricText, AnyPiecesGiveTheSame) {
   const std::string lines = kLines;
   for (size_t size = 1; size < lines.size(); size += 7) {

@@ -6,6 +6,7 @@
 #include <csignal>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <stop_token>
 #include <thread>
 #include <utility>
@@ -590,7 +591,10 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
     if (command.hold) body["held"] = true;  // an older service knows no such keys
     if (!command.after.empty()) body["after"] = earlier_jobs(command.after, client);
     const std::string lack = lack_of_gpus(command, client);
-    const Json answer = client.post("/v1/jobs", body);
+    constexpr FieldFlag kOfCommand[] = {{"min_devices", "--devices"}, {"max_devices", "--devices"}};
+    std::span<const FieldFlag> own;
+    if (!command.served && !is_training(command)) own = kOfCommand;
+    const Json answer = post_flags(client, "/v1/jobs", body, own);
     const std::vector<int64_t> ids = answer.contains("ids")
                                          ? answer["ids"].get<std::vector<int64_t>>()
                                          : std::vector<int64_t>{answer.at("id").get<int64_t>()};

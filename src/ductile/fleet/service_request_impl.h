@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,18 @@ ExitCode ask_service(const ServiceCommand& command, Context& context,
 // The same of what either throws or is done.
 ExitCode with_service(const ServiceCommand& command, Context& context,
                       const std::function<void(const cluster::Client&)>& ask);
+
+// A field of a request's body, and what the command line calls it.
+struct FieldFlag {
+  std::string_view field, flag;
+};
+
+// What a service says of a request, with the flag in place of a field whose value it refuses: of
+// `own` (what a command calls otherwise than most), or of the one table of all.
+std::string with_flags(const std::string& text, std::span<const FieldFlag> own = {});
+// Client::post() of a body that was made of flags: its errors name them.
+nlohmann::ordered_json post_flags(const cluster::Client& client, const std::string& path,
+                                  const nlohmann::json& body, std::span<const FieldFlag> own = {});
 
 // A service that somebody follows may be away for a while: it is restarted, or busy.
 class Absence {

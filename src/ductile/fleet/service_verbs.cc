@@ -104,8 +104,8 @@ ExitCode tell_node(const ServiceCommand& command, Context& context, const char* 
     if (std::find(known.begin(), known.end(), command.node) == known.end())
       fail(ErrorCode::not_found, "there is no node \"{}\"; {} lists all: {}", command.node,
            client.with_option("`ductile nodes`"), fmt::join(known, ", "));
-    const Json answer = client.post(
-        fmt::format("/v1/nodes/{}/{}", cluster::percent_encoded(command.node), verb), body);
+    const Json answer = post_flags(
+        client, fmt::format("/v1/nodes/{}/{}", cluster::percent_encoded(command.node), verb), body);
     if (command.json) {
       context.console.print("{}\n", dump_json(answer, 2));
     } else {

@@ -50,7 +50,8 @@ ExitCode token_add(const ServiceCommand& command, Context& context) {
     nlohmann::json body = {{"name", command.token}, {"role", command.role}};
     if (!command.team.empty()) body["team"] = command.team;
     if (command.expires > 0) body["seconds"] = command.expires;
-    const Json answer = client.post("/v1/tokens", body);
+    constexpr FieldFlag kOwn[] = {{"name", "NAME"}};
+    const Json answer = post_flags(client, "/v1/tokens", body, kOwn);
     const cluster::Access access{answer.at("address"), answer.at("fingerprint"),
                                  answer.at("token")};
     Console& console = context.console;
