@@ -69,6 +69,8 @@ class Engine {
   virtual std::string leaving(int32_t) const { return ""; }
   // Nothing of ours can be on the node, which is not there: it counts as lost without a grace.
   virtual bool absent(int32_t) const { return false; }
+  // It was called for the first time, and has neither answered nor failed yet.
+  virtual bool coming(int32_t /*node*/) const { return false; }
   // Now and from now on. An engine that borrows its nodes borrows as many as that takes.
   virtual void follow(const Demand& /*demand*/) {}
   virtual bool borrows_nodes() const { return false; }  // else nobody needs to call follow()

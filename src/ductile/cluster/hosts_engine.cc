@@ -60,6 +60,7 @@ class HostsEngine final : public Engine {
   const std::optional<server::NodeHardware>& hardware(int32_t node) const override {
     return agents_->hardware(static_cast<size_t>(node));
   }
+  bool coming(int32_t node) const override { return agents_->coming(static_cast<size_t>(node)); }
   std::string leaving(int32_t node) const override { return leaving_by_notice(*agents_, node); }
   void call_on_change(std::function<void()> on_change) override {
     agents_->call_on_change(std::move(on_change));

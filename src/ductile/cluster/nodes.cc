@@ -43,6 +43,7 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
     node.record.why = engine_.trouble(static_cast<int32_t>(n));
     node.down = !node.record.why.empty();
     node.lost = node.down && engine_.absent(static_cast<int32_t>(n));
+    node.coming = engine_.coming(static_cast<int32_t>(n));
     if (node.record.why.empty()) node.record.state = NodeState::up;
     if (node.lost) node.record.state = NodeState::lost;
     records[n] = node.record;
@@ -88,6 +89,8 @@ void Nodes::look() {
   for (int32_t n = 0; n < count(); ++n) {
     Node& node = nodes_[static_cast<size_t>(n)];
     news = look_at_hardware(n) || news;
+    const bool coming = engine_.coming(n);
+    news = std::exchange(node.coming, coming) != coming || news;
     const std::string leaves = engine_.leaving(n), trouble = engine_.trouble(n);
     const bool leaving = !leaves.empty(), down = !trouble.empty(), up = !leaving && !down;
     const bool absent = down && !leaving && engine_.absent(n);
@@ -106,7 +109,8 @@ void Nodes::look() {
     node.lost = absent;
     node.record.state = up ? NodeState::up : absent ? NodeState::lost : NodeState::away;
     node.grace.cancel();
-    if (down && !absent) node.grace = loop_.after(duration_of(grace_), [this, &node] { lose(node); });
+    if (down && !absent)
+      node.grace = loop_.after(duration_of(grace_), [this, &node] { lose(node); });
     node.record.since = wall_seconds();
     told(node);
   }

@@ -36,6 +36,9 @@ class Nodes {
 
   // Something can be started there now.
   bool usable(int32_t node) const { return at(node).record.state == NodeState::up; }
+  // Nothing is to be granted there now. Not of one that is being called for the first time, as all
+  // are when a service begins: else who answers first would get all jobs.
+  bool away(int32_t node) const { return !usable(node) && !at(node).coming; }
   // Jobs may stay there: it is neither drained nor lost, nor about to be taken back.
   bool keeps_jobs(int32_t node) const {
     return !at(node).drained && !at(node).lost && !at(node).leaving;
@@ -63,6 +66,7 @@ class Nodes {
   struct Node {
     NodeRecord record;
     bool drained = false, lost = false, leaving = false;
+    bool coming = false;           // Engine::coming()
     bool down = false;             // nobody answers there
     double notice = 0, leave = 0;  // spec::NodeGroup
     std::optional<net::Deadline> stays_until;

@@ -124,7 +124,7 @@ void Service::Impl::look_at_nodes() {
   for (int32_t n = 0; n < nodes_.count(); ++n) {
     scheduler_.drain(n, !nodes_.keeps_jobs(n),
                      fmt::format("{} {}", nodes_.name(n), why_to_leave(n)));
-    scheduler_.away(n, !nodes_.usable(n), fmt::format("{} does not answer now", nodes_.name(n)));
+    scheduler_.away(n, nodes_.away(n), fmt::format("{} does not answer now", nodes_.name(n)));
   }
   decide_soon();
 }

@@ -269,6 +269,9 @@ class SlurmEngine final : public Engine {
     const auto n = lent(node);
     return n && pool_.absent(*n);
   }
+  bool coming(int32_t node) const override {
+    return !lent(node) && agents_->coming(static_cast<size_t>(node));
+  }
   const std::optional<server::NodeHardware>& hardware(int32_t node) const override {
     return agents_->hardware(static_cast<size_t>(node));
   }

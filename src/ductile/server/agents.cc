@@ -51,6 +51,11 @@ bool Agents::calling(size_t h) const {
   return states_[h].link->state() == AgentLink::State::greeting;
 }
 
+bool Agents::coming(size_t h) const {
+  const State& state = states_[h];
+  return !clean(h) && state.held.empty() && state.strays == 0 && state.link->error().empty();
+}
+
 int64_t Agents::cores(size_t h) const { return states_[h].link->cores(); }
 
 std::string Agents::error(size_t h) const {

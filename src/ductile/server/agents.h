@@ -70,9 +70,11 @@ class Agents {
   bool clean(size_t h) const;         // and no worker is there that no job knows
   std::string error(size_t h) const;  // why it is not ready, or not clean
   bool calling(size_t h) const;       // it has not answered yet
-  // Seconds within which its machine will be gone, as its agent was told; 0: nobody said so. Also of
-  // one whose agent has gone since, until the next one says that it stays.
+  // Seconds within which its machine will be gone, as its agent was told; 0: nobody said so. Also
+  // of one whose agent has gone since, until the next one says that it stays.
   double leaving(size_t h) const { return states_[h].leaving; }
+  // It was called, and has neither answered nor failed yet: it may be clean at any moment.
+  bool coming(size_t h) const;
   int64_t cores(size_t h) const;  // that its agent may use; 0: not known
   // What its agent said last that there is; nothing: no agent has said it yet, or none is asked.
   const std::optional<NodeHardware>& hardware(size_t h) const { return states_[h].hardware; }
