@@ -366,7 +366,10 @@ test("a job that waits is held by a key, and a service is told to load other wei
   assert.deepEqual(await page.eval(`${hindrances}; hindrances()`), []);
   await page.eval("document.querySelector('dialog input').value = '7'");
   await answer("Reload");
-  await page.sees("wants it to answer with the weights of step 7", "#events");
+  await page.sees("has no weights of step 7; there are those of the steps 30", "dialog");
+  await page.eval("document.querySelector('dialog input').value = '30'");
+  await answer("Reload");
+  await page.sees("wants it to answer with the weights of step 30", "#events");
   await page.click("#actions button", "Reload");
   await answer("Reload");
   await page.sees("wants it to answer with the newest weights", "#events");

@@ -26,7 +26,6 @@
 #include "ductile/cli/other_plan.h"
 #include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
-#include "ductile/link/plan_change.h"
 #include "ductile/cli/plan_memory.h"
 #include "ductile/cli/plan_placement.h"
 #include "ductile/cli/replan.h"
@@ -34,6 +33,7 @@
 #include "ductile/cli/trust.h"
 #include "ductile/cli/weights_import.h"
 #include "ductile/cli/worker_process.h"
+#include "ductile/link/plan_change.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
 #include "ductile/process/worker.h"
@@ -263,8 +263,8 @@ OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& con
 
 // The other plan that a run which goes on is given, or was given by a command that was killed.
 std::optional<link::PlanChange> changed_plan(const TrainCommand& command, const OtherPlan& plan,
-                                       JobConfig& config, const run::RunFolder& folder,
-                                       const fs::path& program, Console& console) {
+                                             JobConfig& config, const run::RunFolder& folder,
+                                             const fs::path& program, Console& console) {
   if (!command.resume) return std::nullopt;
   if (!command.plan) return link::PlanChange::left_open(folder);
   end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
@@ -507,7 +507,8 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
         write_file_atomic(folder.path() / name, text);
     settle_threads(config, console);  // of a version that left it open
   }
-  std::optional<link::PlanChange> change = changed_plan(command, other, config, folder, program, console);
+  std::optional<link::PlanChange> change =
+      changed_plan(command, other, config, folder, program, console);
   console.say("run {}", folder.path().string());
   Replanner replanner(config, folder, setup, program, console);
   const int64_t given = command.resume ? replanner.begin(workers) : workers;

@@ -219,8 +219,8 @@ TEST(PipelinedJob, PlansThatCannotBeComparedOrRunAreRefused) {
   EXPECT_NE(refused(Json::array({roomless})).find("least_devices"), std::string::npos);
 }
 
-// `ductile train --resume RUN --plan FILE` was killed before a step was done: its workers alone know
-// whether the plan can be run, and a refusal by them would end the job.
+// `ductile train --resume RUN --plan FILE` was killed before a step was done: its workers alone
+// know whether the plan can be run, and a refusal by them would end the job.
 TEST(PipelinedJob, WaitsWhileItsPlanIsBeingChangedByHand) {
   LiveService cluster;
   const JobId id = cluster.submit("job", 200);

@@ -286,28 +286,6 @@ void Scheduler::keep_tiers(const sched::Round& round, sched::Decisions& decision
     if (!change.allocation.empty()) scattered_.erase(change.job);
 }
 
-// Too few devices are left where nodes are drained, lost or away; empty: that is not so.
-std::string Scheduler::lacks_nodes(const Job& job) const {
-  int64_t all = 0, usable = 0;
-  for (int32_t n = 0; n < cluster_.nodes(); ++n) {
-    const int64_t here = devices_[static_cast<size_t>(n)];
-    all = job.one_node ? std::max(all, here) : all + here;
-    if (drained_.contains(n) || away_.contains(n)) continue;
-    usable = job.one_node ? std::max(usable, here) : usable + here;
-  }
-  const int32_t asked = job.view.min_devices;
-  if (!job.view.allocation.empty() || asked > all || asked <= usable) return "";
-  std::string which;
-  for (const auto* out : {&drained_, &away_})
-    for (const auto& [node, why] : *out)
-      if (!why.empty() && (out == &drained_ || !drained_.contains(node)))
-        which += (which.empty() ? ": " : "; ") + why;
-  return fmt::format(
-      "waits: it asks for {} device{}{}, and too few are on nodes that are neither drained, lost "
-      "nor away{}. It starts when they are back",
-      asked, asked == 1 ? "" : "s", job.one_node ? " on one node" : "", which);
-}
-
 std::string Scheduler::why(JobId id) const {
   if (const auto found = jobs_.find(id); found != jobs_.end())
     if (std::string text = lacks_nodes(found->second); !text.empty()) return text;

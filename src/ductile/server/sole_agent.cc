@@ -62,7 +62,8 @@ std::string listener_of(const Place& place) {
   std::string number, count, protocol, flags, type, state, inode, name;
   for (std::string line; std::getline(lines, line);) {
     std::istringstream fields(line);
-    if (!(fields >> number >> count >> protocol >> flags >> type >> state >> inode >> name)) continue;
+    if (!(fields >> number >> count >> protocol >> flags >> type >> state >> inode >> name))
+      continue;
     if (name == place.name() && (std::strtoul(flags.c_str(), nullptr, 16) & kListens) != 0)
       return "socket:[" + inode + "]";
   }
@@ -76,7 +77,8 @@ pid_t listening_process(const Place& place) {
   for (const pid_t pid : link::all_processes()) {
     std::error_code hidden;  // of another user, or gone
     const fs::path folder = fs::path("/proc") / std::to_string(pid) / "fd";
-    for (fs::directory_iterator it(folder, hidden), end; !hidden && it != end; it.increment(hidden)) {
+    for (fs::directory_iterator it(folder, hidden), end; !hidden && it != end;
+         it.increment(hidden)) {
       std::error_code closed;
       if (fs::read_symlink(it->path(), closed) == socket) return pid;
     }
