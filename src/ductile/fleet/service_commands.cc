@@ -546,25 +546,6 @@ void say_submitted(const std::vector<int64_t>& ids, const ServiceAt& at, Console
   console.say("{} jobs are submitted; what becomes of them: ductile jobs{}", ids.size(), same);
 }
 
-// Of a command with GPUs: that no node where it may run has so many, so that it waits for one to
-// come; empty: one has. Nodes of a pool, and those that do not answer yet, may have them.
-std::string lack_of_gpus(const ServiceCommand& command, const cluster::Client& client) {
-  if (command.gpus == 0) return "";
-  int64_t most = 0, silent = 0;
-  const Json nodes = client.get("/v1/nodes").at("nodes");
-  for (const Json& node : nodes) {
-    if (command.stay && node.at("region") != command.region) continue;
-    most = std::max(most, node.value("gpus", int64_t{0}));
-    silent += node.contains("gpus") ? 0 : 1;
-  }
-  if (command.gpus <= most) return "";
-  return fmt::format("no node of this service has {}{}",
-                     most == 0 ? "a GPU now" : fmt::format("more than {} GPUs now", most),
-                     silent == 0 ? ""
-                                 : fmt::format(", as far as they have said it ({} {} not)", silent,
-                                               silent == 1 ? "has" : "have"));
-}
-
 }  // namespace
 
 ExitCode submit(const ServiceCommand& command, Context& context) {

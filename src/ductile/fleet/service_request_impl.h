@@ -43,6 +43,10 @@ std::string with_flags(const std::string& text, std::span<const FieldFlag> own =
 nlohmann::ordered_json post_flags(const cluster::Client& client, const std::string& path,
                                   const nlohmann::json& body, std::span<const FieldFlag> own = {});
 
+// Of a command with GPUs: that no node where it may run has so many, so that it waits for one to
+// come; empty: one has. Nodes of a pool, and those that do not answer yet, may have them.
+std::string lack_of_gpus(const ServiceCommand& command, const cluster::Client& client);
+
 // A service that somebody follows may be away for a while: it is restarted, or busy.
 class Absence {
  public:

@@ -132,6 +132,23 @@ std::string jobs_on(const std::string& name, const cluster::Client& client) {
 
 }  // namespace
 
+std::string lack_of_gpus(const ServiceCommand& command, const cluster::Client& client) {
+  if (command.gpus == 0) return "";
+  int64_t most = 0, silent = 0;
+  const Json nodes = client.get("/v1/nodes").at("nodes");
+  for (const Json& node : nodes) {
+    if (command.stay && node.at("region") != command.region) continue;
+    most = std::max(most, node.value("gpus", int64_t{0}));
+    silent += node.contains("gpus") ? 0 : 1;
+  }
+  if (command.gpus <= most) return "";
+  return fmt::format("no node of this service has {}{}",
+                     most == 0 ? "a GPU now" : fmt::format("more than {} GPUs now", most),
+                     silent == 0 ? ""
+                                 : fmt::format(", as far as they have said it ({} {} not)", silent,
+                                               silent == 1 ? "has" : "have"));
+}
+
 // A store that takes no requests now, a service that is away, and one that is busy.
 void Absence::begin(const Error& error) {
   if (error.code() != ErrorCode::unavailable && error.code() != ErrorCode::deadline) throw;
