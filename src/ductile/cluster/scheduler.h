@@ -247,6 +247,7 @@ class Scheduler {
     std::vector<std::pair<size_t, int32_t>> shrunk;
   };
 
+  void mark(std::map<int32_t, std::string>& nodes, int32_t node, bool in, std::string why);
   void see_nodes();
   int32_t region_named(std::string_view name) const;  // -1: there is none
   int32_t region_of(int32_t node) const;

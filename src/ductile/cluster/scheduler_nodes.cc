@@ -1,5 +1,6 @@
 // Nodes that are drained, lost or away: what policies see of them, and of the jobs there.
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,20 +13,20 @@
 namespace ductile::cluster {
 
 void Scheduler::drain(int32_t node, bool drained, std::string why) {
-  const bool news = drained_.contains(node) != drained;
-  if (drained)
-    drained_[node] = std::move(why);
-  else
-    drained_.erase(node);
-  if (news) see_nodes();
+  mark(drained_, node, drained, std::move(why));
 }
 
 void Scheduler::away(int32_t node, bool is_away, std::string why) {
-  const bool news = away_.contains(node) != is_away;
-  if (is_away)
-    away_[node] = std::move(why);
+  mark(away_, node, is_away, std::move(why));
+}
+
+void Scheduler::mark(std::map<int32_t, std::string>& nodes, int32_t node, bool in,
+                     std::string why) {
+  const bool news = nodes.contains(node) != in;
+  if (in)
+    nodes[node] = std::move(why);
   else
-    away_.erase(node);
+    nodes.erase(node);
   if (news) see_nodes();
 }
 
