@@ -323,6 +323,7 @@ struct SimCommand {
   bool unique = false;
   std::optional<double> interval;
   std::optional<double> restart;  // seconds; default: those of the applications
+  std::optional<double> resize;   // seconds; default: as a restart
   double interference = 0;
   bool as_service = false;
   bool bound = false;

@@ -27,6 +27,7 @@ struct JobProgress {
   // For how many seconds it stood still at its last start or change of devices, and how many of
   // these were measured.
   double pause = 0;
+  bool pause_of_start = true;
   int64_t pauses = 0;
   double save = 0;  // seconds of its longest save so far; 0: none was seen yet
   // What the present processes have told of their steps, first and last. Absent: nothing yet.

@@ -359,6 +359,7 @@ void Scheduler::holds(JobId id, const spec::Allocation& allocation, double now) 
   view.attained_service +=
       sched::device_count(view.allocation) * std::max(0.0, now - job.accounted);
   job.accounted = now;
+  if (view.allocation.empty()) job.works = false;
   if (!allocation.empty()) {
     if (view.started < 0)
       view.started = now;
@@ -373,6 +374,7 @@ void Scheduler::measured(JobId id, double samples_per_second) {
   Job& job = jobs_.at(id);
   const sched::Allocation& held = job.view.allocation;
   if (held.empty() || !(samples_per_second > 0) || !std::isfinite(samples_per_second)) return;
+  job.works = true;
   const int32_t devices = sched::device_count(held);
   const int32_t type = cluster_.node_type[static_cast<size_t>(held.front().node)];
   if (!job.agent->facts().plans.empty()) {
@@ -395,6 +397,7 @@ void Scheduler::measured(JobId id, double samples_per_second) {
       job.rate_of_one > 0 ? batch / replicas / job.rate_of_one : sample.step_seconds;
   sample.gradient_seconds = std::min(gradient, sample.step_seconds);
   job.agent->observe(type, sample);
+  note_of_kind(job, type, sample);
 }
 
 void Scheduler::trains_with(JobId id, int64_t batch, std::optional<double> noise_scale) {
@@ -430,10 +433,18 @@ void Scheduler::progress(JobId id, int64_t steps, int64_t total_steps) {
   job.total_steps = static_cast<double>(total_steps);
 }
 
-void Scheduler::paused(JobId id, double seconds) {
+void Scheduler::paused(JobId id, double seconds, bool at_start) {
   if (!(seconds >= 0) || !std::isfinite(seconds)) return;
   seconds = std::min(seconds, kLongestPause);
   Job& job = jobs_.at(id);
+  if (!at_start) {
+    const auto newer = [&](std::optional<double>& known, double share) {
+      known = known ? std::lerp(*known, seconds, share) : seconds;
+    };
+    newer(job.change, kOwnShare);
+    newer(change_, kSharedShare);
+    return;
+  }
   job.pause = job.pause > 0 ? std::lerp(job.pause, seconds, kOwnShare) : seconds;
   pause_ = std::lerp(pause_, seconds, kSharedShare);
 }
@@ -478,6 +489,7 @@ std::vector<Allotment> Scheduler::decide(double now) {
     }
     views.push_back(view_of(job, now));
   }
+  tell_speeds(views);
   without_gpus_.clear();
   choose_claim(views, now);
   const std::map<JobId, std::string> taken = take_gpus(views, now);

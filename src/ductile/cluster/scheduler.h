@@ -7,6 +7,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -121,9 +122,10 @@ class Scheduler {
   // in samples (noise_scale.h).
   void trains_with(JobId job, int64_t batch, std::optional<double> noise_scale);
   void progress(JobId job, int64_t steps, int64_t total_steps);
-  // For how many seconds it stood still at a start or a change of what it holds. Policies weigh
-  // changes by it: by the job's own ones, and before its first one by those of all jobs.
-  void paused(JobId job, double seconds);
+  // For how many seconds it stood still at a start, or at a change of what it held. Policies weigh
+  // starts and changes by these: by the job's own ones, and before its first one by those of all
+  // jobs.
+  void paused(JobId job, double seconds, bool at_start);
   // Of a service; whether it needs more replicas than it holds or was granted, and may have them.
   bool served(JobId job, const ServiceLoad& load);
   // How many devices a service needs for its load, with a little more, as it keeps them (services.h
@@ -206,7 +208,8 @@ class Scheduler {
   const sched::PolicyTraits traits() const { return policy_->traits(); }
 
  private:
-  using NodeCounts = std::map<int32_t, int32_t>;  // by node
+  using NodeCounts = std::map<int32_t, int32_t>;        // by node
+  using KindSpeeds = std::vector<std::vector<double>>;  // scheduler_speeds.cc
 
   // Samples per second that a job with times was seen to take.
   struct SeenRate {
@@ -230,6 +233,8 @@ class Scheduler {
     int64_t batch = 0;                  // that it trains with now
     double rate_of_one = 0;             // samples per second that one device was seen to take
     double pause = 0;                   // as `pause_` below, of its own; 0: none was measured
+    std::optional<double> change;       // as `change_` below, of its own
+    bool works = false;                 // with what it holds: its speed was measured
     std::unique_ptr<JobDemand> staged;  // of a job by stages: what it asks for now
     std::vector<int32_t> sizes;         // whole_sizes()
     std::vector<SeenRate> seen;         // one of each size, the newest last
@@ -263,6 +268,9 @@ class Scheduler {
   void restore_job(const nlohmann::json& item, double now);
   void take_back(JobId id);
   sched::JobView view_of(const Job& job, double now) const;
+  void note_of_kind(const Job& job, int32_t type, const sched::StepSample& sample);
+  KindSpeeds speeds_of_kind(const std::string& kind, int64_t batch, int32_t most);
+  void tell_speeds(std::vector<sched::JobView>& views);
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
   std::vector<sched::JobView> that_fit_a_node(std::vector<sched::JobView> views,
                                               std::vector<sched::JobView>& hidden);
@@ -306,12 +314,15 @@ class Scheduler {
   std::unique_ptr<sched::Policy> policy_;
   sched::FitCache fits_;
   sched::SharedMeasurements shared_;
+  // By kind, batch and most devices: what views of the last decision refer to.
+  std::map<std::tuple<std::string, int64_t, int32_t>, KindSpeeds> kind_speeds_;
   std::map<JobId, Job> jobs_;
   // That are not to run now: what state() has of them; null: nothing was learnt.
   std::map<JobId, std::shared_ptr<const nlohmann::json>> aside_;
-  double now_ = 0;  // of the last decide() or restore()
-  double pause_;    // seconds that a start or a change costs a job: late ones count more
-  std::set<JobId> over_quota_;  // were kept from the policy in the last decision
+  double now_ = 0;                // of the last decide() or restore()
+  double pause_;                  // seconds that a start costs a job: late ones count more
+  std::optional<double> change_;  // the same of a change of what it holds; none was measured
+  std::set<JobId> over_quota_;    // were kept from the policy in the last decision
   // No node had room for these, although the cluster had: for so many more decisions others may
   // have that room.
   std::map<JobId, int> scattered_;

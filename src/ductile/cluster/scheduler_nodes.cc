@@ -56,10 +56,14 @@ void Scheduler::leaves(int32_t node, double at) {
 sched::JobView Scheduler::view_of(const Job& job, double now) const {
   sched::JobView view = job.view;
   view.restart_seconds = job.pause > 0 ? job.pause : pause_;
+  view.resize_seconds = job.change ? job.change : change_;
+  const double pause = job.view.allocation.empty() ? view.restart_seconds : view.change_seconds();
   if (job.granted) {
     view.allocation = *job.granted;
     view.granted = now - job.granted_at <= kPatience;
-    view.pause_left = job.granted->empty() ? 0 : view.restart_seconds;
+    view.pause_left = job.granted->empty() ? 0 : pause;
+  } else if (!job.works && !view.allocation.empty()) {
+    view.pause_left = std::max(0.0, view.restart_seconds - (now - view.last_change));
   }
   int32_t gone = 0;  // devices
   for (sched::NodeShare& share : view.allocation) {

@@ -34,6 +34,7 @@ sched::AgentFacts facts_of(const JobDemand& demand, const sched::Cluster& cluste
   out.requested_replicas = demand.min_devices;
   out.requested_batch = demand.batch;
   out.most_devices = demand.max_devices;
+  out.averages = true;
   for (const std::string& type : cluster.types) {
     sched::AgentType known;
     known.name = type;

@@ -55,7 +55,7 @@ class Rounds {
               << policy_ << " gives job " << a.job << " " << devices << " devices: " << a.reason;
         }
         scheduler.holds(a.job, a.allocation, now);
-        scheduler.paused(a.job, 0.1);
+        scheduler.paused(a.job, 0.1, true);
       }
       for (const auto& [id, allocation] : held)
         if (const int32_t devices = sched::device_count(allocation); devices > 0)
@@ -275,7 +275,7 @@ TEST(Pipelines, ThePolicyGoesByWhatIsMeasured) {
     for (const Allotment& a : scheduler.decide(now)) {
       held = sched::device_count(a.allocation);
       scheduler.holds(1, a.allocation, now);
-      scheduler.paused(1, 0.1);
+      scheduler.paused(1, 0.1, true);
     }
   };
   decide();

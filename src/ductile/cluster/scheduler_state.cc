@@ -42,6 +42,7 @@ json Scheduler::state_of(JobId id, const Job& job) const {
               {"held", held_of(v.allocation)},
               {"rate_of_one", job.rate_of_one},
               {"pause", job.pause}};
+  if (job.change) out["change"] = *job.change;
   for (const SeenRate& seen : job.seen) out["seen"].push_back({seen.type, seen.devices, seen.rate});
   if (v.region >= 0) out["region"] = cluster_.regions[static_cast<size_t>(v.region)];
   return out;
@@ -75,14 +76,17 @@ json Scheduler::state() const {
     if (json known = state_of(id, job); !known.is_null()) jobs.push_back(std::move(known));
   for (const auto& [id, known] : aside_)
     if (known) jobs.push_back(*known);
-  return {{"policy", policy_name_},      {"types", cluster_.types}, {"memory", policy_->state()},
-          {"measured", shared_.state()}, {"pause", pause_},         {"jobs", std::move(jobs)}};
+  json out = {
+      {"policy", policy_name_},      {"types", cluster_.types}, {"memory", policy_->state()},
+      {"measured", shared_.state()}, {"pause", pause_},         {"jobs", std::move(jobs)}};
+  if (change_) out["change"] = *change_;
+  return out;
 }
 
 void Scheduler::restore_job(const json& item, double now) {
   const JsonFields f(item, kWhere);
   f.only({"job", "agent", "service", "steps", "total_steps", "restarts", "started", "last_change",
-          "accounted", "held", "rate_of_one", "pause", "region", "seen"});
+          "accounted", "held", "rate_of_one", "pause", "change", "region", "seen"});
   const JobId id = f.integer("job", 0, INT64_MAX);
   if (const auto rests = aside_.find(id); rests != aside_.end()) {
     rests->second = std::make_shared<const json>(item);
@@ -98,6 +102,8 @@ void Scheduler::restore_job(const json& item, double now) {
                rate = f.number("rate_of_one", 0, kMost),
                // States of before 2026-11 have none.
       pause = item.contains("pause") ? f.number("pause", 0, kLongestPause) : 0;
+  std::optional<double> change;
+  if (item.contains("change")) change = f.number("change", 0, kLongestPause);
   spec::Allocation held;
   for (const json& share : f.array("held")) {
     if (!share.is_array() || share.size() != 2) f.wrong("held", "a list of [node, devices]", share);
@@ -128,6 +134,7 @@ void Scheduler::restore_job(const json& item, double now) {
   job.held_before = std::move(held);
   job.rate_of_one = rate;
   job.pause = pause;
+  job.change = change;
   if (!job.agent->facts().plans.empty()) job.seen = std::move(seen);
 }
 
@@ -135,16 +142,18 @@ void Scheduler::restore(const json& state, double now) {
   now_ = now;
   try {
     const JsonFields f(state, kWhere);
-    f.only({"policy", "types", "memory", "measured", "pause", "jobs"});
+    f.only({"policy", "types", "memory", "measured", "pause", "change", "jobs"});
     // Of another policy, or of other devices, nothing is of use.
     if (f.text("policy") != policy_name_ || f.array("types") != json(cluster_.types)) return;
     shared_.restore(f.at("measured"), kWhere);
     if (state.contains("pause")) pause_ = f.number("pause", 0, kLongestPause);
+    if (state.contains("change")) change_ = f.number("change", 0, kLongestPause);
     for (const json& item : f.array("jobs")) restore_job(item, now);
     policy_->restore(f.at("memory"), kWhere);
   } catch (const Error& error) {
     shared_.restore(json::array(), kWhere);
     pause_ = kFirstPause;
+    change_.reset();
     for (auto& [id, known] : aside_) known.reset();
     for (auto& [id, job] : jobs_) {
       job.agent =
@@ -153,6 +162,7 @@ void Scheduler::restore(const json& state, double now) {
       job.view.started = job.view.last_change = -1;
       job.accounted = job.view.arrival;
       job.held_before.reset();
+      job.change.reset();
       job.view.restarts = 0;
       if (!job.seen.empty()) job.view.plans = job.agent->facts().plans;
       job.seen.clear();

@@ -83,7 +83,7 @@ class World {
         job.due = -1;
         job.held = job.coming;
         scheduler_->holds(id, job.held, now_);
-        if (!job.held.empty()) scheduler_->paused(id, static_cast<double>(id % 20));
+        if (!job.held.empty()) scheduler_->paused(id, static_cast<double>(id % 20), id % 3 == 0);
       }
       if (!job.held.empty()) {
         const int32_t k = sched::device_count(job.held);
@@ -114,7 +114,8 @@ class World {
       job.due = -1;
       job.held = job.coming;
       scheduler_->holds(a.job, job.held, now_);
-      if (!job.held.empty()) scheduler_->paused(a.job, static_cast<double>(a.job % 20));
+      if (!job.held.empty())
+        scheduler_->paused(a.job, static_cast<double>(a.job % 20), a.job % 3 == 0);
     }
   }
 
@@ -175,7 +176,7 @@ TEST(SchedulerState, WhatAPausedJobHasLearntIsThereWhenItGoesOn) {
   scheduler.add(one);
   for (const Allotment& a : scheduler.decide(100)) scheduler.holds(a.job, a.allocation, 100);
   scheduler.measured(1, 100);
-  scheduler.paused(1, 7);
+  scheduler.paused(1, 7, true);
   scheduler.progress(1, 50, 1000);
   scheduler.decide(200);
   scheduler.holds(1, {}, 200);
@@ -234,7 +235,7 @@ TEST(SchedulerState, ADamagedStateIsRefusedAndAllBeginsAnew) {
   s.decide(1);
   s.holds(1, {{0, 1}}, 2);
   s.measured(1, 50);
-  s.paused(1, 9);
+  s.paused(1, 9, true);
   json good = s.state();
   const std::string fresh = [&] {
     Scheduler other(two_nodes(), "ductile", 10);

@@ -136,7 +136,7 @@ int32_t grown_after_another_ended(double pause) {
   const auto round = [&] {
     for (const Allotment& a : scheduler.decide(now)) {
       scheduler.holds(a.job, a.allocation, now);
-      scheduler.paused(a.job, pause);
+      scheduler.paused(a.job, pause, true);
       held[a.job] = sched::device_count(a.allocation);
     }
     for (const auto& [id, devices] : held)

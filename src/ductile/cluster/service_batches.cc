@@ -60,7 +60,7 @@ void Service::Impl::measure(Live& live) {
   if (progress.total_steps > 0)
     scheduler_.progress(live.record.id, progress.step, progress.total_steps);
   if (progress.pauses != std::exchange(live.pauses, progress.pauses) && progress.pauses > 0)
-    scheduler_.paused(live.record.id, progress.pause);
+    scheduler_.paused(live.record.id, progress.pause, progress.pause_of_start);
   const JobProgress::Told now =
       progress.last.value_or(JobProgress::Told{progress.step, loop_.now()});
   const int64_t batch = live.batch;

@@ -77,6 +77,7 @@ class TrainRunner : public JobRunner {
 
   void start(const std::vector<Holding>& devices, OnEnd on_end) override {
     launcher_->place(shares_of(devices));
+    at_start_ = true;
     if (!devices.empty()) begin_pause();
     host_->start(count(devices), [on_end = std::move(on_end)](const server::JobOutcome& outcome) {
       on_end(end_of(outcome));
@@ -86,6 +87,8 @@ class TrainRunner : public JobRunner {
   void resize(const std::vector<Holding>& devices, std::function<void(bool)> taken) override {
     host_->request(control::ResizeJob{count(devices), launcher_->place(shares_of(devices))},
                    [this, taken = std::move(taken)](const link::RequestAnswer& answer) {
+                     // Before its first step what it waits for is its start.
+                     at_start_ = at_start_ && !last_;
                      if (answer.refused.empty()) begin_pause();
                      taken(answer.refused.empty());
                    });
@@ -104,6 +107,7 @@ class TrainRunner : public JobRunner {
     JobProgress progress;
     progress.total_steps = total_steps_;
     progress.pause = pause_;
+    progress.pause_of_start = pause_of_start_;
     progress.pauses = pauses_;
     progress.save = status.value("save_seconds", 0.0);
     progress.first = first_;
@@ -139,6 +143,7 @@ class TrainRunner : public JobRunner {
                 status.value("step", int64_t{0})});
     if (!pause) return;
     pause_ = *pause;
+    pause_of_start_ = std::exchange(at_start_, false);
     ++pauses_;
   }
 
@@ -173,6 +178,7 @@ class TrainRunner : public JobRunner {
   PauseMeter meter_;
   net::Loop::Timer look_;
   double pause_ = 0;
+  bool at_start_ = true, pause_of_start_ = true;
   int64_t pauses_ = 0;
   std::string trouble_;
   std::unique_ptr<server::JobHost> host_;

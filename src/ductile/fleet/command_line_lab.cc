@@ -56,6 +56,12 @@ void add_sim_conditions(CLI::App* sub, SimCommand& c) {
       ->option_text("X")
       ->check(CLI::Range(0.0, 1e6));
   sub->add_option(
+         "--resize", c.resize,
+         "seconds that a job pauses where its devices change while it runs, if less than a "
+         "start (default: as a start)")
+      ->option_text("X")
+      ->check(CLI::Range(0.0, 1e6));
+  sub->add_option(
          "--interference", c.interference,
          "share of progress lost by jobs that span several nodes and share one, 0 to 1 (default "
          "0)")

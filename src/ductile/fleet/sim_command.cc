@@ -157,6 +157,8 @@ std::vector<std::string> row_of(const std::string& policy, const sim::Summary& s
 sim::Catalog catalog_of(const SimCommand& command, const std::optional<fs::path>& traces) {
   sim::Catalog catalog = traces ? sim::read_catalog(*traces) : sim::built_in_catalog();
   catalog.rules.restart = command.restart;
+  catalog.rules.resize = command.resize;
+  catalog.rules.start_known = !command.as_service;
   catalog.rules.whole_seconds = !command.as_service;
   return catalog;
 }

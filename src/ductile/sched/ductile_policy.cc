@@ -237,8 +237,9 @@ double DuctilePolicy::Impl::value(const JobView& job, const State& s,
   }
   // A start that takes longer than usual (data come from far away) is not made shorter by another.
   const double start = std::max(job.restart_seconds, job.pause_left);
+  const double change = std::max(job.change_seconds(), job.pause_left);
   const double lost = same          ? job.pause_left
-                      : devices > 0 ? start + job.unsaved_seconds
+                      : devices > 0 ? change + job.unsaved_seconds
                                     : job.restart_seconds;
   value *= after_pause(h, lost);
   if (devices > 0 && (c.devices > devices || c.pool != s.pool_now)) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -78,8 +79,12 @@ struct JobView {
   int32_t min_devices = 1;      // below this it does not run
   int32_t max_devices = 1;      // over all types; TypeModel::max_useful may say less
 
-  double restart_seconds = 30;  // pause at each start and each change of allocation
-  double unsaved_seconds = 0;   // of work that a change now would lose: since its last checkpoint
+  double restart_seconds = 30;  // pause at each start, and at each change of allocation ...
+  std::optional<double> resize_seconds;  // ... unless a job that runs is changed faster than that
+  double change_seconds() const {
+    return resize_seconds ? std::min(*resize_seconds, restart_seconds) : restart_seconds;
+  }
+  double unsaved_seconds = 0;  // of work that a change now would lose: since its last checkpoint
 
   // The progress still to make, in steps of batch M0, if the job declared a budget; 0 or less: the
   // budget is spent, although the job goes on.

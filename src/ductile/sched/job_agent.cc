@@ -65,7 +65,7 @@ void JobAgent::refresh(int32_t type) {
 Observed JobAgent::observe(int32_t type, const StepSample& steps) {
   Observed what = Observed::refused;
   if (type >= 0 && type < static_cast<int32_t>(measured_.size()) && facts_.types[type].unit > 0)
-    what = measured_[type]->add(steps, traits_.measures);
+    what = measured_[type]->add(steps, traits_.measures || facts_.averages);
   refused_ += what == Observed::refused;
   return what;
 }

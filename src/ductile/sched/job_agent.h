@@ -35,6 +35,9 @@ struct AgentFacts {
   int32_t pipeline_batch = 0;    // of a pipeline: samples per replica and step; 0: not a pipeline
   int32_t most_devices = 0;      // more are never of use; 0: none known
   std::vector<AgentType> types;  // by type id of the cluster
+  // Readings of what was measured before are averaged, since each is off by something. Where a
+  // policy measures (PolicyTraits::measures) they always are.
+  bool averages = false;
   // If there are any, it runs by one of these alone, and its steps need not be measured.
   std::vector<JobPlan> plans;
 };

@@ -158,6 +158,11 @@ std::shared_ptr<Measurements> SharedMeasurements::of(const std::string& applicat
   return known;
 }
 
+Measurements* SharedMeasurements::find(const std::string& application, const std::string& type) {
+  const auto found = known_.find({application, type});
+  return found == known_.end() ? nullptr : found->second.get();
+}
+
 json SharedMeasurements::state() const {
   json out = json::array();
   for (const auto& [key, measurements] : known_)

@@ -85,6 +85,7 @@ class Measurements {
 class SharedMeasurements {
  public:
   std::shared_ptr<Measurements> of(const std::string& application, const std::string& type);
+  Measurements* find(const std::string& application, const std::string& type);  // null: none
 
   nlohmann::json state() const;
   // Replaces the measurements in place, so that agents which hold them see the new ones. Throws

@@ -82,6 +82,10 @@ struct ReplayRules {
   // Whether each application has its own pause, and its steps take `slowdown` times as long.
   bool own_pause = false;
   std::optional<double> restart;  // seconds that replace any pause above
+  // Seconds of a change of what a job holds while it runs; none: as of a start.
+  std::optional<double> resize;
+  // Whether the speed of a job is known before its first step.
+  bool start_known = true;
   // Whether a job's epochs end at whole seconds after they began, which moves jobs of seconds.
   bool whole_seconds = true;
 };

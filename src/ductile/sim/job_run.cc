@@ -75,6 +75,7 @@ sched::AgentFacts JobRun::facts(std::span<const std::string> types,
   if (app_.fixed_batch) out.scaling = std::min(out.scaling, Scaling::strong);
   // As many replicas as its load needs, or as it asks for.
   if (service) out.scaling = traits.serves ? Scaling::adaptive : Scaling::rigid;
+  out.averages = !rules_.start_known;
   out.requested_replicas = submission_.devices;
   out.requested_batch = adapts && app_.adaptive_batch > 0 ? app_.adaptive_batch
                         : submission_.batch > 0           ? submission_.batch
@@ -98,6 +99,8 @@ sched::AgentFacts JobRun::facts(std::span<const std::string> types,
     const Profile& profile = app_.profile(type);
     sched::AgentType known{type, service ? submission_.service->replica_devices : app_.unit(type),
                            app_.limits(profile), profile.unit_rate()};
+    // A service knows as much of a job that it never ran; one of a fixed size only has to have any.
+    if (!rules_.start_known && !service) known.unit_rate = out.scaling == Scaling::rigid ? 1 : 0;
     if (pipeline() && known.unit > 0)
       known.unit_rate =
           app_.micro_batches / app_.step_time(type, std::vector<int32_t>{known.unit}, 1).step;
@@ -263,8 +266,9 @@ void JobRun::reallocate(double now, const sched::Allocation& allocation, int32_t
                     types_[static_cast<size_t>(type)]);
     }
     choose_batch();
-    pause_left_ = pause() + transfer;
-    ++starts_;
+    const bool resized = ran && rules_.resize.has_value();
+    pause_left_ = (resized ? std::max(pause_left_, *rules_.resize) : pause()) + transfer;
+    starts_ += !resized;
   }
   if (first_start_ < 0) first_start_ = now;
 }
@@ -292,6 +296,7 @@ void JobRun::describe(sched::JobView& view) const {
   view.tier = submission_.tier;
   view.team = submission_.team;
   view.restart_seconds = pause();
+  view.resize_seconds = rules_.resize;
   if (!service_run_) return;
   view.scaling = Scaling::rigid;
   if (serves_)

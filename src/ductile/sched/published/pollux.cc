@@ -14,7 +14,7 @@
 namespace ductile::sched {
 namespace {
 
-constexpr double kRestart = 30;  // seconds, whatever the job says
+constexpr double kRestart = 30;  // seconds, unless a change is known to take less
 constexpr int32_t kMostReplicas = 64;
 
 struct VirtualNode {
@@ -170,7 +170,8 @@ class Pollux : public ReasonedPolicy {
     out.max_replicas = std::min({std::max(2 * profiled, job.min_devices), most_replicas,
                                  job.max_devices, std::max(model->max_useful, 1)});
     const double age = round.now - job.arrival;
-    out.restart_factor = std::max(age - job.restarts * kRestart, 0.0) / (age + kRestart);
+    const double restart = job.resize_seconds ? std::min(kRestart, job.change_seconds()) : kRestart;
+    out.restart_factor = std::max(age - job.restarts * restart, 0.0) / (age + restart);
     const int32_t width = most_replicas + 1;
     out.speedup.assign(static_cast<size_t>(node_count + 1) * width, 0);
     const bool known = model->fitted && job.noise.has_value();

@@ -23,8 +23,10 @@ struct Config {
   int32_t type, nodes, devices;
 };
 
-// Seconds of a restart that the published policy reckons with, by kind of job.
+// Seconds of a restart that the published policy reckons with, by kind of job; of a change, where
+// that is known to take less.
 double restart_penalty(const JobView& job) {
+  if (job.resize_seconds) return job.change_seconds();
   static constexpr std::array<std::pair<std::string_view, double>, 6> kKnown = {
       {{"deepspeech2", 25},
        {"imagenet", 250},
