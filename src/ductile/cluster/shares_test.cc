@@ -47,7 +47,7 @@ int32_t held_by_the_other_team(const std::map<std::string, double>& shares) {
     const double now = round * kInterval;
     for (const Allotment& a : scheduler.decide(now)) {
       scheduler.holds(a.job, a.allocation, now);
-      scheduler.paused(a.job, 0.1);
+      scheduler.paused(a.job, 0.1, true);
       held[a.job] = sched::device_count(a.allocation);
     }
     for (const auto& [id, devices] : held)
