@@ -100,7 +100,7 @@ def simulated(args, name, label, profiles, draw=None, budget="exact"):
              "--as-service", "--budget", budget, "--information", args.information, "--restart", str(pause), "--json",
              "--out", folder / "out"]
     if knows_resize(args):
-        words += ["--resize", str(statistics.mean(profiles[kind]["resize"] for _, kind, *_ in jobs))]
+        words += ["--resize", str(min(pause, statistics.mean(profiles[kind]["resize"] for _, kind, *_ in jobs)))]
     done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads((folder / "out" / "runs.json").read_text())[0]["jobs"]

@@ -21,12 +21,13 @@ Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductil
    gives the range that nine in ten of these runs have beside the real mean.
 4. Each kind of job runs alone to its end; the weights of every job must have that digest.
 
-Who knows what. Each turn, real and simulated, begins with one job of each kind that does not count, so that whoever
-shares what jobs of one kind measured (`ductile`) has measured each kind on some number of slots, and how long one
-of its jobs was; `pollux` and `sia` learn each job's speed from that job alone, as published. All jobs
-declare their steps (`train.max_steps`, really; --budget exact, simulated), to whoever asks for that: `srtf`, `optimus`
-and `ductile`. --budget exact,none simulates the turns without that as well; the service cannot hide it. Nobody is told
-times per step. Batches are fixed.
+Who knows what. Each turn, real and simulated, begins with one job of each kind that does not count, so that a
+service has seen each kind on some number of slots, and how long one of its jobs was: `ductile` shares what jobs of one
+kind measured, in both. Policies that reckon with the speed of a job before it has run (`srtf`, `optimus`,
+`gavel`) are told it beforehand by the simulator; what a service knows of it, it has of such jobs before. `pollux` and
+`sia` learn each job's speed from that job alone, as published. All jobs declare their steps (`train.max_steps`,
+really; --budget exact, simulated), to whoever asks for that. --budget exact,none simulates the turns without
+that as well; the service cannot hide it. Batches are fixed.
 
 Who decides when. In the service, `ductile` decides at arrivals and ends as well, the others at rounds, and at once
 where nothing runs; no option gives them that. So rounds are short here (--interval), which leaves
