@@ -18,6 +18,7 @@
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/options.h"
 #include "ductile/base/testing.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/cli/other_plan.h"
@@ -207,11 +208,11 @@ TEST(PlanChange, OfTwoInARowTheSecondOneTellsOfBoth) {
   EXPECT_EQ(told(run)[0].at("same_result"), false);
 }
 
-void save_checkpoint(const ChangedRun& run, int64_t step) {
+void save_checkpoint(const ChangedRun& run, int64_t step, const Json& state = Json::object()) {
   const float weight = 1;
   const ckpt::TensorView tensor{"w", DType::f32, {1}, std::as_bytes(std::span(&weight, 1))};
   ckpt::CheckpointWriter writer(run.folder.checkpoints());
-  writer.save(step, Json::object(), std::span(&tensor, 1));
+  writer.save(step, state, std::span(&tensor, 1));
   writer.wait();
 }
 
@@ -368,6 +369,51 @@ TEST(OtherPlan, OfMoreStagesDividesTheStateUnlessItsUserSaidNo) {
   spec::JobOptions alone;
   alone.train.shard_copies = 1;
   EXPECT_FALSE(divides(alone, replicas, two, false)) << "a lost worker would cost more";
+}
+
+// The refusal of another plan for the run; empty: it may have it.
+std::string refusal_of(const ChangedRun& run, const std::string& plan, bool changes_job) {
+  OtherPlan other;
+  other.text = plan;
+  other.changes_job = changes_job;
+  try {
+    check_may_change(run.folder, other, /*repeats=*/false);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::conflict);
+    return error.message();
+  }
+  return "";
+}
+
+void end_run(const ChangedRun& run, const char* status, int64_t step) {
+  run::Diary(run.folder.events_file())
+      .append({{"kind", "end"}, {"status", status}, {"step", step}});
+}
+
+TEST(OtherPlan, IsRefusedWhereNoStepIsLeft) {
+  const ChangedRun run;
+  EXPECT_EQ(refusal_of(run, "[2]", true), "") << "it has only begun";
+  end_run(run, "interrupted", 3);
+  save_checkpoint(run, 3);
+  EXPECT_EQ(refusal_of(run, "[2]", true), "");
+  end_run(run, "done", 5);
+  EXPECT_EQ(refusal_of(run, "[2]", true), "") << "it has no checkpoint of its end";
+  save_checkpoint(run, 5);
+  EXPECT_NE(refusal_of(run, "[2]", true).find("the run is done"), std::string::npos);
+  EXPECT_NE(refusal_of(run, "[2]", false).find("the run is done"), std::string::npos)
+      << "its report would tell of a prediction that no step was done by";
+  EXPECT_EQ(refusal_of(run, "[1]", false), "") << "the plan that it has";
+}
+
+// Whoever sets another target has steps for another plan.
+TEST(OtherPlan, IsRefusedForATargetThatIsReached) {
+  const ChangedRun run;
+  spec::JobOptions job;
+  save_checkpoint(run, 5, {{"job", OptionSet(job).to_json()}});
+  end_run(run, "target_reached", 5);
+  EXPECT_NE(refusal_of(run, "[2]", true).find("the run is done"), std::string::npos);
+  write_file_atomic(run.folder.job_file(), "[target]\nmetric = \"loss\"\nvalue = 0.5\n");
+  EXPECT_EQ(refusal_of(run, "[2]", true), "");
 }
 
 }  // namespace
