@@ -5,6 +5,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -114,20 +115,25 @@ struct Beside {
   double bytes = 0;
   std::string why, remedy;
 };
-// `copied`: the most that a worker holds of another stage as a copy.
-Beside beside(const spec::JobOptions& job, double own, double copied, double whole) {
+// `copied`: the most that a worker holds of another stage as a copy. `room`: what its device has
+// beside the stage's own memory. A remedy names all that has to be set, as a second one that comes
+// after the first was followed looks like its opposite.
+Beside beside(const spec::JobOptions& job, double own, double copied, double whole, double room) {
+  constexpr std::string_view kNoCopies =
+      "train.shard_copies = 1, with which a lost worker costs the steps since the last "
+      "checkpoint, or plan with replicas, which are copies";
   Beside out;
+  const double copies = std::min(std::max(0.0, whole - own), copied);
   if (!job.train.shard_optimizer) {
     out.bytes = whole - own;
     out.why = "train.shard_optimizer = false";
     out.remedy = "set train.shard_optimizer = true, which divides them by stage";
+    if (copies > room) out.remedy += fmt::format(", and {}", kNoCopies);
     return out;
   }
-  out.bytes = std::min(std::max(0.0, whole - own), copied);
+  out.bytes = copies;
   out.why = fmt::format("train.shard_copies = {}", job.train.shard_copies);
-  out.remedy =
-      "set train.shard_copies = 1, with which a lost worker costs the steps since the last "
-      "checkpoint, or plan with replicas, which are copies";
+  out.remedy = fmt::format("set {}", kNoCopies);
   return out;
 }
 
@@ -159,10 +165,10 @@ int64_t set_ranks(spec::PipelinedOptions& options, std::vector<int64_t> replicas
 
 }  // namespace
 
-bool may_lie_by_stage(const spec::JobOptions& job) {
+bool may_lie_by_stage(const spec::JobOptions& job, bool asked_copies) {
   const bool parted = spec::num_stages(job) > 1 || spec::divides_tensors(job);
   return parted && !job.train.pipeline_exact && job.train.reduction == "canonical" &&
-         job.train.shard_copies > 1 && job.model.library.empty();
+         (asked_copies || job.train.shard_copies > 1) && job.model.library.empty();
 }
 
 StateScale state_scale(const spec::JobOptions& job, const nlohmann::json& evaluation,
@@ -211,7 +217,7 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
            stage.where(), page::as_bytes(own), page::as_bytes(limit), remedy_of(scale));
     }
     if (state_of(stage) == 0 || state_of(all) == 0) continue;
-    const Beside others = beside(job, state_of(stage), copied, state_of(all));
+    const Beside others = beside(job, state_of(stage), copied, state_of(all), limit - own);
     if (own + others.bytes <= limit) continue;
     fail(ErrorCode::invalid_argument,
          "{} needs {} of memory, and its worker holds up to {} of other stages' weights, gradients "
@@ -343,7 +349,8 @@ std::string read_planned(const JobRequest& request, const fs::path& file,
          field.origin.text);
   }
   if (config.options.find("train.shard_optimizer")->origin.is_default()) {
-    config.job.train.shard_optimizer = may_lie_by_stage(config.job);
+    const bool asked = !config.options.find("train.shard_copies")->origin.is_default();
+    config.job.train.shard_optimizer = may_lie_by_stage(config.job, asked);
   }
   return plan;
 }

@@ -57,6 +57,8 @@ std::string note_on_split(const spec::JobOptions& job, const std::string& text,
 // less memory: the bits, and a lost worker that costs one step. Not so with train.shard_copies = 1,
 // train.pipeline_exact, whose ranks contribute -0 for the state that they do not hold, sums that no
 // bits stay of, or a library's model, whose operators may not name the weights that they read.
-bool may_lie_by_stage(const spec::JobOptions& job);
+// `asked_copies`: its user said how many copies there are, also 1, which says something of state by
+// stage alone.
+bool may_lie_by_stage(const spec::JobOptions& job, bool asked_copies = false);
 
 }  // namespace ductile::cli
