@@ -249,7 +249,10 @@ std::string note_on_split(const spec::JobOptions& job, const std::string& text,
 }
 
 std::string set_plan(spec::JobOptions& job, const fs::path& file) {
-  std::string text = read_text(file);
+  return set_plan_text(job, read_text(file), file);
+}
+
+std::string set_plan_text(spec::JobOptions& job, std::string text, const fs::path& file) {
   nlohmann::json plan = report_of(text, file);
   if (plan.is_object() && plan.contains("plan")) plan = nlohmann::json(plan["plan"]);
   check_format(plan, file);
@@ -321,16 +324,19 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   return text;
 }
 
-std::string read_planned(const JobRequest& request, const fs::path& file,
-                         const char* const* environment, JobConfig& config) {
+void require_stages(const JobRequest& request, const std::string& option) {
   const auto object = request.file ? python_object(*request.file) : std::nullopt;
-  if (object || request.arguments) {
-    fail(
-        ErrorCode::invalid_argument,
-        "--plan {}: a Python job is not trained by stages so far; leave the plan out, or train its "
-        "module in C++ (ductile capture --model, model.library)",
-        file.string());
-  }
+  if (!object && !request.arguments) return;
+  fail(ErrorCode::invalid_argument,
+       "{}: a Python job is not trained by stages so far; leave the option out, or train its "
+       "module in C++ (ductile capture --model, model.library)",
+       option);
+}
+
+std::string read_planned(const JobRequest& request, const fs::path& file,
+                         const std::optional<std::string>& text, const char* const* environment,
+                         JobConfig& config) {
+  require_stages(request, "--plan " + file.string());
   config.read_data(request, environment);
   std::map<std::string, std::string> asked;
   for (const OptionField& field : config.options.fields()) {
@@ -338,7 +344,7 @@ std::string read_planned(const JobRequest& request, const fs::path& file,
     if (!field.origin.is_default() && value != to_toml(field.default_value))
       asked[field.path] = value;
   }
-  std::string plan = set_plan(config.job, file);
+  std::string plan = set_plan_text(config.job, text ? *text : read_text(file), file);
   for (const auto& [path, value] : asked) {
     const OptionField& field = *config.options.find(path);
     const std::string now = to_toml(field.ref);
