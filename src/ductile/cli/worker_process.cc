@@ -4,8 +4,11 @@
 #include <chrono>
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +16,7 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/cli/held_signals.h"
+#include "ductile/page/terminal.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
 #include "ductile/process/worker.h"
@@ -135,12 +139,43 @@ WorkerEnd run_worker(const WorkerLaunch& launch,
   }
 }
 
+namespace {
+
+constexpr int kToldLines = 10;
+
+// What a worker prints, in memory: it is of interest only where the worker fails, and no file is
+// left where this process is killed.
+class Printed {
+ public:
+  Printed() : fd_(memfd_create("ductile-worker", MFD_CLOEXEC)) {
+    if (fd_.get() < 0) fail_errno("memfd_create", errno);
+  }
+  fs::path path() const { return fmt::format("/proc/{}/fd/{}", getpid(), fd_.get()); }
+  // Its last lines, begun by a line end; empty: there are none.
+  std::string end() const {
+    const std::string tail = process::log_tail(path(), kToldLines);
+    return tail.empty() ? "" : ":\n" + page::without_controls(tail);
+  }
+
+ private:
+  Descriptor fd_;
+};
+
+std::string command_of(const WorkerLaunch& launch) {
+  std::string out = page::shell_word(launch.program.string());
+  for (const std::string& argument : launch.arguments) out += " " + page::shell_word(argument);
+  return out;
+}
+
+}  // namespace
+
 std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question) {
+  const Printed printed;
   WorkerLaunch launch;
   launch.program = question.program.empty() ? process::find_worker() : question.program;
   launch.arguments = question.arguments;
   launch.environment = process::worker_environment(question.threads);
-  launch.log = "/dev/null";
+  launch.log = printed.path();
   launch.zygote = question.zygote;
   std::optional<nlohmann::json> answer;
   std::optional<run::Failed> failed;
@@ -155,10 +190,12 @@ std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question) {
   if (end.interrupted) return std::nullopt;
   if (failed) throw Error(failed->code, failed->text);
   if (!answer) {
-    std::string words;
-    for (const std::string& argument : question.arguments) words += " " + argument;
-    fail(ErrorCode::unavailable, "{}{} ended without an answer; run it by hand to see why",
-         launch.program.string(), words);
+    const std::string how = end.signal != 0 ? fmt::format("was ended by signal {} ({})", end.signal,
+                                                          strsignal(end.signal))
+                                            : fmt::format("ended with exit code {}", end.exit_code);
+    const std::string told = printed.end();
+    fail(ErrorCode::unavailable, "{} {} and gave no answer{}", command_of(launch), how,
+         told.empty() ? ", nor any word of why" : told);
   }
   return answer;
 }
