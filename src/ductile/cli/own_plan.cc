@@ -42,6 +42,8 @@ std::optional<json> measured_graph(const JobConfig& config, const std::vector<in
   const TempFolder temporary("ductile-profile");
   const auto folder = run::RunFolder::create_at(temporary.path() / "run", config.options.to_toml());
   page::ProgressBar bar(STDERR_FILENO);
+  if (console.err_terminal && console.verbosity >= 0)
+    bar.show({.parts = {{"profile"}, {page::as_percent(0)}}});
   const json options = {{"shares", shares}, {"rounds", rounds}};
   auto graph =
       ask_worker({.arguments = {"--run", folder.path().string(), "--profile", dump_json(options)},

@@ -177,7 +177,11 @@ Emulations emulate_plans(const plan::Report& r, double seconds, Console& console
   if (std::isnan(seconds)) fail(ErrorCode::invalid_argument, "--emulate-seconds is no number");
   options.seconds = seconds;
   const auto run = [&](const graph::Graph& graph, const plan::Plan& plan, double predicted) {
-    if (console.err_terminal) console.say("emulating the plan of {} ...", plan.planner);
+    if (console.err_terminal)
+      console.say("emulating the plan of {}, {} ...", plan.planner,
+                  options.seconds > 0
+                      ? fmt::format("about {}", page::as_short_duration(3 * options.seconds))
+                      : "12 s to 2 min");
     return emulate::carry_out(graph, r.devices, plan, predicted, options);
   };
   Emulations out;
@@ -233,6 +237,15 @@ void print_emulations(const plan::Report& r, const Emulations& all, Console& con
       "{} of them after a warm-up; sleeps ended {} late on average, {} at worst\n",
       e.threads, e.scale, page::as_short_duration(e.seconds * e.scale), e.iterations.size(),
       page::as_short_duration(e.lateness.mean), page::as_short_duration(e.lateness.worst));
+  double late = all.own.late_share;
+  for (const auto& [c, other] : all.others) late = std::max(late, other.late_share);
+  if (late > emulate::Emulation::kMostLateShare) {
+    console.print(
+        "Void       this machine is too busy to compare times: sleeps that ended late add about {} "
+        "to an iteration; emulate while nothing else runs, or give an iteration more time "
+        "(--emulate-seconds)\n",
+        page::as_percent(late));
+  }
   print_busy(r, e, console);
 }
 
