@@ -20,6 +20,7 @@
 #include "ductile/cli/plan_placement.h"
 #include "ductile/cli/python_job.h"
 #include "ductile/page/numbers.h"
+#include "ductile/spec/cluster.h"
 #include "ductile/spec/model_identity.h"
 #include "ductile/spec/stage_state.h"
 
@@ -211,10 +212,11 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
     if (own > limit) {
       fail(ErrorCode::invalid_argument,
            "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
-           "that it was planned for (16 GB where that says nothing); plan with more devices, "
-           "smaller micro-batches or recomputation, or for devices with more memory (ductile plan "
-           "--devices){}",
-           stage.where(), page::as_bytes(own), page::as_bytes(limit), remedy_of(scale));
+           "that it was planned for{}; plan with more devices, smaller micro-batches or "
+           "recomputation, or for devices with more memory (ductile plan --devices){}",
+           stage.where(), page::as_bytes(own), page::as_bytes(limit),
+           limit == spec::NodeGroup().memory ? ", which may not say it (memory)" : "",
+           remedy_of(scale));
     }
     if (state_of(stage) == 0 || state_of(all) == 0) continue;
     const Beside others = beside(job, state_of(stage), copied, state_of(all), limit - own);

@@ -354,7 +354,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
   }
   if (report.planned.feasible) {
     if (!command.plan || report.timeline.fits()) return kDone;
-    console.error("the plan does not fit the memory of these devices");
+    console.error(plan::misfit(report));
     return kFailed;
   }
   console.error(plan::advice(report));
