@@ -85,7 +85,8 @@ ExitCode capture(const CaptureCommand& command, Context& context) {
   bar.clear();
   if (!told) return kInterrupted;
   for (const json& note : told->at("notes")) console.say("capture: {}.", note.get<std::string>());
-  put_graph(console, told->at("graph"), command.out, told->at("samples").get<double>());
+  put_graph(console, told->at("graph"), command.out, told->at("samples").get<double>(),
+            command.shares);
   return kDone;
 }
 
