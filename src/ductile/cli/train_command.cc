@@ -245,12 +245,20 @@ Outcome outcome_of(const link::JobEnd& end, const Listener& listener,
                 fmt::format("{}{}{}", end.reason, words.empty() ? "" : ":\n", words));
 }
 
+// The job of a run that goes on. One that is given a plan is compared with what it did its last
+// step by: a plan that no step was done by has changed nothing, and is not counted.
+void read_resumed(const run::RunFolder& folder, bool by_another_plan, JobConfig& config) {
+  const auto before = by_another_plan ? link::PlanChange::job_before(folder) : std::nullopt;
+  if (before) return config.read_saved_text(*before, folder.job_file());
+  config.read_saved(folder.job_file());
+}
+
 // A plan that was given: without a run to go on with, its text alone.
 OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& config) {
   OtherPlan other;
   std::string& plan = other.text;
   if (command.resume) {
-    config.read_saved(run::RunFolder::open(*command.resume).job_file());
+    read_resumed(run::RunFolder::open(*command.resume), command.plan.has_value(), config);
     if (command.plan) other = other_plan(config.job, *command.plan);
   } else if (command.replay) {
     config.read_saved(run::RunFolder::open(*command.replay).job_file());

@@ -193,19 +193,34 @@ TEST(PlanChange, IsToldOnceItIsAcceptedAndNotBefore) {
   EXPECT_EQ(told(run).size(), 1U);
 }
 
-TEST(PlanChange, OfTwoInARowTheSecondOneTellsOfBoth) {
+// Nobody did a step by the first one, so the second one is compared with the job of before both.
+TEST(PlanChange, OfTwoInARowTheFirstOneHasChangedNothing) {
   const ChangedRun run;
+  EXPECT_FALSE(PlanChange::job_before(run.folder).has_value());
   (void)PlanChange::put(run.folder, change(kNew, 1, false));
-  PlanChange::New next = change("name = \"newer\"\n", 2, true);
+  EXPECT_EQ(PlanChange::job_before(run.folder), kOld);
+  EXPECT_EQ(run.job(), kNew) << "it is only looked at";
+  PlanChange::New next = change("name = \"newer\"\n", 1, true);
   next.workers_before = 9;
   PlanChange second = PlanChange::put(run.folder, std::move(next));
   EXPECT_EQ(second.workers_before(), 2) << "those of the plan that may come back";
-  PlanChange again = PlanChange::put(run.folder, {"name = \"newer\"\n", "[2]"});
-  EXPECT_EQ(again.event(), second.event()) << "the same command once more";
-  again.accept();
+  EXPECT_EQ(PlanChange::job_before(run.folder), kOld);
+  second.accept();
   ASSERT_EQ(told(run).size(), 1U);
   EXPECT_EQ(told(run)[0].at("before"), figures(1));
-  EXPECT_EQ(told(run)[0].at("same_result"), false);
+  EXPECT_EQ(told(run)[0].at("same_result"), true);
+  EXPECT_FALSE(PlanChange::job_before(run.folder).has_value());
+}
+
+TEST(PlanChange, BackToThePlanBeforeIsNoChange) {
+  const ChangedRun run;
+  (void)PlanChange::put(run.folder, change(kNew, 1, false));
+  PlanChange back = PlanChange::put(run.folder, {kOld, "[1]"});
+  back.hear(progress(0));
+  back.hear(progress(1));
+  EXPECT_EQ(run.job(), kOld);
+  EXPECT_TRUE(told(run).empty());
+  EXPECT_FALSE(fs::exists(run.former));
 }
 
 void save_checkpoint(const ChangedRun& run, int64_t step, const Json& state = Json::object()) {
@@ -221,6 +236,7 @@ TEST(PlanChange, ACheckpointOfALaterStepAcceptsIt) {
   const ChangedRun run;
   (void)PlanChange::put(run.folder, change(kNew, 1, false));
   save_checkpoint(run, 3);
+  EXPECT_FALSE(PlanChange::job_before(run.folder).has_value()) << "it counts";
   EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
   EXPECT_EQ(told(run).size(), 1U);
   EXPECT_EQ(run.job(), kNew);
