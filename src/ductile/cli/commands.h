@@ -45,6 +45,7 @@ struct TrainCommand {
   bool trust = false;  // resume: also what belongs to another user
   bool dry_run = false;
   bool json = false;
+  bool goes_on = false;  // with the workers that are left of its own: their hosts are no choice
 };
 ExitCode train(const TrainCommand& command, Context& context);
 

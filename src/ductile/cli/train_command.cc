@@ -487,6 +487,7 @@ void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers)
   next.workers = workers;
   next.trust = true;  // it is the run of this command
   next.json = command.json;
+  next.goes_on = true;
   command = std::move(next);
 }
 
@@ -542,7 +543,8 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
 
   const PlanPlacement::Seats seats =
       seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)), setup, given);
-  if (!seats.note.empty()) console.say("{}", seats.note);
+  const bool is_asked = !command.goes_on && !replanner.planned_anew();  // for these hosts
+  if (is_asked && !seats.note.empty()) console.say("{}", seats.note);
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
   ElasticRun run{program, given, setup, command.hosts.hosts.has_value(), {}, {}};
