@@ -18,6 +18,7 @@
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
 #include "ductile/plan/baselines/megatron.h"
+#include "ductile/plan/near_batch.h"
 #include "ductile/plan/report.h"
 #include "ductile/spec/cluster.h"
 
@@ -131,7 +132,17 @@ void print_comparison(const plan::Report& r, Console& console) {
   }
 }
 
-void print_report(const plan::Report& r, Console& console) {
+void print_near_batch(const plan::Report& r, const plan::NearBatch& near, Console& console) {
+  console.print(
+      "Batch      of the divisors of {} none is between {} and {}, so micro-batches are that "
+      "small; "
+      "with --batch {} an iteration takes {}\n",
+      r.planned.plan.batch, near.micro_batch, near.next, near.batch,
+      page::as_short_duration(near.seconds));
+}
+
+void print_report(const plan::Report& r, const std::optional<plan::NearBatch>& near,
+                  Console& console) {
   const plan::Planned& p = r.planned;
   console.print("{}: {} operators on {} devices, {} an iteration, {}\n\n", r.graph.name,
                 r.graph.ops.size(), r.devices.size(), plan::samples_text(r.graph, p.plan.batch),
@@ -143,6 +154,7 @@ void print_report(const plan::Report& r, Console& console) {
                 r.graph.sample == "micro-batch" ? "micro-batches" : "samples",
                 page::as_percent(r.timeline.bubble));
   if (!r.timeline.fits()) console.print("Memory     does not suffice: see the table\n");
+  if (near) print_near_batch(r, *near, console);
   if (p.formula_seconds > 0) {
     const bool time = r.objective == plan::Objective::time;
     const auto figure = [&](double v) {
@@ -318,6 +330,8 @@ ExitCode plan(const PlanCommand& command, Context& context) {
   options.replicas = static_cast<int>(command.replicas);
   if (command.micro_batch) options.micro_batches = {*command.micro_batch};
   if (command.emit) return emit(command, graph, devices, options, console);
+  const bool as_text = !command.json && !command.html && !command.svg;
+  std::optional<plan::NearBatch> near;
   plan::Report report;
   if (command.plan) {
     plan::Plan given = plan::read_plan(*command.plan, graph);
@@ -325,6 +339,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
   } else {
     const std::vector<std::string> names = find_baselines(command.baseline);
     plan::Planned planned = plan::make_plan(graph, devices, options);
+    if (as_text) near = plan::near_batch(graph, devices, options, planned);
     std::vector<plan::Compared> compared;
     for (const std::string& name : names) {
       compared.push_back({name, plan::run_baseline(name, graph, devices, options)});
@@ -348,7 +363,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     if (command.svg) {
       console.print("{}", plan::to_svg(report));
     } else {
-      print_report(report, console);
+      print_report(report, near, console);
       if (emulations) print_emulations(report, *emulations, console);
     }
   }
