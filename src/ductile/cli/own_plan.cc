@@ -86,6 +86,15 @@ std::optional<int64_t> number_of_devices(const std::string& devices) {
   return number;
 }
 
+// What has to be said of a plan that leaves the model whole, though there are several devices.
+std::string why_uncut(size_t stages, int64_t ranks, int64_t devices, bool asked_replicas) {
+  if (stages != 1 || devices == 1) return "";
+  if (ranks == 1) return "; no cut of the model is faster by its figures";
+  if (asked_replicas) return "";
+  return "; the whole model on each device is faster by its figures than a cut, which --replicas 1 "
+         "asks for";
+}
+
 }  // namespace
 
 std::optional<OwnPlan> own_plan(const JobRequest& request, const std::string& devices,
@@ -106,16 +115,10 @@ std::optional<OwnPlan> own_plan(const JobRequest& request, const std::string& de
   const auto graph = measured_graph(config, {}, ProfileCommand().rounds,
                                     threads_of(config, num_devices), context.console);
   if (!graph) return std::nullopt;
-  const TempFolder folder("ductile-plan");
-  const fs::path file = folder.path() / "graph.json";
-  write_file_atomic(file, dump_json(*graph));
-  fs::path machine = devices;
-  if (number) {
-    machine = folder.path() / "machine.toml";
-    write_file_atomic(machine, describe_machine(*number));
-  }
-  std::vector<std::string> words = {"plan",       file.string(),
-                                    "--devices",  machine.string(),
+  const UnnamedFile file(dump_json(*graph));
+  const UnnamedFile machine(number ? describe_machine(*number) : "");
+  std::vector<std::string> words = {"plan",       file.path().string(),
+                                    "--devices",  number ? machine.path().string() : devices,
                                     "--batch",    std::to_string(config.job.train.batch_size),
                                     "--runnable", "--json"};
   if (replicas) words.insert(words.end(), {"--replicas", std::to_string(*replicas)});
@@ -127,14 +130,11 @@ std::optional<OwnPlan> own_plan(const JobRequest& request, const std::string& de
   const json& stages = report.at("plan").at("stages");
   for (const json& stage : stages)
     out.ranks += stage.at("replicas").get<int64_t>() * stage.at("tensor").get<int64_t>();
-  const std::string uncut =
-      stages.size() == 1 && out.ranks > 1 && !replicas
-          ? "; the whole model on each device is faster by its figures, and --replicas 1 cuts it"
-          : "";
-  context.console.say(
-      "plan {} on {} of {} devices, {} an iteration predicted{}",
-      page::plural(static_cast<double>(stages.size()), "stage"), out.ranks, num_devices,
-      page::as_short_duration(report.at("evaluation").at("seconds").get<double>()), uncut);
+  context.console.say("plan {} on {} of {} devices, {} an iteration predicted{}",
+                      page::plural(static_cast<double>(stages.size()), "stage"), out.ranks,
+                      num_devices,
+                      page::as_short_duration(report.at("evaluation").at("seconds").get<double>()),
+                      why_uncut(stages.size(), out.ranks, num_devices, replicas.has_value()));
   return out;
 }
 

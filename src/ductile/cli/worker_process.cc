@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -143,23 +142,11 @@ namespace {
 
 constexpr int kToldLines = 10;
 
-// What a worker prints, in memory: it is of interest only where the worker fails, and no file is
-// left where this process is killed.
-class Printed {
- public:
-  Printed() : fd_(memfd_create("ductile-worker", MFD_CLOEXEC)) {
-    if (fd_.get() < 0) fail_errno("memfd_create", errno);
-  }
-  fs::path path() const { return fmt::format("/proc/{}/fd/{}", getpid(), fd_.get()); }
-  // Its last lines, begun by a line end; empty: there are none.
-  std::string end() const {
-    const std::string tail = process::log_tail(path(), kToldLines);
-    return tail.empty() ? "" : ":\n" + page::without_controls(tail);
-  }
-
- private:
-  Descriptor fd_;
-};
+// The last lines that a worker printed, begun by a line end; empty: there are none.
+std::string last_words(const fs::path& printed) {
+  const std::string tail = process::log_tail(printed, kToldLines);
+  return tail.empty() ? "" : ":\n" + page::without_controls(tail);
+}
 
 std::string command_of(const WorkerLaunch& launch) {
   std::string out = page::shell_word(launch.program.string());
@@ -170,7 +157,7 @@ std::string command_of(const WorkerLaunch& launch) {
 }  // namespace
 
 std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question) {
-  const Printed printed;
+  const UnnamedFile printed;  // of interest only where the worker fails
   WorkerLaunch launch;
   launch.program = question.program.empty() ? process::find_worker() : question.program;
   launch.arguments = question.arguments;
@@ -193,7 +180,7 @@ std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question) {
     const std::string how = end.signal != 0 ? fmt::format("was ended by signal {} ({})", end.signal,
                                                           strsignal(end.signal))
                                             : fmt::format("ended with exit code {}", end.exit_code);
-    const std::string told = printed.end();
+    const std::string told = last_words(printed.path());
     fail(ErrorCode::unavailable, "{} {} and gave no answer{}", command_of(launch), how,
          told.empty() ? ", nor any word of why" : told);
   }
