@@ -147,6 +147,12 @@ int64_t Replanner::workers_before(const run::RunFolder& folder) {
   return wanted_in(link::read_state(link::state_file(folder.path())));
 }
 
+std::string without_devices(const std::string& plan) {
+  json report = parse_json(plan);
+  for (json& stage : report.at("plan").at("stages")) stage.erase("devices");
+  return dump_json(report);
+}
+
 PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers,
                        double here)
     : job_(job),
@@ -221,7 +227,7 @@ bool PlanSearch::ended() { return command_->ended() && (!judges_ || settle()); }
 PlanSearch::Found PlanSearch::found() {
   while (judges_) settle();
   if (!kept_.empty()) return {kept_, true};
-  return {command_->output(), false};
+  return {without_devices(command_->output()), false};
 }
 
 PlanSearch::~PlanSearch() = default;

@@ -55,6 +55,10 @@ class PlanSearch {
   std::string kept_;  // the one that will do
 };
 
+// The plan's text without the devices of its stages: it was made for one node with as many devices
+// as there are workers left, wherever these are, so no host is wanted, and none is wrong.
+std::string without_devices(const std::string& plan);
+
 // Ends those workers of an earlier controller that are still at work on this machine, by the job as
 // they read it. The caller holds the run's lock, so there is no controller.
 void end_workers_here(const run::RunFolder& folder, const fs::path& program);

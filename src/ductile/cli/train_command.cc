@@ -191,6 +191,27 @@ int64_t count_workers(const TrainCommand& command, const server::HostSetup& setu
   return command.hosts.hosts ? std::min(places, job.train.virtual_ranks) : 0;
 }
 
+// Whether so many workers, or as many as before, have room for the plan that was given.
+void check_room(const TrainCommand& command, const spec::JobOptions& job, const std::string& plan,
+                int64_t workers, const server::HostSetup& setup) {
+  if (!command.plan) return;
+  const int64_t before =
+      command.resume ? Replanner::workers_before(run::RunFolder::open(*command.resume)) : 1;
+  check_fewest(job, plan, *command.plan, workers > 0 ? workers : before, setup);
+}
+
+// Looks for the operators of a new run's plan before there is a run: one that cannot begin would
+// stay, as the latest. A plan that was made for this command is of this model. Returns whether to
+// go on: no signal came.
+bool check_operators(const TrainCommand& command, JobConfig& config) {
+  if (!command.plan || command.plan_text || command.resume) return true;
+  config.make_paths_absolute();
+  const std::optional<std::string> fault = fault_of_plan(config.options.to_toml());
+  if (fault && !fault->empty())
+    fail(ErrorCode::invalid_argument, "{}: {}", command.plan->string(), *fault);
+  return fault.has_value();
+}
+
 std::string resume_command(const run::RunFolder& folder) {
   return fmt::format("ductile train --resume {}", folder.path().string());
 }
@@ -224,12 +245,20 @@ Outcome outcome_of(const link::JobEnd& end, const Listener& listener,
                 fmt::format("{}{}{}", end.reason, words.empty() ? "" : ":\n", words));
 }
 
+// The job of a run that goes on. One that is given a plan is compared with what it did its last
+// step by: a plan that no step was done by has changed nothing, and is not counted.
+void read_resumed(const run::RunFolder& folder, bool by_another_plan, JobConfig& config) {
+  const auto before = by_another_plan ? link::PlanChange::job_before(folder) : std::nullopt;
+  if (before) return config.read_saved_text(*before, folder.job_file());
+  config.read_saved(folder.job_file());
+}
+
 // A plan that was given: without a run to go on with, its text alone.
 OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& config) {
   OtherPlan other;
   std::string& plan = other.text;
   if (command.resume) {
-    config.read_saved(run::RunFolder::open(*command.resume).job_file());
+    read_resumed(run::RunFolder::open(*command.resume), command.plan.has_value(), config);
     if (command.plan) other = other_plan(config.job, *command.plan);
   } else if (command.replay) {
     config.read_saved(run::RunFolder::open(*command.replay).job_file());
@@ -239,7 +268,7 @@ OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& con
            "and cannot be repeated",
            command.replay->string());
   } else if (command.plan) {
-    plan = read_planned(command.job, *command.plan, context.environment, config);
+    plan = read_planned(command.job, *command.plan, command.plan_text, context.environment, config);
   } else {
     config.read(command.job, context.environment);
   }
@@ -458,6 +487,7 @@ void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers)
   next.workers = workers;
   next.trust = true;  // it is the run of this command
   next.json = command.json;
+  next.goes_on = true;
   command = std::move(next);
 }
 
@@ -475,11 +505,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
                          ? server::load_host_setup(run::RunFolder::open(*command.resume).path())
                          : server::HostSetup());
   const int64_t workers = count_workers(command, setup, config.job);
-  if (command.plan) {
-    const int64_t before =
-        command.resume ? Replanner::workers_before(run::RunFolder::open(*command.resume)) : 1;
-    check_fewest(config.job, plan, *command.plan, workers > 0 ? workers : before, setup);
-  }
+  check_room(command, config.job, plan, workers, setup);
   if (command.out && kind_of(*command.out) != FileKind::none) refuse_existing(*command.out);
   if (command.dry_run) {
     if (command.json) {
@@ -493,6 +519,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
     if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
   const fs::path program = process::find_worker();
   if (!config.job.python.object.empty()) process::python_worker(program);  // it is there
+  if (!check_operators(command, config)) return kInterrupted;
   const run::RunFolder folder = command.resume
                                     ? run::RunFolder::open(*command.resume)
                                     : begin_run(command, config, plan, original, console);
@@ -516,7 +543,8 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
 
   const PlanPlacement::Seats seats =
       seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)), setup, given);
-  if (!seats.note.empty()) console.say("{}", seats.note);
+  const bool is_asked = !command.goes_on && !replanner.planned_anew();  // for these hosts
+  if (is_asked && !seats.note.empty()) console.say("{}", seats.note);
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
   ElasticRun run{program, given, setup, command.hosts.hosts.has_value(), {}, {}};
@@ -553,8 +581,7 @@ ExitCode carry_out_to_the_end(TrainCommand command, Context& context) {
 ExitCode train(const TrainCommand& command, Context& context) {
   try {
     if (!command.devices) return carry_out_to_the_end(command, context);
-    const TempFolder folder("ductile-plan");  // the run keeps a copy of the plan
-    const auto planned = with_own_plan(command, context, folder.path());
+    const auto planned = with_own_plan(command, context);
     return planned ? carry_out_to_the_end(*planned, context) : kInterrupted;
   } catch (const Error& error) {
     // An exit code stands for several kinds of errors, which a program has to tell apart.

@@ -14,6 +14,7 @@
 #include "ductile/base/paths.h"
 #include "ductile/base/testing.h"
 #include "ductile/cli/pipeline_plan.h"
+#include "ductile/cli/replan.h"
 #include "ductile/graph/formats.h"
 #include "ductile/plan/planner.h"
 #include "ductile/spec/cluster.h"
@@ -241,6 +242,18 @@ TEST(PlanPlacement, DamagedDevicesAreRefusedByName) {
   write_file_atomic(file, report_of(right, kTwoNodes));
   EXPECT_NO_THROW(set_plan(job, file));
   EXPECT_EQ(job.train.virtual_ranks, 4);
+}
+
+// It was planned for one node with as many devices as there are workers left, on whatever hosts.
+TEST(PlanPlacement, OfARunThatIsPlannedAnewWantsNoHost) {
+  const std::string plan =
+      report_of(stages_on({{0}, {1}}), "[[nodes]]\ntype = \"cpu\"\ndevices = 2\n");
+  server::HostSetup hosts;
+  hosts.hosts = server::parse_hosts("one:1,two:1");
+  const auto placed = PlanPlacement::of(plan, "plan.json");
+  ASSERT_TRUE(placed.has_value());
+  EXPECT_TRUE(has(placed->seats(hosts, 2).note, "--hosts")) << "of a plan that somebody made so";
+  EXPECT_FALSE(PlanPlacement::of(without_devices(plan), "plan.json").has_value());
 }
 
 }  // namespace
