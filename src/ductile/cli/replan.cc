@@ -16,6 +16,7 @@
 #include "ductile/cli/other_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
+#include "ductile/cli/plan_placement.h"
 #include "ductile/link/saved_state.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/page/numbers.h"
@@ -78,18 +79,6 @@ spec::Cluster devices_of(const json& report) {
   return spec::cluster_from_json(report.at("cluster"), "the run's plan: cluster");
 }
 
-// One node with so many of the devices for which the plan was made.
-spec::Cluster devices_left(spec::Cluster cluster, int64_t workers) {
-  cluster.groups.resize(1);
-  cluster.teams.clear();
-  spec::NodeGroup& group = cluster.groups.front();
-  group.hosts.clear();
-  group.addresses.clear();
-  group.count = 1;
-  group.devices = std::min(workers, spec::kMostDevicesOfNode);
-  return cluster;
-}
-
 using State = std::optional<json>;  // that the controller saved
 
 // A whole number of it; `otherwise` where there is none.
@@ -147,13 +136,13 @@ int64_t Replanner::workers_before(const run::RunFolder& folder) {
   return wanted_in(link::read_state(link::state_file(folder.path())));
 }
 
-PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers,
-                       double here)
+PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan,
+                       const WorkersLeft& left, const server::HostSetup& setup)
     : job_(job),
-      workers_(workers),
-      here_(here),
+      workers_(left.count),
+      here_(memory_here(setup)),
       what_(fmt::format("a plan for {} of the run",
-                        page::plural(static_cast<double>(workers), "worker"))),
+                        page::plural(static_cast<double>(left.count), "worker"))),
       folder_("ductile-replan") {
   const json report = parse_json(plan);
   if (!report.is_object() || !report.contains("profile") || !report.contains("cluster")) {
@@ -161,13 +150,15 @@ PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan, int
          "memory of {}: too little for the stages of the run's plan, and plan.json holds no graph "
          "to plan anew with, as what `ductile plan GRAPH --devices FILE --runnable --json` prints "
          "does; {}",
-         page::plural(static_cast<double>(workers), "worker"), kRemedy);
+         page::plural(static_cast<double>(left.count), "worker"), kRemedy);
   }
   const fs::path& folder = folder_.path();
   const spec::Cluster cluster = devices_of(report);
   write_file_atomic(folder / "graph.json", dump_json(report.at("profile")));
   write_file_atomic(folder / "devices.toml", spec::to_toml(cluster));
-  write_file_atomic(folder / "left.toml", spec::to_toml(devices_left(cluster, workers)));
+  const spec::Cluster there = devices_left(cluster, left, setup);
+  device_memory_ = least_memory(there);
+  write_file_atomic(folder / "left.toml", spec::to_toml(there));
   for (const bool in_turn : {true, false}) {  // the last one is tried first
     const auto leaner = leaner_plan(report, job.train.pipelined.micro_batches, in_turn);
     if (!leaner) continue;
@@ -203,7 +194,8 @@ void PlanSearch::try_next() {
 bool PlanSearch::settle() {
   try {
     Found judged{command_->output(), /*same_result=*/true};
-    const auto memory = PlanMemory::of(job_by(job_, judged), judged.plan);
+    auto memory = PlanMemory::of(job_by(job_, judged), judged.plan);
+    if (memory) memory->limit_to(device_memory_);  // it was judged on the devices of before
     if (memory && memory->fits(workers_, here_)) {
       kept_ = std::move(judged.plan);
       judges_ = false;
@@ -233,7 +225,7 @@ Replanner::Replanner(JobConfig& config, const run::RunFolder& folder,
   if (spec::is_pipelined(config.job) && kind_of(file) == FileKind::file) plan_ = read_file(file);
 }
 
-int64_t Replanner::begin(int64_t workers) {
+int64_t Replanner::begin(int64_t workers, bool named) {
   const auto [state, damaged] = read_state_of(folder_);
   if (damaged) return workers;  // which the controller says, as of any other job
   const int64_t ranks = config_.job.train.virtual_ranks;
@@ -243,9 +235,10 @@ int64_t Replanner::begin(int64_t workers) {
   const auto memory = PlanMemory::of(config_.job, plan_);
   if (!memory) return workers;
   const int64_t asked = workers > 0 ? workers : wanted_in(state);
-  const double here = memory_here(setup_);
-  if (memory->fits(asked, here)) return workers;
-  put(PlanSearch(config_.job, plan_, asked, here).found(), asked);
+  if (memory->fits(asked, memory_here(setup_))) return workers;
+  WorkersLeft left{asked};
+  if (named) left.hosts = hosts_of_workers(setup_.hosts, asked);
+  put(PlanSearch(config_.job, plan_, left, setup_).found(), asked);
   return std::min(asked, config_.job.train.virtual_ranks);
 }
 
@@ -254,22 +247,22 @@ int64_t Replanner::fewest() const {
   return memory ? memory->fewest(memory_here(setup_)) : 1;
 }
 
-bool Replanner::find_plan(int64_t workers) {
+bool Replanner::find_plan(const WorkersLeft& left) {
   try {
-    if (std::exchange(tried_for_, workers) != workers) {
-      give_up();  // one for another number of workers
-      search_ = std::make_unique<PlanSearch>(config_.job, plan_, workers, memory_here(setup_));
+    if (std::exchange(tried_for_, left) != left) {
+      give_up();  // one for others
+      search_ = std::make_unique<PlanSearch>(config_.job, plan_, left, setup_);
     }
     if (search_ && search_->ended()) {
       const std::unique_ptr<PlanSearch> search = std::move(search_);
       PlanSearch::Found found = search->found();
       (void)job_by(config_.job, found);  // which may refuse it
       found_ = std::move(found);
-      found_for_ = workers;
+      found_for_ = left;
     }
   } catch (const Error& error) {
     search_.reset();
-    if (error.code() == ErrorCode::unavailable) tried_for_ = 0;  // it is tried again
+    if (error.code() == ErrorCode::unavailable) tried_for_ = {};  // it is tried again
     console_.error(fmt::format("the run waits for workers: {}", error.message()));
   }
   return found_.has_value();
@@ -280,10 +273,12 @@ void Replanner::give_up() {
   found_.reset();
 }
 
-std::optional<int64_t> Replanner::put_found() {
+std::optional<WorkersLeft> Replanner::put_found() {
   if (!found_) return std::nullopt;
-  put(*std::exchange(found_, std::nullopt), found_for_);
-  return std::min(found_for_, config_.job.train.virtual_ranks);
+  put(*std::exchange(found_, std::nullopt), found_for_.count);
+  WorkersLeft out = found_for_;
+  out.count = std::min(out.count, config_.job.train.virtual_ranks);
+  return out;
 }
 
 // The job first: a plan.json of other stages than its own says nothing of them.

@@ -8,6 +8,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/cli/console.h"
+#include "ductile/cli/devices_left.h"
 #include "ductile/cli/job_config.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/hosts.h"
@@ -23,15 +24,16 @@ class FleetCommand;  // other_commands.h
 // First the same stages, whose operators are all computed once more for the backward pass; then so
 // that each stage also has one micro-batch at a time: the result is the same to the bit. If neither
 // has room, what `ductile plan --runnable` makes, of the graph and the devices that `plan` holds,
-// for so many of these devices: the result is that of another plan.
+// for those that these workers have of them (devices_left()): the result is that of another plan.
 class PlanSearch {
  public:
   struct Found {
     std::string plan;  // text
     bool same_result = false;
   };
-  // `here`: memory_here(). Throws conflict where the plan holds neither graph nor devices.
-  PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers, double here);
+  // Throws conflict where the plan holds neither graph nor devices.
+  PlanSearch(const spec::JobOptions& job, const std::string& plan, const WorkersLeft& left,
+             const server::HostSetup& setup);
   ~PlanSearch();
   PlanSearch(const PlanSearch&) = delete;
   PlanSearch& operator=(const PlanSearch&) = delete;
@@ -45,8 +47,9 @@ class PlanSearch {
 
   const spec::JobOptions job_;
   const int64_t workers_;
-  const double here_;
-  const std::string what_;  // is sought, for errors
+  const double here_;         // memory_here()
+  double device_memory_ = 0;  // of the devices that are left, that of the smallest
+  const std::string what_;    // is sought, for errors
   const TempFolder folder_;
   std::vector<fs::path> leaner_;  // plans of the same stages that are still to be judged
   bool judges_ = false;           // one of them
@@ -80,21 +83,22 @@ class Replanner {
             const fs::path& program, Console& console);
 
   // Before a run goes on with so many workers (0: as many as before): plans anew where they have no
-  // room. Returns their number. Throws as PlanSearch does.
-  int64_t begin(int64_t workers);
+  // room. Returns their number. `named`: this command says which hosts there are, so they are on
+  // these; else some of those of before may be gone. Throws as PlanSearch does.
+  int64_t begin(int64_t workers, bool named);
   bool planned_anew() const { return planned_anew_; }  // since this object was made
   // So many workers have to be there at least; 1 where the plan says nothing of memory.
   int64_t fewest() const;
 
-  // While the run waits for workers, of which so many are left: whether it is to be ended, since
+  // While the run waits for workers, of which these are left: whether it is to be ended, since
   // there is a plan for these. It is sought beside the caller, who asks again later; it says once
   // why there is none.
-  bool find_plan(int64_t workers);
+  bool find_plan(const WorkersLeft& left);
   // The run is to end, or has: nothing is sought any more, and what was found is not put in place.
   void give_up();
-  // When no worker is left: puts that plan in place. Returns the number of workers to go on with;
-  // nothing where none was found.
-  std::optional<int64_t> put_found();
+  // When no worker is left: puts that plan in place. Returns the workers to go on with; nothing
+  // where none was found.
+  std::optional<WorkersLeft> put_found();
 
  private:
   void put(const PlanSearch::Found& found, int64_t workers);
@@ -108,7 +112,7 @@ class Replanner {
   std::unique_ptr<PlanSearch> search_;
   std::optional<PlanSearch::Found> found_;
   bool planned_anew_ = false;
-  int64_t found_for_ = 0, tried_for_ = 0;  // workers
+  WorkersLeft found_for_, tried_for_;
 };
 
 }  // namespace ductile::cli

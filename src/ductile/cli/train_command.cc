@@ -461,8 +461,19 @@ void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers)
   command = std::move(next);
 }
 
-// Nothing where it is to be done again.
-std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
+ExitCode print_job(const TrainCommand& command, JobConfig& config, Console& console) {
+  if (command.json) {
+    console.print("{}\n", dump_json(config.options.to_json(), 2));
+  } else {
+    console.print("{}", config.options.to_toml());
+  }
+  return kDone;
+}
+
+// Nothing where it is to be done again. `there`: the hosts that the run still has, where some were
+// lost while it ran.
+std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
+                                  std::vector<std::string>& there) {
   Console& console = context.console;
   JobConfig config;
   config.keeps_loaded = !command.dry_run && !command.hosts.hosts;
@@ -481,14 +492,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
     check_fewest(config.job, plan, *command.plan, workers > 0 ? workers : before, setup);
   }
   if (command.out && kind_of(*command.out) != FileKind::none) refuse_existing(*command.out);
-  if (command.dry_run) {
-    if (command.json) {
-      console.print("{}\n", dump_json(config.options.to_json(), 2));
-    } else {
-      console.print("{}", config.options.to_toml());
-    }
-    return kDone;
-  }
+  if (command.dry_run) return print_job(command, config, console);
   for (const auto& saved : {command.resume, command.replay})
     if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
   const fs::path program = process::find_worker();
@@ -511,11 +515,13 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
       changed_plan(command, other, config, folder, program, console);
   console.say("run {}", folder.path().string());
   Replanner replanner(config, folder, setup, program, console);
-  const int64_t given = command.resume ? replanner.begin(workers) : workers;
+  const int64_t given =
+      command.resume ? replanner.begin(workers, command.hosts.hosts.has_value()) : workers;
   if (change && replanner.planned_anew()) change->accept();
 
   const PlanPlacement::Seats seats =
-      seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)), setup, given);
+      seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)),
+                   hosts_left(setup, there), given, command.hosts.hosts.has_value());
   if (!seats.note.empty()) console.say("{}", seats.note);
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
@@ -523,7 +529,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   run.rank_hosts = seats.rank_hosts;
   run.fewest = replanner.fewest();
   run.patience = config.job.train.pipelined.replan_after;
-  run.on_short = [&](int64_t left) { return replanner.find_plan(left); };
+  run.on_short = [&](const WorkersLeft& left) { return replanner.find_plan(left); };
   run.on_interrupt = [&] { replanner.give_up(); };
   run.on_line = [&](std::string_view line) {
     listener.line(line);
@@ -535,7 +541,8 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   listener.finish();
   if (change && settle_plan(command, outcome, folder, *change, console)) return std::nullopt;
   if (const auto left = replanner.put_found()) {
-    go_on(command, folder, *left);
+    go_on(command, folder, left->count);
+    there = left->hosts;
     return std::nullopt;
   }
   if (original) compare(*original, figures, outcome, console);
@@ -543,8 +550,9 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
 }
 
 ExitCode carry_out_to_the_end(TrainCommand command, Context& context) {
+  std::vector<std::string> there;
   while (true) {
-    if (const auto code = carry_out(command, context)) return *code;
+    if (const auto code = carry_out(command, context, there)) return *code;
   }
 }
 

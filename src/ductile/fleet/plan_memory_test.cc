@@ -56,6 +56,18 @@ TEST(PlanMemory, StagesThatTakeTurnsNeedRoomSideBySide) {
   EXPECT_EQ(memory->fewest(60), 1);
 }
 
+// Those on which the plan was judged may be the ones that were lost.
+TEST(PlanMemory, OfOtherDevicesIsCountedWithTheirs) {
+  auto memory = PlanMemory::of(job_of(3), three_stages());
+  ASSERT_TRUE(memory.has_value());
+  EXPECT_TRUE(memory->fits(2, 0));
+  memory->limit_to(40);
+  EXPECT_EQ(memory->limit(), 35);
+  memory->limit_to(29);
+  EXPECT_EQ(memory->limit(), 29);
+  EXPECT_FALSE(memory->fits(2, 0)) << "the first two need 30";
+}
+
 // On devices of 5, two workers have three of these stages each, and three have the large ones
 // together.
 TEST(PlanMemory, ANumberOfWorkersIsEnoughOnlyIfAllLargerOnesAre) {
@@ -166,7 +178,7 @@ TEST(OwnPlan, ASignalWhileAPlanIsLookedAtIsNoFaultOfIt) {
 
 TEST(Replan, WithoutAGraphIsAnErrorThatSaysSo) {
   const std::string text =
-      testing::text_of([] { PlanSearch(job_of(3), three_stages(), 1, 0); }, ErrorCode::conflict);
+      testing::text_of([] { PlanSearch(job_of(3), three_stages(), {1}, {}); }, ErrorCode::conflict);
   EXPECT_NE(text.find("memory of 1 worker: too little"), std::string::npos) << text;
   EXPECT_NE(text.find("plan.json holds no graph"), std::string::npos) << text;
 }
