@@ -1,7 +1,6 @@
 #include "ductile/cli/replan.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -11,12 +10,12 @@
 #include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
-#include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/other_commands.h"
 #include "ductile/cli/other_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
 #include "ductile/cli/plan_placement.h"
+#include "ductile/link/plan_change.h"
 #include "ductile/link/saved_state.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/page/numbers.h"
@@ -29,9 +28,12 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kPlanBefore = "plan_before.json";  // in the run's folder
 constexpr const char* kRemedy =
     "go on with as many workers as before (--workers), or give it a plan for those that there are "
     "as a new run";
+
+bool is_asked_for(const json& event) { return event.value("asked", json()) == true; }
 
 // The plan of a report with the same stages, each of which keeps less: it computes all of its
 // operators once more for the backward pass, and has, `in_turn`, one micro-batch at a time. Nothing
@@ -57,22 +59,21 @@ std::optional<json> leaner_plan(const json& report, int64_t micro_batches, bool 
 }
 
 // The run's job by another plan.
-spec::JobOptions job_by(spec::JobOptions job, const PlanSearch::Found& found) {
+struct NewJob {
+  spec::JobOptions job;
+  OtherPlan plan;
+};
+NewJob job_by(const spec::JobOptions& job, const PlanSearch::Found& found) {
   const TempFolder temporary("ductile-replan");
   const fs::path file = temporary.path() / "plan.json";
   write_file_atomic(file, found.plan);
-  if (found.same_result) {
-    const OtherPlan plan = other_plan(job, file);
-    if (!plan.keeps_state())
-      fail(ErrorCode::conflict, "a plan that was to leave the result as it is would change it");
-  } else {
-    set_plan(job, file);
-    ++job.train.pipelined.replans;
-    if (job.train.virtual_ranks == 1) job.train.shard_optimizer = false;
-  }
-  spec::check(job);
-  check_memory(job, found.plan, file);
-  return job;
+  NewJob out{job, {}};
+  out.plan = other_plan(out.job, file);
+  if (found.same_stages && !out.plan.keeps_state())
+    fail(ErrorCode::conflict, "a plan that was to leave the result as it is would change it");
+  spec::check(out.job);
+  check_memory(out.job, found.plan, file);
+  return out;
 }
 
 spec::Cluster devices_of(const json& report) {
@@ -104,6 +105,18 @@ ReadState read_state_of(const run::RunFolder& folder) {
     if (error.code() != ErrorCode::data_loss) throw;
     return {std::nullopt, /*damaged=*/true};
   }
+}
+
+// Whether the run goes by a plan that was made for the workers that were left. Nobody is asked for
+// one of a change that its user did not ask for.
+bool was_planned_anew(const run::RunFolder& folder, const std::optional<link::PlanChange>& open) {
+  json last = open ? open->event() : json();
+  if (!last.is_object()) {
+    run::for_each_diary_line(folder.events_file(), [&](json& line) {
+      if (line.value("kind", json()) == "replan") last = std::move(line);
+    });
+  }
+  return last.is_object() && !is_asked_for(last);
 }
 
 }  // namespace
@@ -193,8 +206,8 @@ void PlanSearch::try_next() {
 // Whether the plan that was judged will do; begins the next command where it does not.
 bool PlanSearch::settle() {
   try {
-    Found judged{command_->output(), /*same_result=*/true};
-    auto memory = PlanMemory::of(job_by(job_, judged), judged.plan);
+    Found judged{command_->output(), /*same_stages=*/true};
+    auto memory = PlanMemory::of(job_by(job_, judged).job, judged.plan);
     if (memory) memory->limit_to(device_memory_);  // it was judged on the devices of before
     if (memory && memory->fits(workers_, here_)) {
       kept_ = std::move(judged.plan);
@@ -212,7 +225,7 @@ bool PlanSearch::ended() { return command_->ended() && (!judges_ || settle()); }
 
 PlanSearch::Found PlanSearch::found() {
   while (judges_) settle();
-  if (!kept_.empty()) return {kept_, true};
+  if (!kept_.empty()) return {kept_, /*same_stages=*/true};
   return {command_->output(), false};
 }
 
@@ -281,43 +294,67 @@ std::optional<WorkersLeft> Replanner::put_found() {
   return out;
 }
 
-// The job first: a plan.json of other stages than its own says nothing of them.
+// Whoever is killed in between leaves the plan before, or this one with its event, which the next
+// command finds (finish_replan()). The state comes last: until the job is another one, it says how
+// many workers are wanted for the plan before.
 void Replanner::put(const PlanSearch::Found& found, int64_t workers) {
-  spec::JobOptions& job = config_.job;
-  const int64_t before = job.train.virtual_ranks;
-  job = job_by(job, found);
+  NewJob now = job_by(config_.job, found);
   end_workers_here(folder_, program_);
-  if (!found.same_result) leave_state(folder_, workers);
-  write_file_atomic(folder_.job_file(), config_.options.to_toml());
-  write_file_atomic(run::plan_file(folder_), found.plan);
+  std::optional<link::PlanChange> open = link::PlanChange::left_open(folder_);
+  const fs::path kept = folder_.path() / kPlanBefore;
+  if (kind_of(kept) != FileKind::file || !was_planned_anew(folder_, open))
+    write_file_atomic(kept, plan_);
+  if (open) open->accept();  // nobody goes back to the plan before that one
+  config_.job = std::move(now.job);
+  link::PlanChange::New change{config_.options.to_toml(), found.plan};
+  change.event = change_event(folder_, now.plan);
+  change.event.erase("asked");
+  change.event["workers"] = workers;
+  change.event["plan_before"] = kPlanBefore;
+  if (!now.plan.keeps_state()) change.workers_before = workers_before(folder_);
+  link::PlanChange put = link::PlanChange::put(folder_, std::move(change));
+  if (!now.plan.keeps_state()) leave_state(folder_, workers);
+  put.accept();
   plan_ = found.plan;
   planned_anew_ = true;
-  const auto saved = ckpt::list(folder_.checkpoints());
-  const int64_t step = saved.empty() ? 0 : saved.front().step;
-  const run::DiaryEnd end = run::end_of_diaries(folder_);
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  run::Diary(folder_.events_file())
-      .append({{"kind", "replan"},
-               {"time", std::chrono::duration<double>(now).count()},
-               {"seconds", end.seconds},
-               {"step", step},
-               {"workers", workers},
-               {"from", before},
-               {"to", job.train.virtual_ranks},
-               {"same_result", found.same_result}});
-  const std::string who = page::plural(static_cast<double>(workers), "worker");
-  if (found.same_result) {
-    console_.say(
-        "memory of {}: too little for the {} stages of the run's plan, with all replicas; they go "
-        "on from step {}, where they compute more than once what they would have kept, with the "
-        "same result",
-        who, before, step);
-  } else {
-    console_.say(
-        "memory of {}: too little for the {} stages of the run's plan, with all replicas; planned "
-        "anew with {}; from step {} on the result is that of another plan",
-        who, before, job.train.virtual_ranks, step);
-  }
+  console_.say("{}", replan_text(folder_, put.event()));
+}
+
+std::string replan_text(const run::RunFolder& folder, const json& event) {
+  const int64_t from = event.value("from", int64_t{0}), to = event.value("to", int64_t{0});
+  const std::string text = fmt::format(
+      "memory of {}: too little for the {} stages of the run's plan, with all replicas; ",
+      page::plural(event.value("workers", 0.0), "worker"), from);
+  const std::string kept = (folder.path() / kPlanBefore).string();
+  const int64_t step = event.value("step", int64_t{0});
+  const bool same = event.value("same_result", false);
+  if (same && from == to)
+    return fmt::format(
+        "{}they go on from step {}, where they compute more than once what they would have kept "
+        "(the plan before is {}), with the same result",
+        text, step, kept);
+  if (same)
+    return fmt::format(
+        "{}planned anew with {}; they go on from step {} with the same result{}; the plan before "
+        "is {}",
+        text, to, step, event.value("may_round", false) ? ", but for rounding" : "", kept);
+  return fmt::format(
+      "{}planned anew with {}; from step {} on the result is that of another plan; the plan before "
+      "is {}",
+      text, to, step, kept);
+}
+
+void finish_replan(const run::RunFolder& folder, const fs::path& program,
+                   const link::PlanChange& change, Console& console) {
+  const json& event = change.event();
+  if (!event.is_object() || is_asked_for(event)) return;
+  console.say("{}", replan_text(folder, event));
+  if (change.workers_before() == 0) return;
+  const auto [state, damaged] = read_state_of(folder);  // a damaged one the controller tells of
+  const int64_t from = event.value("from", int64_t{0});
+  if (damaged || from == 0 || number_in(state, "virtual_ranks", 0) != from) return;
+  end_workers_here(folder, program);
+  leave_state(folder, event.value("workers", int64_t{1}));
 }
 
 }  // namespace ductile::cli

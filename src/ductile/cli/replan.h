@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json_value.h"
 #include "ductile/cli/console.h"
 #include "ductile/cli/devices_left.h"
 #include "ductile/cli/job_config.h"
+#include "ductile/link/plan_change.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/hosts.h"
 #include "ductile/spec/job.h"
@@ -24,12 +26,12 @@ class FleetCommand;  // other_commands.h
 // First the same stages, whose operators are all computed once more for the backward pass; then so
 // that each stage also has one micro-batch at a time: the result is the same to the bit. If neither
 // has room, what `ductile plan --runnable` makes, of the graph and the devices that `plan` holds,
-// for those that these workers have of them (devices_left()): the result is that of another plan.
+// for those that these workers have of them (devices_left()).
 class PlanSearch {
  public:
   struct Found {
-    std::string plan;  // text
-    bool same_result = false;
+    std::string plan;          // text
+    bool same_stages = false;  // which leave the result as it is
   };
   // Throws conflict where the plan holds neither graph nor devices.
   PlanSearch(const spec::JobOptions& job, const std::string& plan, const WorkersLeft& left,
@@ -69,10 +71,20 @@ void end_workers_here(const run::RunFolder& folder, const fs::path& program);
 // given to nobody else. The caller holds the run's lock, and has ended those that are here.
 void leave_state(const run::RunFolder& folder, int64_t workers);
 
+// It as a sentence, of an event `replan` that nobody asked for.
+std::string replan_text(const run::RunFolder& folder, const nlohmann::json& event);
+
+// What was left open of a plan that a Replanner put in place, whose process was killed meanwhile:
+// it is told, and the controller's state is left where that was not done. Nothing for a change that
+// the user asked for.
+void finish_replan(const run::RunFolder& folder, const fs::path& program,
+                   const link::PlanChange& change, Console& console);
+
 // A run by a plan, and what becomes of it where the memory of the workers that are left does not
 // hold its stages: it is planned anew for these, and goes on from its last checkpoint, which is an
 // event (`replan`). Where that changes its result, it is part of the job, too
-// (train.pipelined.replans). The caller holds the run's lock.
+// (train.pipelined.replans). The plan that its user gave it last stays in its folder
+// (plan_before.json). The caller holds the run's lock.
 class Replanner {
  public:
   // As many as the controller before wanted; 1 where there was none.

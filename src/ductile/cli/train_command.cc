@@ -266,7 +266,11 @@ std::optional<link::PlanChange> changed_plan(const TrainCommand& command, const 
                                              JobConfig& config, const run::RunFolder& folder,
                                              const fs::path& program, Console& console) {
   if (!command.resume) return std::nullopt;
-  if (!command.plan) return link::PlanChange::left_open(folder);
+  if (!command.plan) {
+    std::optional<link::PlanChange> left = link::PlanChange::left_open(folder);
+    if (left) finish_replan(folder, program, *left, console);
+    return left;
+  }
   end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
   link::PlanChange::New now{config.options.to_toml(), plan.text};
   if (plan.changes_job) now.event = change_event(folder, plan);
@@ -517,7 +521,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
   Replanner replanner(config, folder, setup, program, console);
   const int64_t given =
       command.resume ? replanner.begin(workers, command.hosts.hosts.has_value()) : workers;
-  if (change && replanner.planned_anew()) change->accept();
+  if (replanner.planned_anew()) change.reset();  // it was accepted before
 
   const PlanPlacement::Seats seats =
       seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)),
