@@ -178,6 +178,11 @@ PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan,
     leaner_.push_back(folder / (in_turn ? "in_turn.json" : "again.json"));
     write_file_atomic(leaner_.back(), dump_json(*leaner));
   }
+  asks_ = {{}, {"--replicas", "1"}};
+  if (job.train.pipeline_exact) {
+    const int64_t each = job.train.batch_size / spec::batch_parts(job);
+    asks_.insert(asks_.begin(), {"--replicas", "1", "--micro-batch", std::to_string(each)});
+  }
   if (report.contains("evaluation")) {
     const StateScale scale =
         state_scale(job, report.at("evaluation"), "the run's plan: evaluation");
@@ -199,34 +204,47 @@ void PlanSearch::try_next() {
   } else {
     words.insert(words.end(),
                  {"--devices", (folder / "left.toml").string(), "--runnable", "--time-limit", "3"});
+    asked_ = std::move(asks_.front());
+    asks_.erase(asks_.begin());
+    words.insert(words.end(), asked_.begin(), asked_.end());
   }
   command_ = std::make_unique<FleetCommand>(words, what_);
 }
 
-// Whether the plan that was judged will do; begins the next command where it does not.
+// Of the same stages, which were judged on the devices of before.
+bool PlanSearch::has_room(const spec::JobOptions& job, const std::string& plan) const {
+  auto memory = PlanMemory::of(job, plan);
+  if (!memory) return false;
+  memory->limit_to(device_memory_);
+  return memory->fits(workers_, here_);
+}
+
+// Whether the plan that the command made will do; begins the next one where it does not.
 bool PlanSearch::settle() {
+  bool refused = false;  // a plan that was made
   try {
-    Found judged{command_->output(), /*same_stages=*/true};
-    auto memory = PlanMemory::of(job_by(job_, judged).job, judged.plan);
-    if (memory) memory->limit_to(device_memory_);  // it was judged on the devices of before
-    if (memory && memory->fits(workers_, here_)) {
-      kept_ = std::move(judged.plan);
-      judges_ = false;
+    Found next{command_->output(), /*same_stages=*/judges_};
+    refused = true;
+    const NewJob now = job_by(job_, next);
+    if (!judges_ || has_room(now.job, next.plan)) {
+      kept_ = std::move(next);
       return true;
     }
   } catch (const Error& error) {  // it does not fit the plan's devices, or would change the result
     if (error.code() == ErrorCode::unavailable) throw;  // nobody has judged it
+    // Where no plan fits of which nothing is asked, none does of which something is.
+    const bool others = !asks_.empty() && error.code() == ErrorCode::invalid_argument;
+    if (!judges_ && (!others || (asked_.empty() && !refused))) throw;
   }
   try_next();
   return false;
 }
 
-bool PlanSearch::ended() { return command_->ended() && (!judges_ || settle()); }
+bool PlanSearch::ended() { return kept_ || (command_->ended() && settle()); }
 
 PlanSearch::Found PlanSearch::found() {
-  while (judges_) settle();
-  if (!kept_.empty()) return {kept_, /*same_stages=*/true};
-  return {command_->output(), false};
+  while (!kept_) settle();
+  return *kept_;
 }
 
 PlanSearch::~PlanSearch() = default;
@@ -268,9 +286,7 @@ bool Replanner::find_plan(const WorkersLeft& left) {
     }
     if (search_ && search_->ended()) {
       const std::unique_ptr<PlanSearch> search = std::move(search_);
-      PlanSearch::Found found = search->found();
-      (void)job_by(config_.job, found);  // which may refuse it
-      found_ = std::move(found);
+      found_ = search->found();
       found_for_ = left;
     }
   } catch (const Error& error) {

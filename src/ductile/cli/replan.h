@@ -26,7 +26,9 @@ class FleetCommand;  // other_commands.h
 // First the same stages, whose operators are all computed once more for the backward pass; then so
 // that each stage also has one micro-batch at a time: the result is the same to the bit. If neither
 // has room, what `ductile plan --runnable` makes, of the graph and the devices that `plan` holds,
-// for those that these workers have of them (devices_left()).
+// for those that these workers have of them (devices_left()): of an exact pipeline first one of as
+// many parts of the batch as before, which keeps the bits; any; and where the job does not take
+// that, as exact pipelines do not take all replicas, one of one replica.
 class PlanSearch {
  public:
   struct Found {
@@ -40,12 +42,13 @@ class PlanSearch {
   PlanSearch(const PlanSearch&) = delete;
   PlanSearch& operator=(const PlanSearch&) = delete;
 
-  bool ended();   // whether found() answers at once
-  Found found();  // throws invalid_argument where no plan fits
+  bool ended();   // whether found() answers at once; throws as it does
+  Found found();  // that the job takes; throws invalid_argument where no plan fits
 
  private:
   void try_next();
   bool settle();
+  bool has_room(const spec::JobOptions& job, const std::string& plan) const;
 
   const spec::JobOptions job_;
   const int64_t workers_;
@@ -56,8 +59,11 @@ class PlanSearch {
   std::vector<fs::path> leaner_;  // plans of the same stages that are still to be judged
   bool judges_ = false;           // one of them
   std::vector<std::string> options_;
+  // What is asked of plans of other stages, one after the other: of this one, and of the next ones.
+  std::vector<std::string> asked_;
+  std::vector<std::vector<std::string>> asks_;
   std::unique_ptr<FleetCommand> command_;
-  std::string kept_;  // the one that will do
+  std::optional<Found> kept_;  // the one that will do
 };
 
 // Ends those workers of an earlier controller that are still at work on this machine, by the job as
