@@ -260,10 +260,14 @@ int64_t Replanner::begin(int64_t workers, bool named) {
   const auto [state, damaged] = read_state_of(folder_);
   if (damaged) return workers;  // which the controller says, as of any other job
   const int64_t ranks = config_.job.train.virtual_ranks;
+  const auto memory = PlanMemory::of(config_.job, plan_);
+  // Killed before its controller had a state: nobody asked for one worker.
+  if (workers == 0 && number_in(state, "wanted", 0) < 1 && memory &&
+      !memory->fits(1, memory_here(setup_)))
+    workers = std::min(ranks, setup_.most());
   // A controller with a state of its own does not know how many there were.
   if (workers == 0 && number_in(state, "virtual_ranks", ranks) != ranks)
     workers = std::min(wanted_in(state), ranks);
-  const auto memory = PlanMemory::of(config_.job, plan_);
   if (!memory) return workers;
   const int64_t asked = workers > 0 ? workers : wanted_in(state);
   if (memory->fits(asked, memory_here(setup_))) return workers;

@@ -9,13 +9,16 @@
 #include <gtest/gtest.h>
 
 #include "ductile/base/files.h"
+#include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/console.h"
+#include "ductile/cli/job_config.h"
 #include "ductile/link/plan_change.h"
 #include "ductile/link/saved_state.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/trace.h"
+#include "ductile/server/hosts.h"
 
 namespace ductile::cli {
 namespace {
@@ -41,8 +44,8 @@ struct LostRun {
     write_file_atomic(run::plan_file(folder), "[1]");
     save_state(2);
   }
-  void save_state(int64_t ranks) const {
-    const Json state = {{"virtual_ranks", ranks}, {"wanted", 2}, {"workers", Json::array()}};
+  void save_state(int64_t ranks, int64_t wanted = 2) const {
+    const Json state = {{"virtual_ranks", ranks}, {"wanted", wanted}, {"workers", Json::array()}};
     write_file_atomic(link::state_file(folder.path()), link::sealed(state));
   }
   Json state() const { return *link::read_state(link::state_file(folder.path())); }
@@ -72,6 +75,31 @@ struct LostRun {
     return out;
   }
 };
+
+// Its command was killed before the controller's state was written: nobody said one worker.
+TEST(Replan, OfARunThatNeverBeganGoesOnWithAsManyWorkersAsThePlanHas) {
+  LostRun run;
+  Json stages = Json::array();
+  for (int s = 0; s < 3; ++s)
+    stages.push_back({{"peak_memory", 30}, {"memory_limit", 35}, {"state_memory", 1}});
+  write_file_atomic(run::plan_file(run.folder),
+                    dump_json(Json{{"evaluation", {{"stages", stages}, {"state_memory", 3}}}}));
+  JobConfig config;
+  config.job.train.method = "pipelined";
+  config.job.train.virtual_ranks = 3;
+  config.job.train.shard_optimizer = true;
+  server::HostSetup hosts;
+  hosts.hosts = server::parse_hosts("a:2,b:2");
+  const fs::path program = "no-worker";
+  const auto begin = [&] {
+    return Replanner(config, run.folder, hosts, program, run.console).begin(0, false);
+  };
+  fs::remove(link::state_file(run.folder.path()));
+  EXPECT_EQ(begin(), 3);
+  run.save_state(3, 3);
+  EXPECT_EQ(begin(), 0) << "as many as before";
+  EXPECT_EQ(run.told(), 0);
+}
 
 // Behind the job, and before the state: the controller would find workers of the plan before.
 TEST(Replan, ThatWasKilledBeforeTheStateIsFinishedByTheNextCommand) {
