@@ -13,6 +13,7 @@
 #include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/judge_impl.h"
 #include "ductile/plan/machine_search_impl.h"
+#include "ductile/plan/schedule.h"
 
 namespace ductile::plan {
 
@@ -131,6 +132,11 @@ class Planning {
         sizes_(all_sizes_),
         judge_(graph, options, most_tasks_, deadline_) {
     if (options.evaluate && options.micro_batches.empty()) {
+      std::erase_if(all_sizes_, [&](int64_t b) {
+        if (options.batch / b <= kMaxTasks) return false;
+        out_.left_out = std::max(out_.left_out, b);
+        return true;
+      });
       sizes_ = sizes_in_time(all_sizes_, options.batch, most_tasks_);
     }
     spaces_ = make_spaces(graph, options, after(kSearchShare));
@@ -222,6 +228,7 @@ class Planning {
 
   void give_up() {
     out_.lower_bound = 0;
+    out_.left_out = std::max(out_.left_out, judge_.left_out());
     out_.timed_out = main_->timed_out();
     diagnose(spaces_.full[0], island_of(devices_), options_, all_sizes_,
              std::max(deadline_, Clock::now() + std::chrono::milliseconds(
@@ -429,6 +436,7 @@ Planned better_of(Planned a, Planned b) {
   out.labels = a.labels + b.labels;
   out.memory_needed = least_known(a.memory_needed, b.memory_needed);
   out.devices_needed = least_known(a.devices_needed, b.devices_needed);
+  out.left_out = std::max(a.left_out, b.left_out);
   if (a.feasible && b.feasible) {
     out.best_formula_seconds = std::min(a.best_formula_seconds, b.best_formula_seconds);
     out.lower_bound = std::min(a.lower_bound, b.lower_bound);
