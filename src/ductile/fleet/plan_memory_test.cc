@@ -126,6 +126,32 @@ TEST(PlanMemory, OfAnotherSplitThanTheJobsIsSaidByName) {
   EXPECT_NE(note_on_split(job, R"({"predicted_seconds": 2, "stages": []})", "plan.json"), "");
 }
 
+// No step of theirs ends in a minute, and no signal is heard meanwhile.
+TEST(PipelinePlan, OfTooManyStagesTimesMicroBatchesIsRefused) {
+  const TempFolder folder("ductile-plan");
+  const fs::path file = folder.path() / "plan.json";
+  const auto plan = [&](int stages) {
+    Json all = Json::array();
+    for (int s = 0; s < stages; ++s)
+      all.push_back({{"ops", Json::array({fmt::format("op{}", s)})},
+                     {"micro_batch", 1},
+                     {"order", "F4096B4096"}});
+    write_file_atomic(file, dump_json(Json{{"format", "ductile.plan"},
+                                           {"version", 1},
+                                           {"batch", 4096},
+                                           {"stages", std::move(all)}}));
+    spec::JobOptions job;
+    job.train.batch_size = 4096;
+    return set_plan(job, file);
+  };
+  EXPECT_NO_THROW(plan(256));
+  const std::string text = testing::text_of([&] { plan(257); });
+  EXPECT_NE(text.find("257 stages, with all replicas, of 4096 micro-batches each have 1052672 "
+                      "passes in a step, and a job has at most 1048576"),
+            std::string::npos)
+      << text;
+}
+
 // A captured graph, which was planned, knows of no optimiser.
 TEST(PlanMemory, CountsTheStateThatTheJobHasBeyondItsPlan) {
   spec::JobOptions job = job_of(3);
