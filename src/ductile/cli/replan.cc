@@ -68,7 +68,7 @@ NewJob job_by(const spec::JobOptions& job, const PlanSearch::Found& found) {
   const fs::path file = temporary.path() / "plan.json";
   write_file_atomic(file, found.plan);
   NewJob out{job, {}};
-  out.plan = other_plan(out.job, file);
+  out.plan = other_plan(out.job, file, /*had_parts=*/true);  // its options are the user's
   if (found.same_stages && !out.plan.keeps_state())
     fail(ErrorCode::conflict, "a plan that was to leave the result as it is would change it");
   spec::check(out.job);

@@ -229,8 +229,9 @@ OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& con
   OtherPlan other;
   std::string& plan = other.text;
   if (command.resume) {
-    config.read_saved(run::RunFolder::open(*command.resume).job_file());
-    if (command.plan) other = other_plan(config.job, *command.plan);
+    const run::RunFolder folder = run::RunFolder::open(*command.resume);
+    config.read_saved(folder.job_file());
+    if (command.plan) other = other_plan(config.job, *command.plan, had_parts(folder));
   } else if (command.replay) {
     config.read_saved(run::RunFolder::open(*command.replay).job_file());
     if (config.job.train.pipelined.replans > 0)
