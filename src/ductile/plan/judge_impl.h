@@ -40,6 +40,7 @@ class Judge {
   Plan plan() const;                                // its devices are those of all
   const Plan& local_plan() const { return plan_; }  // those of its machine
   const Devices& devices() const { return of_plan_->devices; }
+  std::shared_ptr<const Machine> machine() const { return of_plan_; }
   int64_t tasks() const { return tasks_; }
   // The largest micro-batch of a plan that nobody can carry out, as it has too many of them, where
   // nobody named micro-batches; 0: there was none.
