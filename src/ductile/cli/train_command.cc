@@ -527,7 +527,8 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
   const PlanPlacement::Seats seats =
       seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)),
                    hosts_left(setup, there), given, command.hosts.hosts.has_value());
-  if (!seats.note.empty()) console.say("{}", seats.note);
+  const bool is_asked = there.empty() && !replanner.planned_anew();  // for these hosts
+  if (is_asked && !seats.note.empty()) console.say("{}", seats.note);
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
   ElasticRun run{program, given, setup, command.hosts.hosts.has_value(), {}, {}};
