@@ -178,11 +178,14 @@ PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan,
     leaner_.push_back(folder / (in_turn ? "in_turn.json" : "again.json"));
     write_file_atomic(leaner_.back(), dump_json(*leaner));
   }
-  asks_ = {{}, {"--replicas", "1"}};
+  const std::vector<std::string> one = {"--replicas", "1"};
   if (job.train.pipeline_exact) {
     const int64_t each = job.train.batch_size / spec::batch_parts(job);
-    asks_.insert(asks_.begin(), {"--replicas", "1", "--micro-batch", std::to_string(each)});
+    asks_.push_back(one);
+    asks_.back().insert(asks_.back().end(), {"--micro-batch", std::to_string(each)});
   }
+  asks_.emplace_back();
+  asks_.push_back(one);
   if (report.contains("evaluation")) {
     const StateScale scale =
         state_scale(job, report.at("evaluation"), "the run's plan: evaluation");
