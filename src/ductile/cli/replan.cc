@@ -317,17 +317,25 @@ std::optional<WorkersLeft> Replanner::put_found() {
   return out;
 }
 
-// Whoever is killed in between leaves the plan before, or this one with its event, which the next
-// command finds (finish_replan()). The state comes last: until the job is another one, it says how
-// many workers are wanted for the plan before.
+// The state comes last: until the job is another one, it says how many workers are wanted for the
+// plan before.
+void put_anew(const run::RunFolder& folder, const std::string& before,
+              link::PlanChange::New change) {
+  std::optional<link::PlanChange> open = link::PlanChange::left_open(folder);
+  const fs::path kept = folder.path() / kPlanBefore;
+  if (kind_of(kept) != FileKind::file || !was_planned_anew(folder, open))
+    write_file_atomic(kept, before);
+  if (open) open->accept();  // nobody goes back to the plan before that one
+  const bool other_ranks = change.workers_before > 0;
+  const auto workers = change.event.at("workers").get<int64_t>();
+  link::PlanChange put = link::PlanChange::put(folder, std::move(change));
+  if (other_ranks) leave_state(folder, workers);
+  put.accept();
+}
+
 void Replanner::put(const PlanSearch::Found& found, int64_t workers) {
   NewJob now = job_by(config_.job, found);
   end_workers_here(folder_, program_);
-  std::optional<link::PlanChange> open = link::PlanChange::left_open(folder_);
-  const fs::path kept = folder_.path() / kPlanBefore;
-  if (kind_of(kept) != FileKind::file || !was_planned_anew(folder_, open))
-    write_file_atomic(kept, plan_);
-  if (open) open->accept();  // nobody goes back to the plan before that one
   config_.job = std::move(now.job);
   link::PlanChange::New change{config_.options.to_toml(), found.plan};
   change.event = change_event(folder_, now.plan);
@@ -335,12 +343,11 @@ void Replanner::put(const PlanSearch::Found& found, int64_t workers) {
   change.event["workers"] = workers;
   change.event["plan_before"] = kPlanBefore;
   if (!now.plan.keeps_state()) change.workers_before = workers_before(folder_);
-  link::PlanChange put = link::PlanChange::put(folder_, std::move(change));
-  if (!now.plan.keeps_state()) leave_state(folder_, workers);
-  put.accept();
+  const std::string text = replan_text(folder_, change.event);
+  put_anew(folder_, plan_, std::move(change));
   plan_ = found.plan;
   planned_anew_ = true;
-  console_.say("{}", replan_text(folder_, put.event()));
+  console_.say("{}", text);
 }
 
 std::string replan_text(const run::RunFolder& folder, const json& event) {

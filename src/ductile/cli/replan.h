@@ -77,6 +77,14 @@ void end_workers_here(const run::RunFolder& folder, const fs::path& program);
 // given to nobody else. The caller holds the run's lock, and has ended those that are here.
 void leave_state(const run::RunFolder& folder, int64_t workers);
 
+// Puts a plan for the workers that are left in place, whose event says how many; and keeps
+// `before`, the plan so far, unless nobody asked for that one either. A process that is killed
+// meanwhile leaves the plan so far, or this one with its event, for the next command
+// (finish_replan()). The caller holds the run's lock, and has ended the workers that are here.
+// Throws unavailable.
+void put_anew(const run::RunFolder& folder, const std::string& before,
+              link::PlanChange::New change);
+
 // It as a sentence, of an event `replan` that nobody asked for.
 std::string replan_text(const run::RunFolder& folder, const nlohmann::json& event);
 

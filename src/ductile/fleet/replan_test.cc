@@ -2,11 +2,15 @@
 // meanwhile.
 #include "ductile/cli/replan.h"
 
+#include <exception>
 #include <optional>
 #include <sstream>
 #include <string>
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
@@ -49,7 +53,7 @@ struct LostRun {
     write_file_atomic(link::state_file(folder.path()), link::sealed(state));
   }
   Json state() const { return *link::read_state(link::state_file(folder.path())); }
-  void put(bool asked) const {
+  static PlanChange::New change(bool asked) {
     Json event = {{"kind", "replan"},
                   {"step", 4},
                   {"workers", 1},
@@ -61,8 +65,9 @@ struct LostRun {
                   {"same_result", false},
                   {"plan_before", "plan_before.json"}};
     if (asked) event["asked"] = true;
-    (void)PlanChange::put(folder, {kNew, "[2]", event, 2});
+    return {kNew, "[2]", event, 2};
   }
+  void put(bool asked) const { (void)PlanChange::put(folder, change(asked)); }
   std::optional<PlanChange> next_command() {
     std::optional<PlanChange> left = PlanChange::left_open(folder);
     if (left) finish_replan(folder, "no-worker", *left, console);
@@ -139,6 +144,55 @@ TEST(Replan, ThatWasKilledBeforeTheJobLeavesThePlanBefore) {
   EXPECT_EQ(run.state().at("wanted"), 2);
   EXPECT_EQ(run.told(), 0);
   EXPECT_EQ(run.said.str(), "");
+}
+
+// Whoever is killed between two writes leaves one of the two plans with all that belongs to it.
+TEST(Replan, IsWholeOrNotThereWhereverItIsKilled) {
+  for (int kill = 0; kill < 40; ++kill) {
+    SCOPED_TRACE(kill);
+    LostRun run;
+    const pid_t child = fork();
+    if (child == 0) {
+      try {
+        put_anew(run.folder, "[1]", LostRun::change(false));
+      } catch (const std::exception&) {
+        _exit(1);
+      }
+      _exit(0);
+    }
+    ASSERT_GT(child, 0);
+    usleep(static_cast<useconds_t>(150 * kill));
+    ::kill(child, SIGKILL);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    if (std::optional<PlanChange> left = run.next_command()) left->accept();
+    const bool is_new = read_file(run.folder.job_file()) == kNew;
+    EXPECT_EQ(read_file(run::plan_file(run.folder)), is_new ? "[2]" : "[1]");
+    EXPECT_EQ(run.state().at("virtual_ranks"), is_new ? 0 : 2);
+    EXPECT_EQ(run.state().at("wanted"), is_new ? 1 : 2);
+    if (is_new) {
+      EXPECT_GE(run.told(), 1);  // once more where it was killed behind the event
+      EXPECT_EQ(read_file(run.folder.path() / "plan_before.json"), "[1]");
+    } else {
+      EXPECT_EQ(run.told(), 0);
+    }
+  }
+  LostRun whole;
+  put_anew(whole.folder, "[1]", LostRun::change(false));
+  EXPECT_FALSE(whole.next_command().has_value());
+  EXPECT_EQ(whole.told(), 1);
+  EXPECT_EQ(whole.state().at("wanted"), 1);
+}
+
+TEST(Replan, KeepsThePlanThatItsUserGaveLast) {
+  LostRun run;
+  const fs::path kept = run.folder.path() / "plan_before.json";
+  put_anew(run.folder, "[1]", LostRun::change(false));
+  put_anew(run.folder, "[2]", LostRun::change(false));
+  EXPECT_EQ(read_file(kept), "[1]") << "nobody asked for the other one";
+  PlanChange given = PlanChange::put(run.folder, {kOld, "[3]", LostRun::change(true).event, 1});
+  given.accept();
+  put_anew(run.folder, "[3]", LostRun::change(false));
+  EXPECT_EQ(read_file(kept), "[3]");
 }
 
 TEST(Replan, SaysNothingOfAPlanThatItsUserGave) {
