@@ -184,4 +184,20 @@ TempFolder::~TempFolder() {
   fs::remove_all(path_, ignored);
 }
 
+UnnamedFile::UnnamedFile(std::string_view text) {
+  Descriptor file = opened(::memfd_create("ductile", MFD_CLOEXEC), "memfd_create");
+  while (!text.empty()) {
+    const ssize_t written = ::write(file.get(), text.data(), text.size());
+    if (written < 0 && errno != EINTR) fail_errno("a file in memory", errno);
+    if (written > 0) text.remove_prefix(static_cast<size_t>(written));
+  }
+  fd_ = file.release();
+}
+
+UnnamedFile::~UnnamedFile() { ::close(fd_); }
+
+fs::path UnnamedFile::path() const {
+  return "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(fd_);
+}
+
 }  // namespace ductile

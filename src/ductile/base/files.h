@@ -56,4 +56,19 @@ class TempFolder {
   fs::path path_;
 };
 
+// A file in memory without a name in any folder: it is gone with this process, however that ends.
+class UnnamedFile {
+ public:
+  explicit UnnamedFile(std::string_view text = "");  // throws unavailable
+  UnnamedFile(const UnnamedFile&) = delete;
+  UnnamedFile& operator=(const UnnamedFile&) = delete;
+  ~UnnamedFile();
+
+  // By which this process, and others of its user while it lives, open the file.
+  fs::path path() const;
+
+ private:
+  int fd_ = -1;
+};
+
 }  // namespace ductile

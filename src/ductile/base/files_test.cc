@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 
 namespace ductile {
 namespace {
@@ -99,6 +100,19 @@ TEST(Files, TempFolderRemovesItself) {
     EXPECT_TRUE(fs::exists(path / "x"));
   }
   EXPECT_FALSE(fs::exists(path));
+}
+
+TEST(UnnamedFile, IsReadByItsPathAndGoneWithItsEnd) {
+  fs::path path;
+  {
+    const UnnamedFile file("first\n"), other;
+    path = file.path();
+    EXPECT_EQ(read_text(path), "first\n");
+    EXPECT_EQ(read_text(path), "first\n") << "whoever opens it begins at its beginning";
+    EXPECT_EQ(read_text(other.path()), "");
+    EXPECT_EQ(kind_of(path), FileKind::file);
+  }
+  EXPECT_EQ(kind_of(path), FileKind::none);
 }
 
 }  // namespace

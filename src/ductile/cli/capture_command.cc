@@ -79,11 +79,14 @@ ExitCode capture(const CaptureCommand& command, Context& context) {
     const double share = row.at("share");
     bar.show({.parts = {{"capture"}, {page::as_percent(share)}}, .share = share});
   };
+  if (console.err_terminal && console.verbosity >= 0)  // it is imported and recorded first
+    bar.show({.parts = {{"capture"}, {page::as_percent(0)}}});
   const auto told = ask_worker(question);
   bar.clear();
   if (!told) return kInterrupted;
   for (const json& note : told->at("notes")) console.say("capture: {}.", note.get<std::string>());
-  put_graph(console, told->at("graph"), command.out, told->at("samples").get<double>());
+  put_graph(console, told->at("graph"), command.out, told->at("samples").get<double>(),
+            command.shares);
   return kDone;
 }
 

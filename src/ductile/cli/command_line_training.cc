@@ -79,12 +79,19 @@ void add_train(CLI::App& app, Parsed& parsed) {
       ->excludes("--replay");
   sub->add_option(
          "--devices", c.devices,
-         "measure the model, plan its stages for the devices in this cluster file, and run "
-         "by that plan, which the run keeps; as many workers as it has devices")
-      ->option_text("FILE")
+         "measure the model, plan its stages for the devices in this cluster file, or for so many "
+         "of this machine, and run by that plan, which the run keeps; as many workers as it has "
+         "devices")
+      ->option_text("FILE|N")
       ->excludes("--plan")
       ->excludes("--resume")
       ->excludes("--replay");
+  sub->add_option("--replicas", c.replicas,
+                  "with --devices: replicas of each stage; 1 cuts the model where a stage with "
+                  "replicas would be faster (default: as many as serve it best)")
+      ->option_text("N")
+      ->check(CLI::Range(1, 1 << 16))
+      ->needs("--devices");
   sub->add_option(
          "--weights", c.weights,
          "begin with the weights in this file, of torch.save() or safetensors, in place of "

@@ -31,18 +31,21 @@ struct HostsRequest {
 
 struct TrainCommand {
   JobRequest job;
-  std::optional<fs::path> out;      // the run directory itself
-  std::optional<fs::path> runs;     // the folder in which one is made
-  std::optional<fs::path> resume;   // an existing run directory
-  std::optional<fs::path> replay;   // the same: a new run does what that one recorded
-  std::optional<int64_t> workers;   // default: one, or as many as before, or as the hosts take
-  std::optional<fs::path> plan;     // a pipeline plan, which the job is to run by
-  std::optional<fs::path> devices;  // a cluster file, for which one is made first
-  std::optional<fs::path> weights;  // those that it begins with, in place of drawn ones
+  std::optional<fs::path> out;           // the run directory itself
+  std::optional<fs::path> runs;          // the folder in which one is made
+  std::optional<fs::path> resume;        // an existing run directory
+  std::optional<fs::path> replay;        // the same: a new run does what that one recorded
+  std::optional<int64_t> workers;        // default: one, or as many as before, or as the hosts take
+  std::optional<fs::path> plan;          // a pipeline plan, which the job is to run by
+  std::optional<std::string> plan_text;  // `plan` is no file, but the name of this one
+  std::optional<std::string> devices;    // a cluster file, or how many, for which one is made first
+  std::optional<int64_t> replicas;       // of each stage of that plan
+  std::optional<fs::path> weights;       // those that it begins with, in place of drawn ones
   HostsRequest hosts;
   bool trust = false;  // resume: also what belongs to another user
   bool dry_run = false;
   bool json = false;
+  bool goes_on = false;  // with the workers that are left of its own: their hosts are no choice
 };
 ExitCode train(const TrainCommand& command, Context& context);
 
@@ -118,14 +121,16 @@ struct ServiceCommand {
   JobRequest request;
   std::optional<std::string> name;  // default: the job file's
   std::string team, tier = "standard";
-  std::optional<int64_t> min, max;  // devices; default: 1, and a device for each virtual rank
-  std::vector<fs::path> plans;      // of a Ductile job: of several the service chooses one
-  // --devices: of a command a number, 1 where it is not there; of a Ductile job the cluster file
-  // for which it is measured and planned.
+  std::optional<int64_t> min, max;       // devices; default: 1, and a device for each virtual rank
+  std::vector<fs::path> plans;           // of a Ductile job: of several the service chooses one
+  std::optional<std::string> plan_text;  // the only one of them is the name of this one
+  // --devices: of a command a number, 1 where it is not there; of a Ductile job what own_plan()
+  // takes.
   std::optional<std::string> planned_for;
-  std::string region;   // of its data; empty: everywhere
-  double transfer = 0;  // seconds to bring them to another one
-  bool stay = false;    // in that region
+  std::optional<int64_t> replicas;  // of each stage of that plan
+  std::string region;               // of its data; empty: everywhere
+  double transfer = 0;              // seconds to bring them to another one
+  bool stay = false;                // in that region
   std::optional<std::vector<std::string>>
       command;                           // a program and its arguments, instead of a Ductile job
   std::vector<std::string> environment;  // of it: NAME=VALUE, or NAME for the value here

@@ -1,5 +1,6 @@
 #include "ductile/cli/graph_file.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -10,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
 
@@ -70,8 +72,13 @@ void check_graph_file(const fs::path& out) {
         errno);
 }
 
+std::string beyond_shares(double samples, const std::vector<int64_t>& shares) {
+  const bool measured = shares.empty() || static_cast<double>(std::ranges::max(shares)) >= samples;
+  return measured ? "" : fmt::format(", extrapolated from {}", fmt::join(shares, ", "));
+}
+
 void put_graph(Console& console, const json& graph, const std::optional<fs::path>& out,
-               double samples) {
+               double samples, const std::vector<int64_t>& shares) {
   const std::string text = dump_json(graph, 1) + "\n";
   if (!out) {
     console.print("{}", text);
@@ -79,8 +86,8 @@ void put_graph(Console& console, const json& graph, const std::optional<fs::path
   }
   write_file_atomic(*out, text);
   print_operators(console, graph, samples);
-  console.print("\nTimes and bytes held are for {} samples at once. The graph is {}.\n",
-                page::with_thousands(samples), out->string());
+  console.print("\nTimes and bytes held are for {} samples at once{}. The graph is {}.\n",
+                page::with_thousands(samples), beyond_shares(samples, shares), out->string());
 }
 
 }  // namespace ductile::cli

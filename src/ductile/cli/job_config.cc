@@ -70,6 +70,11 @@ void JobConfig::read_saved(const fs::path& file) {
   spec::check(job);
 }
 
+void JobConfig::read_saved_text(const std::string& text, const fs::path& file) {
+  options.read_toml_text(text, file.string(), Moved::follow);
+  spec::check(job);
+}
+
 void JobConfig::read_data(const JobRequest& request, const char* const* environment) {
   if (request.file) {
     std::error_code ignored;

@@ -45,6 +45,8 @@ class JobConfig {
 
   // What a run keeps of its job; options that have moved since are followed.
   void read_saved(const fs::path& file);
+  // The same of the text that a file had, which errors name.
+  void read_saved_text(const std::string& text, const fs::path& file);
 
   // As read() for a command that needs the data alone: what fits model and data together is not
   // checked.

@@ -92,15 +92,14 @@ bool is_other_command(int argc, const char* const* argv) {
 }
 
 FleetCommand::FleetCommand(const std::vector<std::string>& words, std::string what)
-    : what_(std::move(what)), folder_("ductile-fleet") {
-  const fs::path printed = folder_.path() / "printed";
-  const Descriptor output =
-      opened(::open(printed.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600), printed.string());
+    : what_(std::move(what)) {
+  const fs::path printed = printed_.path();
+  const Descriptor output = opened(::open(printed.c_str(), O_WRONLY | O_CLOEXEC), printed.string());
   process::SpawnOptions options;
   options.program = fleet_program();
   options.arguments = {"-q"};
   options.arguments.insert(options.arguments.end(), words.begin(), words.end());
-  options.log = folder_.path() / "said";
+  options.log = said_.path();
   options.output_fd = output.get();
   child_ = process::spawn(options);
 }
@@ -129,9 +128,9 @@ bool FleetCommand::ended() { return reap(WNOHANG); }
 std::string FleetCommand::output() {
   reap(0);
   const int code = WIFEXITED(status_) ? WEXITSTATUS(status_) : -1;
-  if (code == kDone) return read_text(folder_.path() / "printed");
+  if (code == kDone) return read_text(printed_.path());
   fail(code == kFailed || code == kUsage ? ErrorCode::invalid_argument : ErrorCode::unavailable,
-       "{}: {}", what_, last_word(read_text(folder_.path() / "said")));
+       "{}: {}", what_, last_word(read_text(said_.path())));
 }
 
 std::string fleet_output(const std::vector<std::string>& words, const std::string& what) {

@@ -50,7 +50,7 @@ class FleetCommand {
   bool reap(int flags);
 
   const std::string what_;
-  const TempFolder folder_;
+  const UnnamedFile printed_, said_;
   pid_t child_ = -1;  // -1: reaped
   int status_ = 0;    // as waitpid() says
 };

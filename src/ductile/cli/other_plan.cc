@@ -7,13 +7,16 @@
 #include <fmt/ranges.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/files.h"
 #include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/page/numbers.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/runs_mark.h"
+#include "ductile/run/trace.h"
 #include "ductile/spec/model_identity.h"
 
 namespace ductile::cli {
@@ -55,6 +58,32 @@ void check_model(const std::vector<std::string>& before, spec::JobOptions& job,
        "{}: the plan is for another model ({}) than the run's ({}): {}; plan the run's model anew "
        "(ductile profile, then ductile plan --runnable)",
        file.string(), planned.name, own.name, difference);
+}
+
+// Whether the run's last end left no step: its newest checkpoint is the state with which it ended,
+// and a target that it reached is still the one that it is to reach.
+bool is_done(const run::RunFolder& folder) {
+  json end;
+  run::for_each_diary_line(folder.events_file(), [&](const json& line) {
+    if (line.value("kind", json()) == "end") end = line;
+  });
+  if (!end.is_object()) return false;
+  const json status = end.value("status", json());
+  if (status != "done" && status != "target_reached") return false;
+  const auto saved = ckpt::list(folder.checkpoints());
+  if (saved.empty() || end.value("step", json()) != saved.front().step) return false;
+  if (status == "done") return true;
+  spec::JobOptions job;
+  OptionSet(job).read_toml(folder.job_file(), Moved::follow);
+  const json state = ckpt::Checkpoint::open(folder.checkpoints(), saved.front().step).state();
+  return state.contains("job") && state.at("job").is_object() &&
+         state.at("job").value("target", json()) == OptionSet(job).to_json().at("target");
+}
+
+// Of the run; empty: it has none.
+std::string kept_plan(const run::RunFolder& folder) {
+  const fs::path file = run::plan_file(folder);
+  return kind_of(file) == FileKind::file ? read_file(file) : "";
 }
 
 std::string stages_text(const json& figures) {
@@ -116,12 +145,19 @@ void check_may_change(const run::RunFolder& folder, const OtherPlan& plan, bool 
          "without --plan, or with a plan of {}",
          folder.path().string(), stages_text(plan.before));
   }
-  if (plan.same_stages || run::runs_mark(folder.path().parent_path()).empty()) return;
-  fail(ErrorCode::conflict,
-       "{}: the run is in the folder of a service, which shares devices among its jobs by the "
-       "stages that they were submitted with, and may start it at any time; submit the job anew "
-       "by the plan (ductile submit --plan), or give it one of {}",
-       folder.path().string(), stages_text(plan.before));
+  if (!plan.same_stages && !run::runs_mark(folder.path().parent_path()).empty()) {
+    fail(ErrorCode::conflict,
+         "{}: the run is in the folder of a service, which shares devices among its jobs by the "
+         "stages that they were submitted with, and may start it at any time; submit the job anew "
+         "by the plan (ductile submit --plan), or give it one of {}",
+         folder.path().string(), stages_text(plan.before));
+  }
+  if ((plan.changes_job || plan.text != kept_plan(folder)) && is_done(folder)) {
+    fail(ErrorCode::conflict,
+         "{}: the run is done, and has no step left for another plan; resume it without --plan, or "
+         "start a new run by the plan (ductile train --plan)",
+         folder.path().string());
+  }
 }
 
 json change_event(const run::RunFolder& folder, const OtherPlan& plan) {

@@ -39,9 +39,11 @@ OtherPlan other_plan(spec::JobOptions& job, const fs::path& file, bool had_parts
 // By the run's events.
 bool had_parts(const run::RunFolder& folder);
 
-// Once the lock of the run is held: throws conflict where only a plan of the same stages will do,
-// and this is another one: a service has the run, which knows its stages and may start it at any
-// time; or it repeats another run to the bit (`repeats`), and the result is another one.
+// Once the lock of the run is held, and before anything in its folder is changed: throws conflict
+// where no step is left that another plan could do, as the record of a done run would say what was
+// not so; and where only a plan of the same stages will do, and this is another one: a service has
+// the run, which knows its stages and may start it at any time; or it repeats another run to the
+// bit (`repeats`), and the result is another one.
 void check_may_change(const run::RunFolder& folder, const OtherPlan& plan, bool repeats);
 
 // The event `replan` of the change, from the newest checkpoint on.

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <string>
+#include <vector>
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -10,6 +12,8 @@
 #include "ductile/base/machine.h"
 #include "ductile/base/paths.h"
 #include "ductile/cli/other_commands.h"
+#include "ductile/cli/pipeline_plan.h"
+#include "ductile/cli/this_machine.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/progress_bar.h"
@@ -38,6 +42,8 @@ std::optional<json> measured_graph(const JobConfig& config, const std::vector<in
   const TempFolder temporary("ductile-profile");
   const auto folder = run::RunFolder::create_at(temporary.path() / "run", config.options.to_toml());
   page::ProgressBar bar(STDERR_FILENO);
+  if (console.err_terminal && console.verbosity >= 0)
+    bar.show({.parts = {{"profile"}, {page::as_percent(0)}}});
   const json options = {{"shares", shares}, {"rounds", rounds}};
   auto graph =
       ask_worker({.arguments = {"--run", folder.path().string(), "--profile", dump_json(options)},
@@ -64,47 +70,80 @@ std::optional<std::string> fault_of_plan(const std::string& job) {
   return answer->value("wrong", std::string());
 }
 
-std::optional<OwnPlan> own_plan(const JobRequest& request, const fs::path& devices,
-                                const Context& context, const fs::path& folder) {
-  if (kind_of(devices) == FileKind::none) {
+namespace {
+
+constexpr int64_t kMostDevices = 1024;  // of this machine
+
+// What --devices says of this machine: a number; nothing where it names a file.
+std::optional<int64_t> number_of_devices(const std::string& devices) {
+  const bool digits = !devices.empty() && devices.size() <= 4 &&
+                      std::ranges::all_of(devices, [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits || kind_of(devices) != FileKind::none) return std::nullopt;
+  const int64_t number = std::stoll(devices);
+  if (number < 1 || number > kMostDevices)
+    fail(ErrorCode::invalid_argument, "--devices {}: from 1 to {} devices of this machine", devices,
+         kMostDevices);
+  return number;
+}
+
+// What has to be said of a plan that leaves the model whole, though there are several devices.
+std::string why_uncut(size_t stages, int64_t ranks, int64_t devices, bool asked_replicas) {
+  if (stages != 1 || devices == 1) return "";
+  if (ranks == 1) return "; no cut of the model is faster by its figures";
+  if (asked_replicas) return "";
+  return "; the whole model on each device is faster by its figures than a cut, which --replicas 1 "
+         "asks for";
+}
+
+}  // namespace
+
+std::optional<OwnPlan> own_plan(const JobRequest& request, const std::string& devices,
+                                std::optional<int64_t> replicas, const Context& context) {
+  const std::string asked = "--devices " + devices;
+  require_stages(request, asked);
+  const auto number = number_of_devices(devices);
+  if (!number && kind_of(devices) == FileKind::none) {
     fail(ErrorCode::not_found,
-         "--devices {}: no such file; it describes the machine, as for `ductile plan`",
-         devices.string());
+         "{}: no such file; it describes the machine, as for `ductile plan`; `ductile profile "
+         "--devices FILE` writes one for this machine",
+         asked);
   }
-  const int64_t num_devices = spec::read_cluster(devices).devices();
+  const int64_t num_devices = number ? *number : spec::read_cluster(devices).devices();
   JobConfig config;
   config.read(request, context.environment);
   config.make_paths_absolute();
   const auto graph = measured_graph(config, {}, ProfileCommand().rounds,
                                     threads_of(config, num_devices), context.console);
   if (!graph) return std::nullopt;
-  const fs::path file = folder / "graph.json";
-  write_file_atomic(file, dump_json(*graph));
+  const UnnamedFile file(dump_json(*graph));
+  const UnnamedFile machine(number ? describe_machine(*number) : "");
+  std::vector<std::string> words = {"plan",       file.path().string(),
+                                    "--devices",  number ? machine.path().string() : devices,
+                                    "--batch",    std::to_string(config.job.train.batch_size),
+                                    "--runnable", "--json"};
+  if (replicas) words.insert(words.end(), {"--replicas", std::to_string(*replicas)});
   OwnPlan out;
-  out.file = folder / "plan.json";
-  const std::string text =
-      fleet_output({"plan", file.string(), "--devices", devices.string(), "--batch",
-                    std::to_string(config.job.train.batch_size), "--runnable", "--json"},
-                   "--devices " + devices.string());
-  write_file_atomic(out.file, text);
-  const json report = parse_json(text, "ductile plan", ErrorCode::internal);
+  out.text = fleet_output(words, asked);
+  out.name = fmt::format("the plan for {}", number ? asked : devices);
+  const json report = parse_json(out.text, "ductile plan", ErrorCode::internal);
   out.ranks = 0;
   const json& stages = report.at("plan").at("stages");
   for (const json& stage : stages)
     out.ranks += stage.at("replicas").get<int64_t>() * stage.at("tensor").get<int64_t>();
-  context.console.say("plan {} on {} of {} devices, {} an iteration predicted",
+  context.console.say("plan {} on {} of {} devices, {} an iteration predicted{}",
                       page::plural(static_cast<double>(stages.size()), "stage"), out.ranks,
                       num_devices,
-                      page::as_short_duration(report.at("evaluation").at("seconds").get<double>()));
+                      page::as_short_duration(report.at("evaluation").at("seconds").get<double>()),
+                      why_uncut(stages.size(), out.ranks, num_devices, replicas.has_value()));
   return out;
 }
 
-std::optional<TrainCommand> with_own_plan(const TrainCommand& command, const Context& context,
-                                          const fs::path& folder) {
-  const auto own = own_plan(command.job, *command.devices, context, folder);
+std::optional<TrainCommand> with_own_plan(const TrainCommand& command, const Context& context) {
+  const auto own = own_plan(command.job, *command.devices, command.replicas, context);
   if (!own) return std::nullopt;
   TrainCommand out = command;
-  out.plan = own->file;
+  out.plan = own->name;
+  out.plan_text = own->text;
   if (!out.workers && !out.hosts.hosts) out.workers = own->ranks;
   return out;
 }

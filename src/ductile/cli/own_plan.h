@@ -26,19 +26,20 @@ std::optional<nlohmann::json> measured_graph(const JobConfig& config,
 std::optional<std::string> fault_of_plan(const std::string& job);
 
 struct OwnPlan {
-  fs::path file;      // as `ductile plan --json` writes it
+  std::string text;   // as `ductile plan --json` writes it
+  fs::path name;      // no file: what messages call it, by the devices that were given
   int64_t ranks = 1;  // devices that it takes
 };
 // Of the job as `ductile profile` measures it, for the machine that the cluster file `devices`
-// describes as `ductile plan --runnable` finds it, which is said. Graph and plan are files in
-// `folder`. Nothing where a signal ended it. Throws what profile and plan report, naming the
-// devices.
-std::optional<OwnPlan> own_plan(const JobRequest& request, const fs::path& devices,
-                                const Context& context, const fs::path& folder);
+// describes, or for so many devices of this machine (describe_machine()), as `ductile plan
+// --runnable` finds it, which is said; `replicas`: its --replicas. No file is left of it. Nothing
+// where a signal ended it. Throws what profile and plan report, naming the devices, and
+// invalid_argument for a Python job before it is run.
+std::optional<OwnPlan> own_plan(const JobRequest& request, const std::string& devices,
+                                std::optional<int64_t> replicas, const Context& context);
 
 // The same command with --plan: own_plan() for command.devices. Without --workers and --hosts, as
 // many workers as the plan has devices.
-std::optional<TrainCommand> with_own_plan(const TrainCommand& command, const Context& context,
-                                          const fs::path& folder);
+std::optional<TrainCommand> with_own_plan(const TrainCommand& command, const Context& context);
 
 }  // namespace ductile::cli

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "ductile/cli/plan_placement.h"
 #include "ductile/cli/python_job.h"
 #include "ductile/page/numbers.h"
+#include "ductile/spec/cluster.h"
 #include "ductile/spec/model_identity.h"
 #include "ductile/spec/stage_state.h"
 
@@ -116,20 +118,25 @@ struct Beside {
   double bytes = 0;
   std::string why, remedy;
 };
-// `copied`: the most that a worker holds of another stage as a copy.
-Beside beside(const spec::JobOptions& job, double own, double copied, double whole) {
+// `copied`: the most that a worker holds of another stage as a copy. `room`: what its device has
+// beside the stage's own memory. A remedy names all that has to be set, as a second one that comes
+// after the first was followed looks like its opposite.
+Beside beside(const spec::JobOptions& job, double own, double copied, double whole, double room) {
+  constexpr std::string_view kNoCopies =
+      "train.shard_copies = 1, with which a lost worker costs the steps since the last "
+      "checkpoint, or plan with replicas, which are copies";
   Beside out;
+  const double copies = std::min(std::max(0.0, whole - own), copied);
   if (!job.train.shard_optimizer) {
     out.bytes = whole - own;
     out.why = "train.shard_optimizer = false";
     out.remedy = "set train.shard_optimizer = true, which divides them by stage";
+    if (copies > room) out.remedy += fmt::format(", and {}", kNoCopies);
     return out;
   }
-  out.bytes = std::min(std::max(0.0, whole - own), copied);
+  out.bytes = copies;
   out.why = fmt::format("train.shard_copies = {}", job.train.shard_copies);
-  out.remedy =
-      "set train.shard_copies = 1, with which a lost worker costs the steps since the last "
-      "checkpoint, or plan with replicas, which are copies";
+  out.remedy = fmt::format("set {}", kNoCopies);
   return out;
 }
 
@@ -161,10 +168,10 @@ int64_t set_ranks(spec::PipelinedOptions& options, std::vector<int64_t> replicas
 
 }  // namespace
 
-bool may_lie_by_stage(const spec::JobOptions& job) {
+bool may_lie_by_stage(const spec::JobOptions& job, bool asked_copies) {
   const bool parted = spec::num_stages(job) > 1 || spec::divides_tensors(job);
   return parted && !job.train.pipeline_exact && job.train.reduction == "canonical" &&
-         job.train.shard_copies > 1 && job.model.library.empty();
+         (asked_copies || job.train.shard_copies > 1) && job.model.library.empty();
 }
 
 StateScale state_scale(const spec::JobOptions& job, const nlohmann::json& evaluation,
@@ -207,13 +214,14 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
     if (own > limit) {
       fail(ErrorCode::invalid_argument,
            "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
-           "that it was planned for (16 GB where that says nothing); plan with more devices, "
-           "smaller micro-batches or recomputation, or for devices with more memory (ductile plan "
-           "--devices){}",
-           stage.where(), page::as_bytes(own), page::as_bytes(limit), remedy_of(scale));
+           "that it was planned for{}; plan with more devices, smaller micro-batches or "
+           "recomputation, or for devices with more memory (ductile plan --devices){}",
+           stage.where(), page::as_bytes(own), page::as_bytes(limit),
+           limit == spec::NodeGroup().memory ? ", which may not say it (memory)" : "",
+           remedy_of(scale));
     }
     if (state_of(stage) == 0 || state_of(all) == 0) continue;
-    const Beside others = beside(job, state_of(stage), copied, state_of(all));
+    const Beside others = beside(job, state_of(stage), copied, state_of(all), limit - own);
     if (own + others.bytes <= limit) continue;
     fail(ErrorCode::invalid_argument,
          "{} needs {} of memory, and its worker holds up to {} of other stages' weights, gradients "
@@ -245,7 +253,10 @@ std::string note_on_split(const spec::JobOptions& job, const std::string& text,
 }
 
 std::string set_plan(spec::JobOptions& job, const fs::path& file) {
-  std::string text = read_text(file);
+  return set_plan_text(job, read_text(file), file);
+}
+
+std::string set_plan_text(spec::JobOptions& job, std::string text, const fs::path& file) {
   nlohmann::json plan = report_of(text, file);
   if (plan.is_object() && plan.contains("plan")) plan = nlohmann::json(plan["plan"]);
   check_format(plan, file);
@@ -323,16 +334,19 @@ std::string set_plan(spec::JobOptions& job, const fs::path& file) {
   return text;
 }
 
-std::string read_planned(const JobRequest& request, const fs::path& file,
-                         const char* const* environment, JobConfig& config) {
+void require_stages(const JobRequest& request, const std::string& option) {
   const auto object = request.file ? python_object(*request.file) : std::nullopt;
-  if (object || request.arguments) {
-    fail(
-        ErrorCode::invalid_argument,
-        "--plan {}: a Python job is not trained by stages so far; leave the plan out, or train its "
-        "module in C++ (ductile capture --model, model.library)",
-        file.string());
-  }
+  if (!object && !request.arguments) return;
+  fail(ErrorCode::invalid_argument,
+       "{}: a Python job is not trained by stages so far; leave the option out, or train its "
+       "module in C++ (ductile capture --model, model.library)",
+       option);
+}
+
+std::string read_planned(const JobRequest& request, const fs::path& file,
+                         const std::optional<std::string>& text, const char* const* environment,
+                         JobConfig& config) {
+  require_stages(request, "--plan " + file.string());
   config.read_data(request, environment);
   std::map<std::string, std::string> asked;
   for (const OptionField& field : config.options.fields()) {
@@ -340,7 +354,7 @@ std::string read_planned(const JobRequest& request, const fs::path& file,
     if (!field.origin.is_default() && value != to_toml(field.default_value))
       asked[field.path] = value;
   }
-  std::string plan = set_plan(config.job, file);
+  std::string plan = set_plan_text(config.job, text ? *text : read_text(file), file);
   for (const auto& [path, value] : asked) {
     const OptionField& field = *config.options.find(path);
     const std::string now = to_toml(field.ref);
@@ -351,7 +365,8 @@ std::string read_planned(const JobRequest& request, const fs::path& file,
          field.origin.text);
   }
   if (config.options.find("train.shard_optimizer")->origin.is_default()) {
-    config.job.train.shard_optimizer = may_lie_by_stage(config.job);
+    const bool asked = !config.options.find("train.shard_copies")->origin.is_default();
+    config.job.train.shard_optimizer = may_lie_by_stage(config.job, asked);
   }
   return plan;
 }

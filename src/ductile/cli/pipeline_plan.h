@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "ductile/base/json_value.h"
@@ -17,13 +18,20 @@ namespace ductile::cli {
 // replicas), and for devices that are damaged. Which devices they are has no part in the job:
 // PlanPlacement tells where a run has its stages.
 std::string set_plan(spec::JobOptions& job, const fs::path& file);
+// The same for the text of a plan that `file` names for messages.
+std::string set_plan_text(spec::JobOptions& job, std::string text, const fs::path& file);
 
 // As set_plan() for a job that is named on the command line, before it is known what else it has:
 // what somebody asked for, and the plan says otherwise, is an error and not left out without a
 // word. With it comes train.shard_optimizer, where nobody said anything of it and
-// may_lie_by_stage().
+// may_lie_by_stage(). `text`: set_plan_text() with it.
 std::string read_planned(const JobRequest& request, const fs::path& file,
-                         const char* const* environment, JobConfig& config);
+                         const std::optional<std::string>& text, const char* const* environment,
+                         JobConfig& config);
+
+// Throws invalid_argument, naming the option of the command line, for a Python job, of which there
+// are no stages.
+void require_stages(const JobRequest& request, const std::string& option);
 
 // Seconds of a step with a device for each part of each stage, of the text of a plan's file; 0: it
 // does not say.
@@ -57,6 +65,8 @@ std::string note_on_split(const spec::JobOptions& job, const std::string& text,
 // less memory: the bits, and a lost worker that costs one step. Not so with train.shard_copies = 1,
 // train.pipeline_exact, whose ranks contribute -0 for the state that they do not hold, sums that no
 // bits stay of, or a library's model, whose operators may not name the weights that they read.
-bool may_lie_by_stage(const spec::JobOptions& job);
+// `asked_copies`: its user said how many copies there are, also 1, which says something of state by
+// stage alone.
+bool may_lie_by_stage(const spec::JobOptions& job, bool asked_copies = false);
 
 }  // namespace ductile::cli

@@ -37,7 +37,8 @@ ExitCode profile(const ProfileCommand& command, Context& context) {
     const int64_t devices = std::max<int64_t>(1, cpu_share().usable() / threads);
     write_file_atomic(*command.devices, describe_machine(devices));
   }
-  put_graph(context.console, *graph, command.out, static_cast<double>(config.job.train.batch_size));
+  put_graph(context.console, *graph, command.out, static_cast<double>(config.job.train.batch_size),
+            command.shares);
   return kDone;
 }
 

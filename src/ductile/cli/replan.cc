@@ -387,4 +387,26 @@ void finish_replan(const run::RunFolder& folder, const fs::path& program,
   leave_state(folder, event.value("workers", int64_t{1}));
 }
 
+std::optional<link::PlanChange> changed_plan(const TrainCommand& command, const OtherPlan& plan,
+                                             JobConfig& config, const run::RunFolder& folder,
+                                             const fs::path& program, Console& console) {
+  if (!command.resume) return std::nullopt;
+  if (!command.plan) {
+    std::optional<link::PlanChange> left = link::PlanChange::left_open(folder);
+    if (left) finish_replan(folder, program, *left, console);
+    return left;
+  }
+  end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
+  link::PlanChange::New now{config.options.to_toml(), plan.text};
+  if (plan.changes_job) now.event = change_event(folder, plan);
+  const auto open = link::PlanChange::left_open(folder);
+  if (!plan.keeps_state() || (open && open->workers_before() > 0)) {
+    now.workers_before = Replanner::workers_before(folder);
+    leave_state(folder, now.workers_before);
+  }
+  link::PlanChange change = link::PlanChange::put(folder, std::move(now));
+  if (change.event().is_object()) console.say("{}", change_text(change.event()));
+  return change;
+}
+
 }  // namespace ductile::cli

@@ -8,9 +8,11 @@
 
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
+#include "ductile/cli/commands.h"
 #include "ductile/cli/console.h"
 #include "ductile/cli/devices_left.h"
 #include "ductile/cli/job_config.h"
+#include "ductile/cli/other_plan.h"
 #include "ductile/link/plan_change.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/hosts.h"
@@ -141,5 +143,11 @@ class Replanner {
   bool planned_anew_ = false;
   WorkersLeft found_for_, tried_for_;
 };
+
+// The other plan that a run which goes on is given, or was given by a command that was killed; its
+// lock is held.
+std::optional<link::PlanChange> changed_plan(const TrainCommand& command, const OtherPlan& plan,
+                                             JobConfig& config, const run::RunFolder& folder,
+                                             const fs::path& program, Console& console);
 
 }  // namespace ductile::cli

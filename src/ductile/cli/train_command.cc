@@ -191,6 +191,27 @@ int64_t count_workers(const TrainCommand& command, const server::HostSetup& setu
   return command.hosts.hosts ? std::min(places, job.train.virtual_ranks) : 0;
 }
 
+// Whether so many workers, or as many as before, have room for the plan that was given.
+void check_room(const TrainCommand& command, const spec::JobOptions& job, const std::string& plan,
+                int64_t workers, const server::HostSetup& setup) {
+  if (!command.plan) return;
+  const int64_t before =
+      command.resume ? Replanner::workers_before(run::RunFolder::open(*command.resume)) : 1;
+  check_fewest(job, plan, *command.plan, workers > 0 ? workers : before, setup);
+}
+
+// Looks for the operators of a new run's plan before there is a run: one that cannot begin would
+// stay, as the latest. A plan that was made for this command is of this model. Returns whether to
+// go on: no signal came.
+bool check_operators(const TrainCommand& command, JobConfig& config) {
+  if (!command.plan || command.plan_text || command.resume) return true;
+  config.make_paths_absolute();
+  const std::optional<std::string> fault = fault_of_plan(config.options.to_toml());
+  if (fault && !fault->empty())
+    fail(ErrorCode::invalid_argument, "{}: {}", command.plan->string(), *fault);
+  return fault.has_value();
+}
+
 std::string resume_command(const run::RunFolder& folder) {
   return fmt::format("ductile train --resume {}", folder.path().string());
 }
@@ -224,13 +245,21 @@ Outcome outcome_of(const link::JobEnd& end, const Listener& listener,
                 fmt::format("{}{}{}", end.reason, words.empty() ? "" : ":\n", words));
 }
 
+// The job of a run that goes on. One that is given a plan is compared with what it did its last
+// step by: a plan that no step was done by has changed nothing, and is not counted.
+void read_resumed(const run::RunFolder& folder, bool by_another_plan, JobConfig& config) {
+  const auto before = by_another_plan ? link::PlanChange::job_before(folder) : std::nullopt;
+  if (before) return config.read_saved_text(*before, folder.job_file());
+  config.read_saved(folder.job_file());
+}
+
 // A plan that was given: without a run to go on with, its text alone.
 OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& config) {
   OtherPlan other;
   std::string& plan = other.text;
   if (command.resume) {
     const run::RunFolder folder = run::RunFolder::open(*command.resume);
-    config.read_saved(folder.job_file());
+    read_resumed(folder, command.plan.has_value(), config);
     if (command.plan) other = other_plan(config.job, *command.plan, had_parts(folder));
   } else if (command.replay) {
     config.read_saved(run::RunFolder::open(*command.replay).job_file());
@@ -240,7 +269,7 @@ OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& con
            "and cannot be repeated",
            command.replay->string());
   } else if (command.plan) {
-    plan = read_planned(command.job, *command.plan, context.environment, config);
+    plan = read_planned(command.job, *command.plan, command.plan_text, context.environment, config);
   } else {
     config.read(command.job, context.environment);
   }
@@ -260,29 +289,6 @@ OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& con
   if (!command.resume && !command.replay) config.warn_of_no_effect(context.console);
   if (command.runs) config.job.runs = command.runs->string();
   return other;
-}
-
-// The other plan that a run which goes on is given, or was given by a command that was killed.
-std::optional<link::PlanChange> changed_plan(const TrainCommand& command, const OtherPlan& plan,
-                                             JobConfig& config, const run::RunFolder& folder,
-                                             const fs::path& program, Console& console) {
-  if (!command.resume) return std::nullopt;
-  if (!command.plan) {
-    std::optional<link::PlanChange> left = link::PlanChange::left_open(folder);
-    if (left) finish_replan(folder, program, *left, console);
-    return left;
-  }
-  end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
-  link::PlanChange::New now{config.options.to_toml(), plan.text};
-  if (plan.changes_job) now.event = change_event(folder, plan);
-  const auto open = link::PlanChange::left_open(folder);
-  if (!plan.keeps_state() || (open && open->workers_before() > 0)) {
-    now.workers_before = Replanner::workers_before(folder);
-    leave_state(folder, now.workers_before);
-  }
-  link::PlanChange change = link::PlanChange::put(folder, std::move(now));
-  if (change.event().is_object()) console.say("{}", change_text(change.event()));
-  return change;
 }
 
 // What becomes of it. Returns whether the run is to go on by the plan of before: nobody asked this
@@ -463,6 +469,7 @@ void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers)
   next.workers = workers;
   next.trust = true;  // it is the run of this command
   next.json = command.json;
+  next.goes_on = true;
   command = std::move(next);
 }
 
@@ -491,17 +498,14 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
                          ? server::load_host_setup(run::RunFolder::open(*command.resume).path())
                          : server::HostSetup());
   const int64_t workers = count_workers(command, setup, config.job);
-  if (command.plan) {
-    const int64_t before =
-        command.resume ? Replanner::workers_before(run::RunFolder::open(*command.resume)) : 1;
-    check_fewest(config.job, plan, *command.plan, workers > 0 ? workers : before, setup);
-  }
+  check_room(command, config.job, plan, workers, setup);
   if (command.out && kind_of(*command.out) != FileKind::none) refuse_existing(*command.out);
   if (command.dry_run) return print_job(command, config, console);
   for (const auto& saved : {command.resume, command.replay})
     if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
   const fs::path program = process::find_worker();
   if (!config.job.python.object.empty()) process::python_worker(program);  // it is there
+  if (!check_operators(command, config)) return kInterrupted;
   const run::RunFolder folder = command.resume
                                     ? run::RunFolder::open(*command.resume)
                                     : begin_run(command, config, plan, original, console);
@@ -527,7 +531,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
   const PlanPlacement::Seats seats =
       seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)),
                    hosts_left(setup, there), given, command.hosts.hosts.has_value());
-  const bool is_asked = there.empty() && !replanner.planned_anew();  // for these hosts
+  const bool is_asked = !command.goes_on && !replanner.planned_anew();  // for these hosts
   if (is_asked && !seats.note.empty()) console.say("{}", seats.note);
 
   Listener listener(console, console.verbosity >= 0 && !command.json);
@@ -567,8 +571,7 @@ ExitCode carry_out_to_the_end(TrainCommand command, Context& context) {
 ExitCode train(const TrainCommand& command, Context& context) {
   try {
     if (!command.devices) return carry_out_to_the_end(command, context);
-    const TempFolder folder("ductile-plan");  // the run keeps a copy of the plan
-    const auto planned = with_own_plan(command, context, folder.path());
+    const auto planned = with_own_plan(command, context);
     return planned ? carry_out_to_the_end(*planned, context) : kInterrupted;
   } catch (const Error& error) {
     // An exit code stands for several kinds of errors, which a program has to tell apart.

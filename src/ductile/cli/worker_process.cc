@@ -4,8 +4,10 @@
 #include <chrono>
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
+#include <string.h>
 #include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -13,6 +15,7 @@
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/cli/held_signals.h"
+#include "ductile/page/terminal.h"
 #include "ductile/process/line_reader.h"
 #include "ductile/process/spawn.h"
 #include "ductile/process/worker.h"
@@ -135,12 +138,31 @@ WorkerEnd run_worker(const WorkerLaunch& launch,
   }
 }
 
+namespace {
+
+constexpr int kToldLines = 10;
+
+// The last lines that a worker printed, begun by a line end; empty: there are none.
+std::string last_words(const fs::path& printed) {
+  const std::string tail = process::log_tail(printed, kToldLines);
+  return tail.empty() ? "" : ":\n" + page::without_controls(tail);
+}
+
+std::string command_of(const WorkerLaunch& launch) {
+  std::string out = page::shell_word(launch.program.string());
+  for (const std::string& argument : launch.arguments) out += " " + page::shell_word(argument);
+  return out;
+}
+
+}  // namespace
+
 std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question) {
+  const UnnamedFile printed;  // of interest only where the worker fails
   WorkerLaunch launch;
   launch.program = question.program.empty() ? process::find_worker() : question.program;
   launch.arguments = question.arguments;
   launch.environment = process::worker_environment(question.threads);
-  launch.log = "/dev/null";
+  launch.log = printed.path();
   launch.zygote = question.zygote;
   std::optional<nlohmann::json> answer;
   std::optional<run::Failed> failed;
@@ -155,10 +177,12 @@ std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question) {
   if (end.interrupted) return std::nullopt;
   if (failed) throw Error(failed->code, failed->text);
   if (!answer) {
-    std::string words;
-    for (const std::string& argument : question.arguments) words += " " + argument;
-    fail(ErrorCode::unavailable, "{}{} ended without an answer; run it by hand to see why",
-         launch.program.string(), words);
+    const std::string how = end.signal != 0 ? fmt::format("was ended by signal {} ({})", end.signal,
+                                                          strsignal(end.signal))
+                                            : fmt::format("ended with exit code {}", end.exit_code);
+    const std::string told = last_words(printed.path());
+    fail(ErrorCode::unavailable, "{} {} and gave no answer{}", command_of(launch), how,
+         told.empty() ? ", nor any word of why" : told);
   }
   return answer;
 }

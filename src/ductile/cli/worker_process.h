@@ -51,7 +51,8 @@ struct WorkerQuestion {
 };
 
 // What a worker answers. Throws the error that it reports, and unavailable where it ends without an
-// answer; nothing comes back where a signal of this process ended it.
+// answer, with its command, quoted for a shell, and the last lines that it printed; nothing comes
+// back where a signal of this process ended it.
 std::optional<nlohmann::json> ask_worker(const WorkerQuestion& question);
 
 }  // namespace ductile::cli

@@ -92,8 +92,10 @@ export function speeds(events) {
     if (event.body.model && event.body.model.length) model = event.body.model;
   }
   const x = [...measured.keys()].sort((a, b) => a - b);
+  // With 0 the job does not run at all, as one by stages on less than a pipeline: no speed to draw.
+  const able = (model || []).map((_, i) => i + 1).filter(n => model[n - 1] > 0);
   return { measured: { x, y: x.map(n => measured.get(n)) },
-    model: model && { x: model.map((_, i) => i + 1), y: model } };
+    model: model && { x: able, y: able.map(n => model[n - 1]) } };
 }
 
 /** Goodput as it was noted last, of a job whose batch follows it: [value, note]; null of any other. */

@@ -93,6 +93,8 @@ test("speeds: the last measurement of each number of devices, the last model", (
   assert.deepEqual(f.speeds([speed(2, 150, []), speed(1, 100, [100, 190]), speed(2, 180, [100, 185]), { kind: "wish" }]),
     { measured: { x: [1, 2], y: [100, 180] }, model: { x: [1, 2], y: [100, 185] } });
   assert.deepEqual(f.speeds([]), { measured: { x: [], y: [] }, model: null });
+  // A job by stages runs on whole pipelines, and on fewer devices not at all.
+  assert.deepEqual(f.speeds([speed(2, 16, [0, 16, 16, 30])]).model, { x: [2, 3, 4], y: [16, 16, 30] });
 });
 
 test("options that differ, also where one job lacks them", () => {

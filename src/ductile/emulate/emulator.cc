@@ -45,6 +45,8 @@ Emulation carry_out(const graph::Graph& graph, const plan::Devices& devices, con
   }
   Crew crew(options.clock, result.scale);
   machine.play(crew, result);
+  if (const double clock = result.seconds * result.scale; clock > 0)
+    result.late_share = machine.num_waits() * result.lateness.mean / clock;
   return result;
 }
 
@@ -58,6 +60,7 @@ nlohmann::json to_json(const Emulation& emulation, double predicted) {
           {"sleeps", emulation.lateness.sleeps},
           {"mean_lateness", emulation.lateness.mean},
           {"worst_lateness", emulation.lateness.worst},
+          {"late_share", emulation.late_share},
           {"busy", emulation.busy}};
 }
 

@@ -50,8 +50,12 @@ struct Emulation {
   double scale = 1;                // seconds of the clock for a second of the plan
   int threads = 0;
   Lateness lateness;         // of the sleeps of the measured iterations, seconds of the clock
+  double late_share = 0;     // about what that adds to an iteration, as a share of it
   std::vector<double> busy;  // by device: the share of the time in which it computes
   std::vector<Seen> seen;    // by end, if recorded
+
+  // Of a late share above this, as on a busy machine, the time says nothing of the prediction.
+  static constexpr double kMostLateShare = 0.03;
 
   double difference(double predicted) const {  // 0.01: one per cent longer than predicted
     return predicted > 0 ? seconds / predicted - 1 : 0;

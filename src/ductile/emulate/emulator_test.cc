@@ -307,6 +307,8 @@ TEST(Emulator, OnTheRealClockEachDeviceObeysItsLettersAndNothingComesTooEarly) {
     }
     EXPECT_EQ(e.iterations.size(), 1u);
     EXPECT_GT(e.lateness.sleeps, 0);
+    const double clock = e.seconds * e.scale;  // of an iteration, in which many sleeps follow
+    EXPECT_GT(e.late_share, 2 * e.lateness.mean / clock);
   }
   EXPECT_TRUE(has_replicas);
 }

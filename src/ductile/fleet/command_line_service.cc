@@ -229,6 +229,13 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
                   "file, and train by that plan")
       ->option_text("N|FILE")
       ->excludes("--plan");
+  sub->add_option(
+         "--replicas", c.replicas,
+         "with --devices, of a Ductile job: replicas of each stage; 1 cuts the model where "
+         "a stage with replicas would be faster (default: as many as serve it best)")
+      ->option_text("N")
+      ->check(CLI::Range(1, 1 << 16))
+      ->needs("--devices");
   sub->add_option("--gpus", c.gpus,
                   "of a command: GPUs of one node that it has for itself; it sees no others "
                   "(default 0)")

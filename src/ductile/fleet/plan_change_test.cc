@@ -18,6 +18,7 @@
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/options.h"
 #include "ductile/base/testing.h"
 #include "ductile/ckpt/writer.h"
 #include "ductile/cli/other_plan.h"
@@ -192,26 +193,41 @@ TEST(PlanChange, IsToldOnceItIsAcceptedAndNotBefore) {
   EXPECT_EQ(told(run).size(), 1U);
 }
 
-TEST(PlanChange, OfTwoInARowTheSecondOneTellsOfBoth) {
+// Nobody did a step by the first one, so the second one is compared with the job of before both.
+TEST(PlanChange, OfTwoInARowTheFirstOneHasChangedNothing) {
   const ChangedRun run;
+  EXPECT_FALSE(PlanChange::job_before(run.folder).has_value());
   (void)PlanChange::put(run.folder, change(kNew, 1, false));
-  PlanChange::New next = change("name = \"newer\"\n", 2, true);
+  EXPECT_EQ(PlanChange::job_before(run.folder), kOld);
+  EXPECT_EQ(run.job(), kNew) << "it is only looked at";
+  PlanChange::New next = change("name = \"newer\"\n", 1, true);
   next.workers_before = 9;
   PlanChange second = PlanChange::put(run.folder, std::move(next));
   EXPECT_EQ(second.workers_before(), 2) << "those of the plan that may come back";
-  PlanChange again = PlanChange::put(run.folder, {"name = \"newer\"\n", "[2]"});
-  EXPECT_EQ(again.event(), second.event()) << "the same command once more";
-  again.accept();
+  EXPECT_EQ(PlanChange::job_before(run.folder), kOld);
+  second.accept();
   ASSERT_EQ(told(run).size(), 1U);
   EXPECT_EQ(told(run)[0].at("before"), figures(1));
-  EXPECT_EQ(told(run)[0].at("same_result"), false);
+  EXPECT_EQ(told(run)[0].at("same_result"), true);
+  EXPECT_FALSE(PlanChange::job_before(run.folder).has_value());
 }
 
-void save_checkpoint(const ChangedRun& run, int64_t step) {
+TEST(PlanChange, BackToThePlanBeforeIsNoChange) {
+  const ChangedRun run;
+  (void)PlanChange::put(run.folder, change(kNew, 1, false));
+  PlanChange back = PlanChange::put(run.folder, {kOld, "[1]"});
+  back.hear(progress(0));
+  back.hear(progress(1));
+  EXPECT_EQ(run.job(), kOld);
+  EXPECT_TRUE(told(run).empty());
+  EXPECT_FALSE(fs::exists(run.former));
+}
+
+void save_checkpoint(const ChangedRun& run, int64_t step, const Json& state = Json::object()) {
   const float weight = 1;
   const ckpt::TensorView tensor{"w", DType::f32, {1}, std::as_bytes(std::span(&weight, 1))};
   ckpt::CheckpointWriter writer(run.folder.checkpoints());
-  writer.save(step, Json::object(), std::span(&tensor, 1));
+  writer.save(step, state, std::span(&tensor, 1));
   writer.wait();
 }
 
@@ -220,6 +236,7 @@ TEST(PlanChange, ACheckpointOfALaterStepAcceptsIt) {
   const ChangedRun run;
   (void)PlanChange::put(run.folder, change(kNew, 1, false));
   save_checkpoint(run, 3);
+  EXPECT_FALSE(PlanChange::job_before(run.folder).has_value()) << "it counts";
   EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
   EXPECT_EQ(told(run).size(), 1U);
   EXPECT_EQ(run.job(), kNew);
@@ -394,6 +411,51 @@ TEST(OtherPlan, OfMoreStagesDividesTheStateUnlessItsUserSaidNo) {
   spec::JobOptions alone;
   alone.train.shard_copies = 1;
   EXPECT_FALSE(divides(alone, replicas, two, false)) << "a lost worker would cost more";
+}
+
+// The refusal of another plan for the run; empty: it may have it.
+std::string refusal_of(const ChangedRun& run, const std::string& plan, bool changes_job) {
+  OtherPlan other;
+  other.text = plan;
+  other.changes_job = changes_job;
+  try {
+    check_may_change(run.folder, other, /*repeats=*/false);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::conflict);
+    return error.message();
+  }
+  return "";
+}
+
+void end_run(const ChangedRun& run, const char* status, int64_t step) {
+  run::Diary(run.folder.events_file())
+      .append({{"kind", "end"}, {"status", status}, {"step", step}});
+}
+
+TEST(OtherPlan, IsRefusedWhereNoStepIsLeft) {
+  const ChangedRun run;
+  EXPECT_EQ(refusal_of(run, "[2]", true), "") << "it has only begun";
+  end_run(run, "interrupted", 3);
+  save_checkpoint(run, 3);
+  EXPECT_EQ(refusal_of(run, "[2]", true), "");
+  end_run(run, "done", 5);
+  EXPECT_EQ(refusal_of(run, "[2]", true), "") << "it has no checkpoint of its end";
+  save_checkpoint(run, 5);
+  EXPECT_NE(refusal_of(run, "[2]", true).find("the run is done"), std::string::npos);
+  EXPECT_NE(refusal_of(run, "[2]", false).find("the run is done"), std::string::npos)
+      << "its report would tell of a prediction that no step was done by";
+  EXPECT_EQ(refusal_of(run, "[1]", false), "") << "the plan that it has";
+}
+
+// Whoever sets another target has steps for another plan.
+TEST(OtherPlan, IsRefusedForATargetThatIsReached) {
+  const ChangedRun run;
+  spec::JobOptions job;
+  save_checkpoint(run, 5, {{"job", OptionSet(job).to_json()}});
+  end_run(run, "target_reached", 5);
+  EXPECT_NE(refusal_of(run, "[2]", true).find("the run is done"), std::string::npos);
+  write_file_atomic(run.folder.job_file(), "[target]\nmetric = \"loss\"\nvalue = 0.5\n");
+  EXPECT_EQ(refusal_of(run, "[2]", true), "");
 }
 
 }  // namespace

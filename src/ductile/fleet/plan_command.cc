@@ -18,6 +18,7 @@
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
 #include "ductile/plan/baselines/megatron.h"
+#include "ductile/plan/near_batch.h"
 #include "ductile/plan/report.h"
 #include "ductile/spec/cluster.h"
 
@@ -131,7 +132,17 @@ void print_comparison(const plan::Report& r, Console& console) {
   }
 }
 
-void print_report(const plan::Report& r, Console& console) {
+void print_near_batch(const plan::Report& r, const plan::NearBatch& near, Console& console) {
+  console.print(
+      "Batch      of the divisors of {} none is between {} and {}, so micro-batches are that "
+      "small; "
+      "with --batch {} an iteration takes {}\n",
+      r.planned.plan.batch, near.micro_batch, near.next, near.batch,
+      page::as_short_duration(near.seconds));
+}
+
+void print_report(const plan::Report& r, const std::optional<plan::NearBatch>& near,
+                  Console& console) {
   const plan::Planned& p = r.planned;
   console.print("{}: {} operators on {} devices, {} an iteration, {}\n\n", r.graph.name,
                 r.graph.ops.size(), r.devices.size(), plan::samples_text(r.graph, p.plan.batch),
@@ -143,6 +154,7 @@ void print_report(const plan::Report& r, Console& console) {
                 r.graph.sample == "micro-batch" ? "micro-batches" : "samples",
                 page::as_percent(r.timeline.bubble));
   if (!r.timeline.fits()) console.print("Memory     does not suffice: see the table\n");
+  if (near) print_near_batch(r, *near, console);
   if (p.formula_seconds > 0) {
     const bool time = r.objective == plan::Objective::time;
     const auto figure = [&](double v) {
@@ -177,7 +189,11 @@ Emulations emulate_plans(const plan::Report& r, double seconds, Console& console
   if (std::isnan(seconds)) fail(ErrorCode::invalid_argument, "--emulate-seconds is no number");
   options.seconds = seconds;
   const auto run = [&](const graph::Graph& graph, const plan::Plan& plan, double predicted) {
-    if (console.err_terminal) console.say("emulating the plan of {} ...", plan.planner);
+    if (console.err_terminal)
+      console.say("emulating the plan of {}, {} ...", plan.planner,
+                  options.seconds > 0
+                      ? fmt::format("about {}", page::as_short_duration(3 * options.seconds))
+                      : "12 s to 2 min");
     return emulate::carry_out(graph, r.devices, plan, predicted, options);
   };
   Emulations out;
@@ -233,6 +249,15 @@ void print_emulations(const plan::Report& r, const Emulations& all, Console& con
       "{} of them after a warm-up; sleeps ended {} late on average, {} at worst\n",
       e.threads, e.scale, page::as_short_duration(e.seconds * e.scale), e.iterations.size(),
       page::as_short_duration(e.lateness.mean), page::as_short_duration(e.lateness.worst));
+  double late = all.own.late_share;
+  for (const auto& [c, other] : all.others) late = std::max(late, other.late_share);
+  if (late > emulate::Emulation::kMostLateShare) {
+    console.print(
+        "Void       this machine is too busy to compare times: sleeps that ended late add about {} "
+        "to an iteration; emulate while nothing else runs, or give an iteration more time "
+        "(--emulate-seconds)\n",
+        page::as_percent(late));
+  }
   print_busy(r, e, console);
 }
 
@@ -305,6 +330,8 @@ ExitCode plan(const PlanCommand& command, Context& context) {
   options.replicas = static_cast<int>(command.replicas);
   if (command.micro_batch) options.micro_batches = {*command.micro_batch};
   if (command.emit) return emit(command, graph, devices, options, console);
+  const bool as_text = !command.json && !command.html && !command.svg;
+  std::optional<plan::NearBatch> near;
   plan::Report report;
   if (command.plan) {
     plan::Plan given = plan::read_plan(*command.plan, graph);
@@ -312,6 +339,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
   } else {
     const std::vector<std::string> names = find_baselines(command.baseline);
     plan::Planned planned = plan::make_plan(graph, devices, options);
+    if (as_text) near = plan::near_batch(graph, devices, options, planned);
     std::vector<plan::Compared> compared;
     for (const std::string& name : names) {
       compared.push_back({name, plan::run_baseline(name, graph, devices, options)});
@@ -335,13 +363,13 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     if (command.svg) {
       console.print("{}", plan::to_svg(report));
     } else {
-      print_report(report, console);
+      print_report(report, near, console);
       if (emulations) print_emulations(report, *emulations, console);
     }
   }
   if (report.planned.feasible) {
     if (!command.plan || report.timeline.fits()) return kDone;
-    console.error("the plan does not fit the memory of these devices");
+    console.error(plan::misfit(report));
     return kFailed;
   }
   console.error(plan::advice(report));

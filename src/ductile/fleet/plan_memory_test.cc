@@ -167,6 +167,34 @@ TEST(PlanMemory, CountsTheStateThatTheJobHasBeyondItsPlan) {
   EXPECT_EQ(state_scale(job, plan["evaluation"], "plan").optimizer, has - 1);
 }
 
+// A remedy that is followed leads to no second one.
+TEST(PlanMemory, ARemedyNamesAllThatHasToBeSet) {
+  spec::JobOptions job = job_of(3);
+  job.train.shard_optimizer = false;
+  const auto said = [&](int limit) {  // own memory of the largest stage: 30, all state: 15
+    Json plan = Json::parse(three_stages());
+    for (Json& stage : plan["evaluation"]["stages"]) stage["memory_limit"] = limit;
+    return testing::text_of([&] { check_memory(job, dump_json(plan), "plan.json"); });
+  };
+  EXPECT_NE(said(37).find("set train.shard_optimizer = true, which divides them by stage, or plan"),
+            std::string::npos)
+      << said(37);
+  EXPECT_NE(said(35).find("by stage, and train.shard_copies = 1, with which"), std::string::npos)
+      << said(35);
+  job.train.shard_optimizer = true;
+  job.train.shard_copies = 1;
+  EXPECT_NO_THROW(check_memory(job, three_stages(), "plan.json"));
+}
+
+TEST(PlanMemory, CopiesThatAreAskedForLieByStage) {
+  spec::JobOptions job = job_of(3);
+  job.train.shard_copies = 1;
+  EXPECT_FALSE(may_lie_by_stage(job)) << "nobody has said that a lost worker may cost so much";
+  EXPECT_TRUE(may_lie_by_stage(job, /*asked_copies=*/true));
+  job.train.pipeline_exact = true;
+  EXPECT_FALSE(may_lie_by_stage(job, /*asked_copies=*/true));
+}
+
 TEST(PlanMemory, APlanThatDoesNotSayIsTakenAsItIs) {
   EXPECT_FALSE(PlanMemory::of(job_of(3), "").has_value());
   EXPECT_FALSE(PlanMemory::of(job_of(3), R"({"stages": []})").has_value());

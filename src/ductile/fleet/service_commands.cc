@@ -93,8 +93,9 @@ nlohmann::json command_body(const ServiceCommand& command, const Context& contex
   if (command.min || command.max)
     fail(ErrorCode::invalid_argument,
          "--min and --max are of Ductile jobs; a command takes --devices N");
-  if (!command.plans.empty())
-    fail(ErrorCode::invalid_argument, "--plan is of Ductile jobs, which it trains by stages");
+  if (!command.plans.empty() || command.replicas)
+    fail(ErrorCode::invalid_argument,
+         "--plan and --replicas are of Ductile jobs, which are trained by stages");
   const int64_t devices = command.planned_for ? number_of_devices(*command.planned_for) : 1;
   const std::string program = fs::path(command.command->front()).filename().string();
   nlohmann::json spec = {{"command", *command.command},
@@ -482,9 +483,9 @@ nlohmann::json body_of(const ServiceCommand& command, const Context& context) {
                                 : command_body(command, context);
 }
 
-// The same with --plan, in `folder`; nothing where a signal ended it.
+// The same with --plan; nothing where a signal ended it.
 std::optional<ServiceCommand> with_plan_of_its_own(const ServiceCommand& command,
-                                                   const Context& context, const fs::path& folder) {
+                                                   const Context& context) {
   if (!command.array.empty())
     fail(ErrorCode::invalid_argument,
          "--devices {}: each job of --array would be measured; make one plan for all (ductile "
@@ -495,9 +496,10 @@ std::optional<ServiceCommand> with_plan_of_its_own(const ServiceCommand& command
   (void)training_body(out, context);  // what is wrong with it is said before it is measured
   JobRequest request = command.request;
   request.arguments = command.command;  // of a Python job
-  const auto own = own_plan(request, *command.planned_for, context, folder);
+  const auto own = own_plan(request, *command.planned_for, command.replicas, context);
   if (!own) return std::nullopt;
-  out.plans = {own->file};
+  out.plans = {own->name};
+  out.plan_text = own->text;
   return out;
 }
 
@@ -556,8 +558,7 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
     fail(ErrorCode::invalid_argument, "--port, --checkpoint and --follow belong to --service RUN");
   if (!command.served && command.planned_for && is_training(command) &&
       !is_number(*command.planned_for)) {
-    const TempFolder folder("ductile-plan");  // the service keeps a copy of the plan
-    const auto planned = with_plan_of_its_own(command, context, folder.path());
+    const auto planned = with_plan_of_its_own(command, context);
     return planned ? submit(*planned, context) : kInterrupted;
   }
   nlohmann::json body =

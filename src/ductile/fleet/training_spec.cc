@@ -42,7 +42,7 @@ TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& reque
   TrainingSpec out;
   for (const fs::path& file : command.plans) {
     JobConfig config;
-    std::string text = read_planned(request, file, context.environment, config);
+    std::string text = read_planned(request, file, command.plan_text, context.environment, config);
     config.make_paths_absolute();
     spec::check(config.job);
     check_memory(config.job, text, file);

@@ -89,22 +89,18 @@ std::optional<PlanChange> PlanChange::left_open(const run::RunFolder& folder) {
   return std::nullopt;
 }
 
-// The event of two changes in a row, of which nobody has accepted the first, tells of both. Whoever
-// repeats a command that was killed brings no change of his own.
+std::optional<std::string> PlanChange::job_before(const run::RunFolder& folder) {
+  const std::optional<PlanChange> found = read(folder);
+  if (!found || found->has_saved() || read_file(folder.job_file()) != found->now_.job)
+    return std::nullopt;
+  return found->before_.job;
+}
+
+// Of two changes in a row the second one was compared with the job of before both (job_before()).
 PlanChange PlanChange::put(const run::RunFolder& folder, New now) {
   const std::optional<PlanChange> open = left_open(folder);
   Texts before = open ? open->before_ : Texts{read_file(folder.job_file()), plan_text(folder)};
   if (open && open->now_.workers_before > 0) now.workers_before = open->now_.workers_before;
-  if (open && !now.event.is_object()) {
-    now.event = open->now_.event;
-  } else if (open && open->now_.event.is_object()) {
-    const nlohmann::json& first = open->now_.event;
-    for (const char* key : {"before", "from"})
-      if (first.contains(key)) now.event[key] = first.at(key);
-    if (first.contains("same_result") && first.at("same_result") == false)
-      now.event["same_result"] = false;
-    if (first.contains("may_round") && first.at("may_round") == true) now.event["may_round"] = true;
-  }
   // Else a kill behind the next write would leave a job that is neither of the two that it names,
   // as if somebody had written another one.
   if (open && open->now_.job != now.job) open->write(before);

@@ -25,6 +25,10 @@ class PlanChange {
     nlohmann::json event = nullptr;  // for events.jsonl, with its `step`; null: none
     int64_t workers_before = 0;      // 0: the controller keeps its saved state (leave_state())
   };
+  // The text of job.toml by which the run did its last step, where that in the folder is another
+  // one: of before a change that nobody has accepted yet. A new plan is compared with that job, and
+  // its event tells of the difference. Changes nothing; throws as left_open() does.
+  static std::optional<std::string> job_before(const run::RunFolder& folder);
   // Writes them; what was there, or what an earlier change that nobody accepted had found there, is
   // kept. Throws unavailable.
   static PlanChange put(const run::RunFolder& folder, New now);

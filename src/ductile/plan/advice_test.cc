@@ -74,5 +74,25 @@ TEST(Advice, AGptThatIsTooLargeIsToldBoth) {
   EXPECT_TRUE(make_plan(g, uniform_devices(1, 1, group), options).feasible);
 }
 
+TEST(Advice, AGivenPlanThatIsTooLargeIsToldWhichStageLacksWhat) {
+  const graph::Graph g = graph::build_graph("chain:4");
+  DeviceGroup group;
+  PlannerOptions options;
+  options.batch = 16;
+  const Devices two = uniform_devices(2, 1, group);
+  const Planned planned = make_plan(g, two, options);
+  ASSERT_TRUE(planned.feasible);
+  Report r = make_report(g, two, planned.plan);
+  ASSERT_TRUE(r.timeline.fits());
+  r.timeline.peak_memory = {3 << 20, 9 << 20, 5 << 20, 1 << 20};
+  r.timeline.memory_limit = {2 << 20, 4 << 20, 6 << 20, 1 << 20};
+  const std::string text = misfit(r);
+  EXPECT_NE(text.find("stage 1 needs 9 MiB on each of its devices, which have 4 MiB, and "
+                      "stage 0 needs too much as well; "),
+            std::string::npos)
+      << text;
+  EXPECT_TRUE(text.ends_with("or take devices with 5 MiB more")) << text;
+}
+
 }  // namespace
 }  // namespace ductile::plan

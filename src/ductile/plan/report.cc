@@ -148,6 +148,28 @@ std::string advice(const Report& report) {
                                   : "enough would be " + ways);
 }
 
+std::string misfit(const Report& report) {
+  const Timeline& t = report.timeline;
+  size_t worst = 0;
+  std::vector<size_t> others;
+  const auto lacking = [&](size_t s) { return t.peak_memory[s] - t.memory_limit[s]; };
+  for (size_t s = 1; s < t.peak_memory.size(); ++s)
+    if (lacking(s) > lacking(worst)) worst = s;
+  for (size_t s = 0; s < t.peak_memory.size(); ++s)
+    if (s != worst && lacking(s) > 0) others.push_back(s);
+  return fmt::format(
+      "the plan does not fit the memory of these devices: stage {} needs {} on each of its "
+      "devices, "
+      "which have {}{}; plan for these devices (without --plan), which may find more stages, "
+      "smaller micro-batches or recomputation, or take devices with {} more",
+      worst, page::as_bytes(t.peak_memory[worst]), page::as_bytes(t.memory_limit[worst]),
+      others.empty()
+          ? ""
+          : fmt::format(", and {} {} {} too much as well", others.size() == 1 ? "stage" : "stages",
+                        fmt::join(others, ", "), others.size() == 1 ? "needs" : "need"),
+      page::as_bytes(lacking(worst)));
+}
+
 std::string device_runs(std::vector<int> devices) {
   std::sort(devices.begin(), devices.end());
   std::string out;

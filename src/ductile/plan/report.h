@@ -39,6 +39,10 @@ Report make_report(graph::Graph graph, Devices devices, Plan plan);
 // A sentence that says what would make the request feasible. Precondition: it is not feasible.
 std::string advice(const Report& report);
 
+// The same of a plan that was given, and needs more memory than its devices have: which stage needs
+// most beyond what is there, and what helps. Precondition: it does not fit.
+std::string misfit(const Report& report);
+
 // "0-3,6": device numbers as runs.
 std::string device_runs(std::vector<int> devices);
 
