@@ -145,13 +145,19 @@ class Shortage {
     const nlohmann::json status = host_.status();
     const std::string phase = status.value("phase", "");
     const bool waits = phase == "starting" || phase == "running" || phase == "resizing";
-    int64_t there = 0;
-    if (waits && status.contains("workers"))
-      for (const nlohmann::json& worker : status.at("workers"))
-        there += worker.value("connected", false) ? 1 : 0;
+    WorkersLeft there;
+    if (waits && status.contains("workers")) {
+      for (const nlohmann::json& worker : status.at("workers")) {
+        if (!worker.value("connected", false)) continue;
+        ++there.count;
+        if (worker.contains("host")) there.hosts.push_back(worker.at("host").get<std::string>());
+      }
+    }
+    if (std::ssize(there.hosts) != there.count) there.hosts.clear();
+    std::ranges::sort(there.hosts);
     const bool has_run =
         waits && status.contains("generation") && status.at("generation").value("number", 0) > 0;
-    if (!has_run || there == 0 || there >= run_.fewest) return since_.reset();
+    if (!has_run || there.count == 0 || there.count >= run_.fewest) return since_.reset();
     const net::Clock::time_point now = net::Clock::now();
     if (!since_) since_ = now;
     if (std::chrono::duration<double>(now - *since_).count() < run_.patience) return;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ductile/cli/commands.h"
+#include "ductile/cli/devices_left.h"
 #include "ductile/control/membership.h"
 #include "ductile/process/zygote.h"
 #include "ductile/run/folder.h"
@@ -28,10 +29,10 @@ struct ElasticRun {
   std::function<void(const control::Note& note)> on_note;  // but that one worker begins
   int64_t fewest = 1;                                      // workers without which it waits
   // Once it has run, and fewer than that are there for so many seconds (0: never): called with
-  // their number, now and then; true ends the run without saving. Nothing is served meanwhile, so
-  // it does not wait for anything.
+  // those, now and then; true ends the run without saving. Nothing is served meanwhile, so it does
+  // not wait for anything.
   double patience = 0;
-  std::function<bool(int64_t workers)> on_short = {};
+  std::function<bool(const WorkersLeft& left)> on_short = {};
   std::function<void()> on_interrupt = {};  // a signal asks for the end, before that is done
   // The host on which each virtual rank is wanted (PlanPlacement::Seats); empty: any order will do.
   std::vector<std::string> rank_hosts = {};

@@ -8,6 +8,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
+#include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
 #include "ductile/ckpt/checkpoint.h"
@@ -94,7 +95,20 @@ std::string stages_text(const json& figures) {
 
 }  // namespace
 
-OtherPlan other_plan(spec::JobOptions& job, const fs::path& file) {
+bool had_parts(const run::RunFolder& folder) {
+  bool out = false;
+  run::for_each_diary_line(folder.events_file(), [&](const json& line) {
+    if (line.value("kind", json()) != "replan" || !line.contains("before")) return;
+    const json& before = line.at("before");
+    if (!before.is_object()) return;
+    // Parts of stages are ranks beside the replicas.
+    const json ranks = before.value("ranks", json(1)), stages = before.value("stages", json(1));
+    out = out || stages > 1 || before.value("replicas", json()) != dump_json(ranks);
+  });
+  return out;
+}
+
+OtherPlan other_plan(spec::JobOptions& job, const fs::path& file, bool had_parts) {
   if (!spec::is_pipelined(job)) {
     fail(ErrorCode::conflict,
          "{}: the run was begun with train.method = \"{}\", and a plan would make another job of "
@@ -113,12 +127,11 @@ OtherPlan other_plan(spec::JobOptions& job, const fs::path& file) {
       out.same_result && !job.train.pipeline_exact && now.stages != before.train.pipelined.stages;
   if (out.same_stages && now.tensor.empty()) now.tensor = tensor;  // ones, which say nothing
   if (!out.same_result) ++now.replans;
-  if (job.train.virtual_ranks == 1) {
-    job.train.shard_optimizer = false;
-  } else if (!before.train.shard_optimizer && spec::num_stages(before) <= 1 &&
-             !spec::divides_tensors(before)) {
-    job.train.shard_optimizer = may_lie_by_stage(job);  // nobody asked for it by stage so far
-  }
+  // Nobody could ask for it by stage so far. Where somebody did, it stays, also while there is one
+  // rank and nothing to divide.
+  if (!had_parts && !before.train.shard_optimizer && spec::num_stages(before) <= 1 &&
+      !spec::divides_tensors(before))
+    job.train.shard_optimizer = may_lie_by_stage(job);
   out.changes_job = OptionSet(before).to_json() != OptionSet(job).to_json();
   out.before = figures_of(before);
   out.now = figures_of(job);

@@ -28,12 +28,16 @@ struct OtherPlan {
 };
 
 // Makes `job`, that of the run, one that goes on by the plan in the file. If the plan changes the
-// result, the job says so (train.pipelined.replans). train.shard_optimizer follows the number of
-// virtual ranks, as no job of one has it.
+// result, the job says so (train.pipelined.replans). train.shard_optimizer stays, but where nobody
+// could ask for it so far: the job has one stage, and no plan before had several, or parts
+// (`had_parts`).
 //
 // Throws as set_plan() does; invalid_argument, too, for a plan of another model than the one that
 // the run was planned for; conflict for a run that does not train by stages.
-OtherPlan other_plan(spec::JobOptions& job, const fs::path& file);
+OtherPlan other_plan(spec::JobOptions& job, const fs::path& file, bool had_parts = false);
+
+// By the run's events.
+bool had_parts(const run::RunFolder& folder);
 
 // Once the lock of the run is held, and before anything in its folder is changed: throws conflict
 // where no step is left that another plan could do, as the record of a done run would say what was

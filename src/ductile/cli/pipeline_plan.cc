@@ -31,6 +31,8 @@ constexpr int64_t kMost = int64_t{1} << 53;
 constexpr size_t kLongestName = 1000;  // a refusal names it
 constexpr int64_t kMostTensor = 1 << 10;
 constexpr int64_t kMostParts = 1 << 16;  // stages, and micro-batches: what the options take
+// Of all stages together in a step, which takes seconds for these alone; a signal waits for it.
+constexpr int64_t kMostPasses = 1 << 20;
 
 // Operators by name. Options separate them by spaces.
 std::vector<std::string> names_of(const JsonFields& stage, const char* key) {
@@ -318,6 +320,12 @@ std::string set_plan_text(spec::JobOptions& job, std::string text, const fs::pat
     fail(ErrorCode::invalid_argument,
          "{}: {} stages, with all replicas, and {} micro-batches; a job has at most {} of each",
          file.string(), ranks, options.micro_batches, kMostParts);
+  }
+  if (ranks * options.micro_batches > kMostPasses) {
+    fail(ErrorCode::invalid_argument,
+         "{}: {} stages, with all replicas, of {} micro-batches each have {} passes in a step, and "
+         "a job has at most {}; plan with larger micro-batches (--micro-batch) or fewer devices",
+         file.string(), ranks, options.micro_batches, ranks * options.micro_batches, kMostPasses);
   }
   (void)PlanPlacement::of(text, file);  // throws where devices are damaged; a run seats by them
   job.train.method = "pipelined";

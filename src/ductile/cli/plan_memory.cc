@@ -112,6 +112,10 @@ double PlanMemory::limit() const {
   return least;
 }
 
+void PlanMemory::limit_to(double bytes) {
+  for (Stage& stage : stages_) stage.limit = std::min(stage.limit, bytes);
+}
+
 double memory_here(const server::HostSetup& setup) {
   if (!setup.hosts.empty()) return 0;
   const MemoryShare memory = memory_share();

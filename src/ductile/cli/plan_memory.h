@@ -29,6 +29,9 @@ class PlanMemory {
   double most(int64_t workers) const;  // bytes of the worker that needs most
   double limit() const;                // of the smallest device
 
+  // From here on no device has more than so many bytes: those of the plan may be gone.
+  void limit_to(double bytes);
+
  private:
   struct Stage {
     double peak = 0, limit = 0, state = 0;  // bytes; the state is a part of the peak

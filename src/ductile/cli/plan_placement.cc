@@ -99,10 +99,7 @@ struct Elsewhere {
 };
 Elsewhere elsewhere(const std::vector<server::Host>& hosts, int64_t workers,
                     const std::vector<std::string>& rank_hosts) {
-  std::vector<std::string> worker_hosts;
-  const std::vector<int64_t> of_hosts = workers_of(hosts, workers);
-  for (size_t h = 0; h < hosts.size(); ++h)
-    worker_hosts.insert(worker_hosts.end(), static_cast<size_t>(of_hosts[h]), hosts[h].name);
+  const std::vector<std::string> worker_hosts = hosts_of_workers(hosts, workers);
   Elsewhere out;
   // Hosts may take fewer than are asked for.
   const std::vector<control::RankRange> ranges = control::spread_ranks(
@@ -129,6 +126,15 @@ std::string host_text(const server::Host& host, int64_t workers) {
 }
 
 }  // namespace
+
+std::vector<std::string> hosts_of_workers(const std::vector<server::Host>& hosts, int64_t workers) {
+  std::vector<std::string> out;
+  if (hosts.empty()) return out;
+  const std::vector<int64_t> of_hosts = workers_of(hosts, workers);
+  for (size_t h = 0; h < hosts.size(); ++h)
+    out.insert(out.end(), static_cast<size_t>(of_hosts[h]), hosts[h].name);
+  return out;
+}
 
 std::optional<PlanPlacement> PlanPlacement::of(const std::string& text, const fs::path& file) {
   const nlohmann::json report = parse_json(text);
@@ -245,16 +251,21 @@ std::string PlanPlacement::labels() const {
 }
 
 std::string PlanPlacement::hosts_as_planned(const std::vector<server::Host>& hosts,
-                                            const std::vector<int64_t>& places) const {
+                                            const std::vector<int64_t>& places, bool named) const {
   std::vector<std::string> out;
+  const bool whole = all_nodes_ == std::ssize(hosts);
   for (size_t n = 0; n < nodes_.size(); ++n) {
     if (places[n] < 0 || nodes_[n].ranks > server::kMostOnOneHost) return "";
-    out.push_back(host_text(hosts[static_cast<size_t>(places[n])], nodes_[n].ranks));
+    const server::Host& host = hosts[static_cast<size_t>(places[n])];
+    const bool takes_all = host.places == 0 || nodes_[n].ranks <= host.places;
+    if (!named && (!takes_all || (nodes_[n].host.empty() && !whole))) return "";
+    out.push_back(host_text(host, nodes_[n].ranks));
   }
   return fmt::format("{}", fmt::join(out, ","));
 }
 
-PlanPlacement::Seats PlanPlacement::seats(const server::HostSetup& setup, int64_t workers) const {
+PlanPlacement::Seats PlanPlacement::seats(const server::HostSetup& setup, int64_t workers,
+                                          bool named) const {
   Seats out;
   const std::vector<server::Host>& hosts = setup.hosts;
   if (in_turn_) {
@@ -298,7 +309,7 @@ PlanPlacement::Seats PlanPlacement::seats(const server::HostSetup& setup, int64_
         file_, nodes_[static_cast<size_t>(away - places.begin())].label, hosts.size());
     return out;
   }
-  const std::string remedy = hosts_as_planned(hosts, places);
+  const std::string remedy = hosts_as_planned(hosts, places, named);
   const Elsewhere found = elsewhere(hosts, workers, out.rank_hosts);
   if (found.count > 0) {
     out.note = fmt::format(
@@ -328,7 +339,7 @@ std::string PlanPlacement::note_for_service() const {
 
 PlanPlacement::Seats seats_of_run(const spec::JobOptions& job, const run::RunFolder& folder,
                                   const fs::path& file, const server::HostSetup& setup,
-                                  int64_t workers) {
+                                  int64_t workers, bool named) {
   PlanPlacement::Seats out;
   const fs::path kept = run::plan_file(folder);
   if (!spec::is_pipelined(job) || kind_of(kept) != FileKind::file) return out;
@@ -336,7 +347,7 @@ PlanPlacement::Seats seats_of_run(const spec::JobOptions& job, const run::RunFol
     const auto placement = PlanPlacement::of(read_file(kept), file);
     if (!placement || placement->virtual_ranks() != job.train.virtual_ranks) return out;
     if (workers == 0) workers = Replanner::workers_before(folder);
-    out = placement->seats(setup, std::min(workers, job.train.virtual_ranks));
+    out = placement->seats(setup, std::min(workers, job.train.virtual_ranks), named);
   } catch (const Error& error) {
     if (error.code() == ErrorCode::data_loss) return out;
     if (error.code() != ErrorCode::invalid_argument) throw;

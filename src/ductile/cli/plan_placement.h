@@ -31,8 +31,10 @@ class PlanPlacement {
     std::string note;  // what differs from the plan, and what helps; empty: nothing does
   };
   // Of a run with so many workers on these hosts. A node is the host of its name, or, where the
-  // cluster has no names, the host in its place.
-  Seats seats(const server::HostSetup& setup, int64_t workers) const;
+  // cluster has no names, the host in its place. Where the command named no hosts (`named`), what
+  // helps asks none of them for more workers than it takes, and names none for a node of which
+  // nobody knows where it is.
+  Seats seats(const server::HostSetup& setup, int64_t workers, bool named = true) const;
 
   // What a service does otherwise, which chooses the nodes by itself; empty: nothing that the plan
   // could say.
@@ -57,7 +59,7 @@ class PlanPlacement {
   std::string labels() const;
   // `--hosts` for a worker where each stage's device is; "": there is none.
   std::string hosts_as_planned(const std::vector<server::Host>& hosts,
-                               const std::vector<int64_t>& places) const;
+                               const std::vector<int64_t>& places, bool named) const;
 
   std::string file_;
   std::vector<Rank> ranks_;
@@ -72,6 +74,9 @@ class PlanPlacement {
 // nothing.
 PlanPlacement::Seats seats_of_run(const spec::JobOptions& job, const run::RunFolder& folder,
                                   const fs::path& file, const server::HostSetup& setup,
-                                  int64_t workers);
+                                  int64_t workers, bool named);
+
+// The host of each of so many workers, as the launcher fills hosts; fewer where these take fewer.
+std::vector<std::string> hosts_of_workers(const std::vector<server::Host>& hosts, int64_t workers);
 
 }  // namespace ductile::cli

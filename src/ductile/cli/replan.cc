@@ -1,7 +1,6 @@
 #include "ductile/cli/replan.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 #include <vector>
 
@@ -11,11 +10,12 @@
 #include "ductile/base/json_fields.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
-#include "ductile/ckpt/checkpoint.h"
 #include "ductile/cli/other_commands.h"
 #include "ductile/cli/other_plan.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
+#include "ductile/cli/plan_placement.h"
+#include "ductile/link/plan_change.h"
 #include "ductile/link/saved_state.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/page/numbers.h"
@@ -28,9 +28,12 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kPlanBefore = "plan_before.json";  // in the run's folder
 constexpr const char* kRemedy =
     "go on with as many workers as before (--workers), or give it a plan for those that there are "
     "as a new run";
+
+bool is_asked_for(const json& event) { return event.value("asked", json()) == true; }
 
 // The plan of a report with the same stages, each of which keeps less: it computes all of its
 // operators once more for the backward pass, and has, `in_turn`, one micro-batch at a time. Nothing
@@ -56,38 +59,25 @@ std::optional<json> leaner_plan(const json& report, int64_t micro_batches, bool 
 }
 
 // The run's job by another plan.
-spec::JobOptions job_by(spec::JobOptions job, const PlanSearch::Found& found) {
+struct NewJob {
+  spec::JobOptions job;
+  OtherPlan plan;
+};
+NewJob job_by(const spec::JobOptions& job, const PlanSearch::Found& found) {
   const TempFolder temporary("ductile-replan");
   const fs::path file = temporary.path() / "plan.json";
   write_file_atomic(file, found.plan);
-  if (found.same_result) {
-    const OtherPlan plan = other_plan(job, file);
-    if (!plan.keeps_state())
-      fail(ErrorCode::conflict, "a plan that was to leave the result as it is would change it");
-  } else {
-    set_plan(job, file);
-    ++job.train.pipelined.replans;
-    if (job.train.virtual_ranks == 1) job.train.shard_optimizer = false;
-  }
-  spec::check(job);
-  check_memory(job, found.plan, file);
-  return job;
+  NewJob out{job, {}};
+  out.plan = other_plan(out.job, file, /*had_parts=*/true);  // its options are the user's
+  if (found.same_stages && !out.plan.keeps_state())
+    fail(ErrorCode::conflict, "a plan that was to leave the result as it is would change it");
+  spec::check(out.job);
+  check_memory(out.job, found.plan, file);
+  return out;
 }
 
 spec::Cluster devices_of(const json& report) {
   return spec::cluster_from_json(report.at("cluster"), "the run's plan: cluster");
-}
-
-// One node with so many of the devices for which the plan was made.
-spec::Cluster devices_left(spec::Cluster cluster, int64_t workers) {
-  cluster.groups.resize(1);
-  cluster.teams.clear();
-  spec::NodeGroup& group = cluster.groups.front();
-  group.hosts.clear();
-  group.addresses.clear();
-  group.count = 1;
-  group.devices = std::min(workers, spec::kMostDevicesOfNode);
-  return cluster;
 }
 
 using State = std::optional<json>;  // that the controller saved
@@ -115,6 +105,18 @@ ReadState read_state_of(const run::RunFolder& folder) {
     if (error.code() != ErrorCode::data_loss) throw;
     return {std::nullopt, /*damaged=*/true};
   }
+}
+
+// Whether the run goes by a plan that was made for the workers that were left. Nobody is asked for
+// one of a change that its user did not ask for.
+bool was_planned_anew(const run::RunFolder& folder, const std::optional<link::PlanChange>& open) {
+  json last = open ? open->event() : json();
+  if (!last.is_object()) {
+    run::for_each_diary_line(folder.events_file(), [&](json& line) {
+      if (line.value("kind", json()) == "replan") last = std::move(line);
+    });
+  }
+  return last.is_object() && !is_asked_for(last);
 }
 
 }  // namespace
@@ -147,19 +149,13 @@ int64_t Replanner::workers_before(const run::RunFolder& folder) {
   return wanted_in(link::read_state(link::state_file(folder.path())));
 }
 
-std::string without_devices(const std::string& plan) {
-  json report = parse_json(plan);
-  for (json& stage : report.at("plan").at("stages")) stage.erase("devices");
-  return dump_json(report);
-}
-
-PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan, int64_t workers,
-                       double here)
+PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan,
+                       const WorkersLeft& left, const server::HostSetup& setup)
     : job_(job),
-      workers_(workers),
-      here_(here),
+      workers_(left.count),
+      here_(memory_here(setup)),
       what_(fmt::format("a plan for {} of the run",
-                        page::plural(static_cast<double>(workers), "worker"))),
+                        page::plural(static_cast<double>(left.count), "worker"))),
       folder_("ductile-replan") {
   const json report = parse_json(plan);
   if (!report.is_object() || !report.contains("profile") || !report.contains("cluster")) {
@@ -167,19 +163,29 @@ PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan, int
          "memory of {}: too little for the stages of the run's plan, and plan.json holds no graph "
          "to plan anew with, as what `ductile plan GRAPH --devices FILE --runnable --json` prints "
          "does; {}",
-         page::plural(static_cast<double>(workers), "worker"), kRemedy);
+         page::plural(static_cast<double>(left.count), "worker"), kRemedy);
   }
   const fs::path& folder = folder_.path();
   const spec::Cluster cluster = devices_of(report);
   write_file_atomic(folder / "graph.json", dump_json(report.at("profile")));
   write_file_atomic(folder / "devices.toml", spec::to_toml(cluster));
-  write_file_atomic(folder / "left.toml", spec::to_toml(devices_left(cluster, workers)));
+  const spec::Cluster there = devices_left(cluster, left, setup);
+  device_memory_ = least_memory(there);
+  write_file_atomic(folder / "left.toml", spec::to_toml(there));
   for (const bool in_turn : {true, false}) {  // the last one is tried first
     const auto leaner = leaner_plan(report, job.train.pipelined.micro_batches, in_turn);
     if (!leaner) continue;
     leaner_.push_back(folder / (in_turn ? "in_turn.json" : "again.json"));
     write_file_atomic(leaner_.back(), dump_json(*leaner));
   }
+  const std::vector<std::string> one = {"--replicas", "1"};
+  if (job.train.pipeline_exact) {
+    const int64_t each = job.train.batch_size / spec::batch_parts(job);
+    asks_.push_back(one);
+    asks_.back().insert(asks_.back().end(), {"--micro-batch", std::to_string(each)});
+  }
+  asks_.emplace_back();
+  asks_.push_back(one);
   if (report.contains("evaluation")) {
     const StateScale scale =
         state_scale(job, report.at("evaluation"), "the run's plan: evaluation");
@@ -201,33 +207,47 @@ void PlanSearch::try_next() {
   } else {
     words.insert(words.end(),
                  {"--devices", (folder / "left.toml").string(), "--runnable", "--time-limit", "3"});
+    asked_ = std::move(asks_.front());
+    asks_.erase(asks_.begin());
+    words.insert(words.end(), asked_.begin(), asked_.end());
   }
   command_ = std::make_unique<FleetCommand>(words, what_);
 }
 
-// Whether the plan that was judged will do; begins the next command where it does not.
+// Of the same stages, which were judged on the devices of before.
+bool PlanSearch::has_room(const spec::JobOptions& job, const std::string& plan) const {
+  auto memory = PlanMemory::of(job, plan);
+  if (!memory) return false;
+  memory->limit_to(device_memory_);
+  return memory->fits(workers_, here_);
+}
+
+// Whether the plan that the command made will do; begins the next one where it does not.
 bool PlanSearch::settle() {
+  bool refused = false;  // a plan that was made
   try {
-    Found judged{command_->output(), /*same_result=*/true};
-    const auto memory = PlanMemory::of(job_by(job_, judged), judged.plan);
-    if (memory && memory->fits(workers_, here_)) {
-      kept_ = std::move(judged.plan);
-      judges_ = false;
+    Found next{command_->output(), /*same_stages=*/judges_};
+    refused = true;
+    const NewJob now = job_by(job_, next);
+    if (!judges_ || has_room(now.job, next.plan)) {
+      kept_ = std::move(next);
       return true;
     }
   } catch (const Error& error) {  // it does not fit the plan's devices, or would change the result
     if (error.code() == ErrorCode::unavailable) throw;  // nobody has judged it
+    // Where no plan fits of which nothing is asked, none does of which something is.
+    const bool others = !asks_.empty() && error.code() == ErrorCode::invalid_argument;
+    if (!judges_ && (!others || (asked_.empty() && !refused))) throw;
   }
   try_next();
   return false;
 }
 
-bool PlanSearch::ended() { return command_->ended() && (!judges_ || settle()); }
+bool PlanSearch::ended() { return kept_ || (command_->ended() && settle()); }
 
 PlanSearch::Found PlanSearch::found() {
-  while (judges_) settle();
-  if (!kept_.empty()) return {kept_, true};
-  return {without_devices(command_->output()), false};
+  while (!kept_) settle();
+  return *kept_;
 }
 
 PlanSearch::~PlanSearch() = default;
@@ -239,19 +259,24 @@ Replanner::Replanner(JobConfig& config, const run::RunFolder& folder,
   if (spec::is_pipelined(config.job) && kind_of(file) == FileKind::file) plan_ = read_file(file);
 }
 
-int64_t Replanner::begin(int64_t workers) {
+int64_t Replanner::begin(int64_t workers, bool named) {
   const auto [state, damaged] = read_state_of(folder_);
   if (damaged) return workers;  // which the controller says, as of any other job
   const int64_t ranks = config_.job.train.virtual_ranks;
+  const auto memory = PlanMemory::of(config_.job, plan_);
+  // Killed before its controller had a state: nobody asked for one worker.
+  if (workers == 0 && number_in(state, "wanted", 0) < 1 && memory &&
+      !memory->fits(1, memory_here(setup_)))
+    workers = std::min(ranks, setup_.most());
   // A controller with a state of its own does not know how many there were.
   if (workers == 0 && number_in(state, "virtual_ranks", ranks) != ranks)
     workers = std::min(wanted_in(state), ranks);
-  const auto memory = PlanMemory::of(config_.job, plan_);
   if (!memory) return workers;
   const int64_t asked = workers > 0 ? workers : wanted_in(state);
-  const double here = memory_here(setup_);
-  if (memory->fits(asked, here)) return workers;
-  put(PlanSearch(config_.job, plan_, asked, here).found(), asked);
+  if (memory->fits(asked, memory_here(setup_))) return workers;
+  WorkersLeft left{asked};
+  if (named) left.hosts = hosts_of_workers(setup_.hosts, asked);
+  put(PlanSearch(config_.job, plan_, left, setup_).found(), asked);
   return std::min(asked, config_.job.train.virtual_ranks);
 }
 
@@ -260,22 +285,20 @@ int64_t Replanner::fewest() const {
   return memory ? memory->fewest(memory_here(setup_)) : 1;
 }
 
-bool Replanner::find_plan(int64_t workers) {
+bool Replanner::find_plan(const WorkersLeft& left) {
   try {
-    if (std::exchange(tried_for_, workers) != workers) {
-      give_up();  // one for another number of workers
-      search_ = std::make_unique<PlanSearch>(config_.job, plan_, workers, memory_here(setup_));
+    if (std::exchange(tried_for_, left) != left) {
+      give_up();  // one for others
+      search_ = std::make_unique<PlanSearch>(config_.job, plan_, left, setup_);
     }
     if (search_ && search_->ended()) {
       const std::unique_ptr<PlanSearch> search = std::move(search_);
-      PlanSearch::Found found = search->found();
-      (void)job_by(config_.job, found);  // which may refuse it
-      found_ = std::move(found);
-      found_for_ = workers;
+      found_ = search->found();
+      found_for_ = left;
     }
   } catch (const Error& error) {
     search_.reset();
-    if (error.code() == ErrorCode::unavailable) tried_for_ = 0;  // it is tried again
+    if (error.code() == ErrorCode::unavailable) tried_for_ = {};  // it is tried again
     console_.error(fmt::format("the run waits for workers: {}", error.message()));
   }
   return found_.has_value();
@@ -286,49 +309,104 @@ void Replanner::give_up() {
   found_.reset();
 }
 
-std::optional<int64_t> Replanner::put_found() {
+std::optional<WorkersLeft> Replanner::put_found() {
   if (!found_) return std::nullopt;
-  put(*std::exchange(found_, std::nullopt), found_for_);
-  return std::min(found_for_, config_.job.train.virtual_ranks);
+  put(*std::exchange(found_, std::nullopt), found_for_.count);
+  WorkersLeft out = found_for_;
+  out.count = std::min(out.count, config_.job.train.virtual_ranks);
+  return out;
 }
 
-// The job first: a plan.json of other stages than its own says nothing of them.
+// The state comes last: until the job is another one, it says how many workers are wanted for the
+// plan before.
+void put_anew(const run::RunFolder& folder, const std::string& before,
+              link::PlanChange::New change) {
+  std::optional<link::PlanChange> open = link::PlanChange::left_open(folder);
+  const fs::path kept = folder.path() / kPlanBefore;
+  if (kind_of(kept) != FileKind::file || !was_planned_anew(folder, open))
+    write_file_atomic(kept, before);
+  if (open) open->accept();  // nobody goes back to the plan before that one
+  const bool other_ranks = change.workers_before > 0;
+  const auto workers = change.event.at("workers").get<int64_t>();
+  link::PlanChange put = link::PlanChange::put(folder, std::move(change));
+  if (other_ranks) leave_state(folder, workers);
+  put.accept();
+}
+
 void Replanner::put(const PlanSearch::Found& found, int64_t workers) {
-  spec::JobOptions& job = config_.job;
-  const int64_t before = job.train.virtual_ranks;
-  job = job_by(job, found);
+  NewJob now = job_by(config_.job, found);
   end_workers_here(folder_, program_);
-  if (!found.same_result) leave_state(folder_, workers);
-  write_file_atomic(folder_.job_file(), config_.options.to_toml());
-  write_file_atomic(run::plan_file(folder_), found.plan);
+  config_.job = std::move(now.job);
+  link::PlanChange::New change{config_.options.to_toml(), found.plan};
+  change.event = change_event(folder_, now.plan);
+  change.event.erase("asked");
+  change.event["workers"] = workers;
+  change.event["plan_before"] = kPlanBefore;
+  if (!now.plan.keeps_state()) change.workers_before = workers_before(folder_);
+  const std::string text = replan_text(folder_, change.event);
+  put_anew(folder_, plan_, std::move(change));
   plan_ = found.plan;
   planned_anew_ = true;
-  const auto saved = ckpt::list(folder_.checkpoints());
-  const int64_t step = saved.empty() ? 0 : saved.front().step;
-  const run::DiaryEnd end = run::end_of_diaries(folder_);
-  const auto now = std::chrono::system_clock::now().time_since_epoch();
-  run::Diary(folder_.events_file())
-      .append({{"kind", "replan"},
-               {"time", std::chrono::duration<double>(now).count()},
-               {"seconds", end.seconds},
-               {"step", step},
-               {"workers", workers},
-               {"from", before},
-               {"to", job.train.virtual_ranks},
-               {"same_result", found.same_result}});
-  const std::string who = page::plural(static_cast<double>(workers), "worker");
-  if (found.same_result) {
-    console_.say(
-        "memory of {}: too little for the {} stages of the run's plan, with all replicas; they go "
-        "on from step {}, where they compute more than once what they would have kept, with the "
-        "same result",
-        who, before, step);
-  } else {
-    console_.say(
-        "memory of {}: too little for the {} stages of the run's plan, with all replicas; planned "
-        "anew with {}; from step {} on the result is that of another plan",
-        who, before, job.train.virtual_ranks, step);
+  console_.say("{}", text);
+}
+
+std::string replan_text(const run::RunFolder& folder, const json& event) {
+  const int64_t from = event.value("from", int64_t{0}), to = event.value("to", int64_t{0});
+  const std::string text = fmt::format(
+      "memory of {}: too little for the {} stages of the run's plan, with all replicas; ",
+      page::plural(event.value("workers", 0.0), "worker"), from);
+  const std::string kept = (folder.path() / kPlanBefore).string();
+  const int64_t step = event.value("step", int64_t{0});
+  const bool same = event.value("same_result", false);
+  if (same && from == to)
+    return fmt::format(
+        "{}they go on from step {}, where they compute more than once what they would have kept "
+        "(the plan before is {}), with the same result",
+        text, step, kept);
+  if (same)
+    return fmt::format(
+        "{}planned anew with {}; they go on from step {} with the same result{}; the plan before "
+        "is {}",
+        text, to, step, event.value("may_round", false) ? ", but for rounding" : "", kept);
+  return fmt::format(
+      "{}planned anew with {}; from step {} on the result is that of another plan; the plan before "
+      "is {}",
+      text, to, step, kept);
+}
+
+void finish_replan(const run::RunFolder& folder, const fs::path& program,
+                   const link::PlanChange& change, Console& console) {
+  const json& event = change.event();
+  if (!event.is_object() || is_asked_for(event)) return;
+  console.say("{}", replan_text(folder, event));
+  if (change.workers_before() == 0) return;
+  const auto [state, damaged] = read_state_of(folder);  // a damaged one the controller tells of
+  const int64_t from = event.value("from", int64_t{0});
+  if (damaged || from == 0 || number_in(state, "virtual_ranks", 0) != from) return;
+  end_workers_here(folder, program);
+  leave_state(folder, event.value("workers", int64_t{1}));
+}
+
+std::optional<link::PlanChange> changed_plan(const TrainCommand& command, const OtherPlan& plan,
+                                             JobConfig& config, const run::RunFolder& folder,
+                                             const fs::path& program, Console& console) {
+  if (!command.resume) return std::nullopt;
+  if (!command.plan) {
+    std::optional<link::PlanChange> left = link::PlanChange::left_open(folder);
+    if (left) finish_replan(folder, program, *left, console);
+    return left;
   }
+  end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
+  link::PlanChange::New now{config.options.to_toml(), plan.text};
+  if (plan.changes_job) now.event = change_event(folder, plan);
+  const auto open = link::PlanChange::left_open(folder);
+  if (!plan.keeps_state() || (open && open->workers_before() > 0)) {
+    now.workers_before = Replanner::workers_before(folder);
+    leave_state(folder, now.workers_before);
+  }
+  link::PlanChange change = link::PlanChange::put(folder, std::move(now));
+  if (change.event().is_object()) console.say("{}", change_text(change.event()));
+  return change;
 }
 
 }  // namespace ductile::cli

@@ -258,8 +258,9 @@ OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& con
   OtherPlan other;
   std::string& plan = other.text;
   if (command.resume) {
-    read_resumed(run::RunFolder::open(*command.resume), command.plan.has_value(), config);
-    if (command.plan) other = other_plan(config.job, *command.plan);
+    const run::RunFolder folder = run::RunFolder::open(*command.resume);
+    read_resumed(folder, command.plan.has_value(), config);
+    if (command.plan) other = other_plan(config.job, *command.plan, had_parts(folder));
   } else if (command.replay) {
     config.read_saved(run::RunFolder::open(*command.replay).job_file());
     if (config.job.train.pipelined.replans > 0)
@@ -288,25 +289,6 @@ OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& con
   if (!command.resume && !command.replay) config.warn_of_no_effect(context.console);
   if (command.runs) config.job.runs = command.runs->string();
   return other;
-}
-
-// The other plan that a run which goes on is given, or was given by a command that was killed.
-std::optional<link::PlanChange> changed_plan(const TrainCommand& command, const OtherPlan& plan,
-                                             JobConfig& config, const run::RunFolder& folder,
-                                             const fs::path& program, Console& console) {
-  if (!command.resume) return std::nullopt;
-  if (!command.plan) return link::PlanChange::left_open(folder);
-  end_workers_here(folder, program);  // they would go on by the plan before, beside new ones
-  link::PlanChange::New now{config.options.to_toml(), plan.text};
-  if (plan.changes_job) now.event = change_event(folder, plan);
-  const auto open = link::PlanChange::left_open(folder);
-  if (!plan.keeps_state() || (open && open->workers_before() > 0)) {
-    now.workers_before = Replanner::workers_before(folder);
-    leave_state(folder, now.workers_before);
-  }
-  link::PlanChange change = link::PlanChange::put(folder, std::move(now));
-  if (change.event().is_object()) console.say("{}", change_text(change.event()));
-  return change;
 }
 
 // What becomes of it. Returns whether the run is to go on by the plan of before: nobody asked this
@@ -491,8 +473,19 @@ void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers)
   command = std::move(next);
 }
 
-// Nothing where it is to be done again.
-std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
+ExitCode print_job(const TrainCommand& command, JobConfig& config, Console& console) {
+  if (command.json) {
+    console.print("{}\n", dump_json(config.options.to_json(), 2));
+  } else {
+    console.print("{}", config.options.to_toml());
+  }
+  return kDone;
+}
+
+// Nothing where it is to be done again. `there`: the hosts that the run still has, where some were
+// lost while it ran.
+std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
+                                  std::vector<std::string>& there) {
   Console& console = context.console;
   JobConfig config;
   config.keeps_loaded = !command.dry_run && !command.hosts.hosts;
@@ -507,14 +500,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   const int64_t workers = count_workers(command, setup, config.job);
   check_room(command, config.job, plan, workers, setup);
   if (command.out && kind_of(*command.out) != FileKind::none) refuse_existing(*command.out);
-  if (command.dry_run) {
-    if (command.json) {
-      console.print("{}\n", dump_json(config.options.to_json(), 2));
-    } else {
-      console.print("{}", config.options.to_toml());
-    }
-    return kDone;
-  }
+  if (command.dry_run) return print_job(command, config, console);
   for (const auto& saved : {command.resume, command.replay})
     if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
   const fs::path program = process::find_worker();
@@ -538,11 +524,13 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
       changed_plan(command, other, config, folder, program, console);
   console.say("run {}", folder.path().string());
   Replanner replanner(config, folder, setup, program, console);
-  const int64_t given = command.resume ? replanner.begin(workers) : workers;
-  if (change && replanner.planned_anew()) change->accept();
+  const int64_t given =
+      command.resume ? replanner.begin(workers, command.hosts.hosts.has_value()) : workers;
+  if (replanner.planned_anew()) change.reset();  // it was accepted before
 
   const PlanPlacement::Seats seats =
-      seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)), setup, given);
+      seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)),
+                   hosts_left(setup, there), given, command.hosts.hosts.has_value());
   const bool is_asked = !command.goes_on && !replanner.planned_anew();  // for these hosts
   if (is_asked && !seats.note.empty()) console.say("{}", seats.note);
 
@@ -551,7 +539,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   run.rank_hosts = seats.rank_hosts;
   run.fewest = replanner.fewest();
   run.patience = config.job.train.pipelined.replan_after;
-  run.on_short = [&](int64_t left) { return replanner.find_plan(left); };
+  run.on_short = [&](const WorkersLeft& left) { return replanner.find_plan(left); };
   run.on_interrupt = [&] { replanner.give_up(); };
   run.on_line = [&](std::string_view line) {
     listener.line(line);
@@ -563,7 +551,8 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
   listener.finish();
   if (change && settle_plan(command, outcome, folder, *change, console)) return std::nullopt;
   if (const auto left = replanner.put_found()) {
-    go_on(command, folder, *left);
+    go_on(command, folder, left->count);
+    there = left->hosts;
     return std::nullopt;
   }
   if (original) compare(*original, figures, outcome, console);
@@ -571,8 +560,9 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context) {
 }
 
 ExitCode carry_out_to_the_end(TrainCommand command, Context& context) {
+  std::vector<std::string> there;
   while (true) {
-    if (const auto code = carry_out(command, context)) return *code;
+    if (const auto code = carry_out(command, context, there)) return *code;
   }
 }
 

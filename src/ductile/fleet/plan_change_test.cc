@@ -340,6 +340,25 @@ TEST(PlanChange, ADamagedEventIsRefusedByName) {
   EXPECT_NE(refusal().find("event: step is missing; "), std::string::npos) << refusal();
 }
 
+TEST(OtherPlan, KnowsFromTheEventsWhetherTheStateCouldBeDividedBefore) {
+  const ChangedRun run;
+  EXPECT_FALSE(had_parts(run.folder));
+  run::Diary diary(run.folder.events_file());
+  diary.append({{"kind", "replan"}, {"from", 1}});
+  diary.append({{"kind", "replan"}, {"before", figures(1)}});
+  Json replicas = figures(1);
+  replicas["ranks"] = 2;
+  replicas["replicas"] = "2";
+  diary.append({{"kind", "replan"}, {"before", replicas}});
+  EXPECT_FALSE(had_parts(run.folder));
+  replicas["replicas"] = "1";
+  ChangedRun divided, stages;
+  run::Diary(divided.folder.events_file()).append({{"kind", "replan"}, {"before", replicas}});
+  EXPECT_TRUE(had_parts(divided.folder));
+  run::Diary(stages.folder.events_file()).append({{"kind", "replan"}, {"before", figures(2)}});
+  EXPECT_TRUE(had_parts(stages.folder));
+}
+
 // A plan with a stage for each of `ops`, of which each has so many replicas.
 void write_plan(const fs::path& file, const std::vector<std::string>& ops, int64_t replicas) {
   Json stages = Json::array();
@@ -378,7 +397,14 @@ TEST(OtherPlan, OfMoreStagesDividesTheStateUnlessItsUserSaidNo) {
   EXPECT_FALSE(divides(job, replicas, replicas, false)) << "there are no stages to divide it by";
   EXPECT_FALSE(divides(job, two, three, false)) << "it was asked for so";
   EXPECT_TRUE(divides(job, two, three, true));
-  EXPECT_FALSE(divides(job, two, one, true)) << "no job of one rank has it";
+  EXPECT_TRUE(divides(job, two, one, true)) << "it has no effect there, and is back with stages";
+  // By way of one stage.
+  spec::JobOptions asked = job;
+  asked.train.batch_size = 128;
+  asked.train.method = "pipelined";
+  (void)other_plan(asked, one);
+  (void)other_plan(asked, two, /*had_parts=*/true);
+  EXPECT_FALSE(asked.train.shard_optimizer) << "with two stages its user had said no";
   spec::JobOptions exact;
   exact.train.pipeline_exact = true;
   EXPECT_FALSE(divides(exact, replicas, two, false)) << "its bits would be others";

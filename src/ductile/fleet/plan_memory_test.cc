@@ -56,6 +56,18 @@ TEST(PlanMemory, StagesThatTakeTurnsNeedRoomSideBySide) {
   EXPECT_EQ(memory->fewest(60), 1);
 }
 
+// Those on which the plan was judged may be the ones that were lost.
+TEST(PlanMemory, OfOtherDevicesIsCountedWithTheirs) {
+  auto memory = PlanMemory::of(job_of(3), three_stages());
+  ASSERT_TRUE(memory.has_value());
+  EXPECT_TRUE(memory->fits(2, 0));
+  memory->limit_to(40);
+  EXPECT_EQ(memory->limit(), 35);
+  memory->limit_to(29);
+  EXPECT_EQ(memory->limit(), 29);
+  EXPECT_FALSE(memory->fits(2, 0)) << "the first two need 30";
+}
+
 // On devices of 5, two workers have three of these stages each, and three have the large ones
 // together.
 TEST(PlanMemory, ANumberOfWorkersIsEnoughOnlyIfAllLargerOnesAre) {
@@ -112,6 +124,32 @@ TEST(PlanMemory, OfAnotherSplitThanTheJobsIsSaidByName) {
   EXPECT_TRUE(two.starts_with("plan.json: stages 0, 2 are divided among parts")) << two;
   EXPECT_EQ(note_on_split(job, R"({"stages": []})", "plan.json"), "") << "it predicts nothing";
   EXPECT_NE(note_on_split(job, R"({"predicted_seconds": 2, "stages": []})", "plan.json"), "");
+}
+
+// No step of theirs ends in a minute, and no signal is heard meanwhile.
+TEST(PipelinePlan, OfTooManyStagesTimesMicroBatchesIsRefused) {
+  const TempFolder folder("ductile-plan");
+  const fs::path file = folder.path() / "plan.json";
+  const auto plan = [&](int stages) {
+    Json all = Json::array();
+    for (int s = 0; s < stages; ++s)
+      all.push_back({{"ops", Json::array({fmt::format("op{}", s)})},
+                     {"micro_batch", 1},
+                     {"order", "F4096B4096"}});
+    write_file_atomic(file, dump_json(Json{{"format", "ductile.plan"},
+                                           {"version", 1},
+                                           {"batch", 4096},
+                                           {"stages", std::move(all)}}));
+    spec::JobOptions job;
+    job.train.batch_size = 4096;
+    return set_plan(job, file);
+  };
+  EXPECT_NO_THROW(plan(256));
+  const std::string text = testing::text_of([&] { plan(257); });
+  EXPECT_NE(text.find("257 stages, with all replicas, of 4096 micro-batches each have 1052672 "
+                      "passes in a step, and a job has at most 1048576"),
+            std::string::npos)
+      << text;
 }
 
 // A captured graph, which was planned, knows of no optimiser.
@@ -194,7 +232,7 @@ TEST(OwnPlan, ASignalWhileAPlanIsLookedAtIsNoFaultOfIt) {
 
 TEST(Replan, WithoutAGraphIsAnErrorThatSaysSo) {
   const std::string text =
-      testing::text_of([] { PlanSearch(job_of(3), three_stages(), 1, 0); }, ErrorCode::conflict);
+      testing::text_of([] { PlanSearch(job_of(3), three_stages(), {1}, {}); }, ErrorCode::conflict);
   EXPECT_NE(text.find("memory of 1 worker: too little"), std::string::npos) << text;
   EXPECT_NE(text.find("plan.json holds no graph"), std::string::npos) << text;
 }

@@ -14,7 +14,6 @@
 #include "ductile/base/paths.h"
 #include "ductile/base/testing.h"
 #include "ductile/cli/pipeline_plan.h"
-#include "ductile/cli/replan.h"
 #include "ductile/graph/formats.h"
 #include "ductile/plan/planner.h"
 #include "ductile/spec/cluster.h"
@@ -191,6 +190,24 @@ TEST(PlanPlacement, SeveralHostsForOneNodeAreTold) {
   EXPECT_TRUE(has(found.note, "--hosts a:2 puts all where the plan does")) << found.note;
 }
 
+// A run that goes on where hosts were lost: nobody asks more of those left than they take.
+TEST(PlanPlacement, WhereNobodyNamedTheHostsNoneIsAskedForMoreThanItTakes) {
+  const auto note = [](const char* cluster, const char* hosts, bool named) {
+    server::HostSetup setup;
+    setup.hosts = server::parse_hosts(hosts);
+    return PlanPlacement::of(report_of(stages_on({{0}, {1}}), cluster), "plan.json")
+        .value()
+        .seats(setup, 2, named)
+        .note;
+  };
+  constexpr const char* kOne = "[[nodes]]\ntype = \"cpu\"\ndevices = 2\n";
+  EXPECT_TRUE(has(note(kTwoNodes, "a:1,b:1", true), "--hosts a:2 puts all"));
+  EXPECT_TRUE(has(note(kTwoNodes, "a:1,b:1", false), "1 of the plan's 2 devices are on other"));
+  EXPECT_FALSE(has(note(kTwoNodes, "a:1,b:1", false), "--hosts"));
+  EXPECT_TRUE(has(note(kTwoNodes, "a,b", false), "--hosts a:2 puts all"));
+  EXPECT_FALSE(has(note(kOne, "a,b", false), "--hosts")) << "which of the two is it?";
+}
+
 TEST(PlanPlacement, DevicesOfUnknownNodesAreToldWhereThereAreSeveralHosts) {
   const auto found = seats({{1}, {0}}, nullptr, "a:1,b:1", 2);
   EXPECT_TRUE(has(found.note, "not of which nodes they are")) << found.note;
@@ -242,18 +259,6 @@ TEST(PlanPlacement, DamagedDevicesAreRefusedByName) {
   write_file_atomic(file, report_of(right, kTwoNodes));
   EXPECT_NO_THROW(set_plan(job, file));
   EXPECT_EQ(job.train.virtual_ranks, 4);
-}
-
-// It was planned for one node with as many devices as there are workers left, on whatever hosts.
-TEST(PlanPlacement, OfARunThatIsPlannedAnewWantsNoHost) {
-  const std::string plan =
-      report_of(stages_on({{0}, {1}}), "[[nodes]]\ntype = \"cpu\"\ndevices = 2\n");
-  server::HostSetup hosts;
-  hosts.hosts = server::parse_hosts("one:1,two:1");
-  const auto placed = PlanPlacement::of(plan, "plan.json");
-  ASSERT_TRUE(placed.has_value());
-  EXPECT_TRUE(has(placed->seats(hosts, 2).note, "--hosts")) << "of a plan that somebody made so";
-  EXPECT_FALSE(PlanPlacement::of(without_devices(plan), "plan.json").has_value());
 }
 
 }  // namespace

@@ -19,6 +19,14 @@ constexpr int kFirstLabels = 12;  // kept per state; more where they did not suf
 constexpr int kMoreLabels = 4;    // times as many
 constexpr int kFewLabels = 3;     // where there are many states
 
+// In the middle of the two; by their ratio, where that is large. Their product may be too small for
+// a number, where times are.
+double middle_of(double low, double high) {
+  if (high <= 2 * low) return (low + high) / 2;
+  const double least = std::max(low, high * 1e-6);
+  return high * least > 1e-290 ? std::sqrt(high * least) : std::sqrt(high) * std::sqrt(least);
+}
+
 }  // namespace
 
 Candidate to_candidate(const SearchSpace& space, const Solution& solution, int64_t micro_batch,
@@ -195,9 +203,10 @@ double IntervalSearch::schedule_bound(double seconds) {
   double bound = seconds;
   int64_t steps = kWaitSteps;
   std::map<const SearchSpace*, Gates> gates_of;
-  const auto narrow = [](double& low, double high, const auto& fits) {
-    while (high - low > kBoundStep * high) {
+  const auto narrow = [this](double& low, double high, const auto& fits) {
+    while (high - low > kBoundStep * high && !is_past(deadline_)) {
       const double middle = (low + high) / 2;
+      if (middle <= low || middle >= high) break;
       (fits(middle) ? high : low) = middle;
     }
   };
@@ -264,9 +273,13 @@ bool IntervalSearch::begin(Item& item, double best) {
     }
   }
   while (high > item.low * 1.02) {
-    const double middle = high > 2 * item.low ? std::sqrt(high * std::max(item.low, high * 1e-6))
-                                              : (item.low + high) / 2;
+    const double middle = middle_of(item.low, high);
+    if (middle <= item.low || middle >= high) break;  // no number is
     (search.bound().fits(middle) ? high : item.low) = middle;
+    if (is_past(deadline_)) {
+      timed_out_ = true;
+      break;
+    }
   }
   return true;
 }

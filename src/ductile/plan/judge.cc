@@ -127,6 +127,10 @@ void Judge::try_plan(const Plan& plan) {
   const PlanCosts costs = plan_costs(graph_, machine_->devices, plan);
   if (!can_be_better(plan, costs)) return;
   const int64_t tasks = tasks_of(plan);
+  if (tasks / 2 > kMaxTasks && options_.micro_batches.empty()) {
+    left_out_ = std::max(left_out_, plan.stages.front().micro_batch);
+    return;
+  }
   const bool one_order = tasks > kMostTasks && plan.schedule == ScheduleKind::kfkb;
   if (tasks > kMostTasks && !one_order) return;
   const Orders orders = one_order ? kfkb_orders(plan) : make_orders(plan, costs);

@@ -40,7 +40,11 @@ class Judge {
   Plan plan() const;                                // its devices are those of all
   const Plan& local_plan() const { return plan_; }  // those of its machine
   const Devices& devices() const { return of_plan_->devices; }
+  std::shared_ptr<const Machine> machine() const { return of_plan_; }
   int64_t tasks() const { return tasks_; }
+  // The largest micro-batch of a plan that nobody can carry out, as it has too many of them, where
+  // nobody named micro-batches; 0: there was none.
+  int64_t left_out() const { return left_out_; }
   bool is_late() const { return tasks_ > most_tasks_ || is_past(deadline_); }
 
  private:
@@ -61,7 +65,7 @@ class Judge {
   bool fitted_ = false;  // in this call of judge(): one fits, or need not be looked at
   double least_of_call_ = 0;
   Plan plan_;
-  int64_t tasks_ = 0;
+  int64_t tasks_ = 0, left_out_ = 0;
 };
 
 }  // namespace ductile::plan

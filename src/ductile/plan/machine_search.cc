@@ -88,6 +88,7 @@ void MachineSearch::run(std::vector<Candidate>& found) {
     most_steps = kManySteps * std::clamp<int64_t>(thousands, 1, 5);
   }
   if (asked_ >= kRoughTolerance) most_steps /= kRoughly;
+  most_steps = std::min(most_steps, limit_);
   if (!spaces_.coarse.empty()) search(spaces_.coarse, coarse_options_, kCoarseSteps, found);
   if (spaces_.cut_short) most_steps = kCoarseSteps;
   search(spaces_.full, spaces_.cut_short ? coarse_options_ : options_, most_steps, found);
@@ -95,7 +96,11 @@ void MachineSearch::run(std::vector<Candidate>& found) {
 
 void MachineSearch::add_others(double worth, std::vector<Candidate>& found) {
   if (spaces_.is_large() || best_ == kInfinity) return;
-  for (auto& search : searches_) search->add_others(best_, worth, found);
+  for (auto& search : searches_) {
+    const int64_t before = search->steps();
+    search->add_others(best_, worth, found);
+    other_steps_ += search->steps() - before;
+  }
 }
 
 double MachineSearch::schedule_bound(double seconds) {

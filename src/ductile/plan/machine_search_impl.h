@@ -17,6 +17,8 @@ class MachineSearch {
   MachineSearch(const Spaces& spaces, const Devices& devices, const PlannerOptions& options,
                 std::span<const int64_t> sizes, Clock::time_point deadline);
 
+  // Before run(): it is cut short at so many stages priced, besides what is too little to matter.
+  void limit_steps(int64_t most) { limit_ = most; }
   // Appends what is found. By the formula: best() and lower_bound(), of the plans of these spaces.
   void run(std::vector<Candidate>& found);
   // More plans that take up to `worth` times the best; none of large spaces.
@@ -28,7 +30,8 @@ class MachineSearch {
   double lower_bound() const { return lower_bound_; }
   bool timed_out() const { return timed_out_; }
   int64_t labels() const { return labels_; }
-  int64_t steps() const { return steps_; }
+  int64_t steps() const { return steps_; }  // of run()
+  int64_t all_steps() const { return steps_ + other_steps_; }
 
  private:
   void search(std::span<const SearchSpace> spaces, const PlannerOptions& how, int64_t most_steps,
@@ -45,7 +48,8 @@ class MachineSearch {
       searches_;  // of the last spaces, for each set of islands
   double best_, lower_bound_;
   bool timed_out_ = false;
-  int64_t labels_ = 0, steps_ = 0;
+  int64_t labels_ = 0, steps_ = 0, other_steps_ = 0;
+  int64_t limit_ = int64_t{1} << 62;
 };
 
 }  // namespace ductile::plan

@@ -1,6 +1,7 @@
 #include "ductile/plan/planner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
 
 #include "ductile/base/error.h"
@@ -13,6 +14,7 @@
 #include "ductile/plan/infinity_impl.h"
 #include "ductile/plan/judge_impl.h"
 #include "ductile/plan/machine_search_impl.h"
+#include "ductile/plan/schedule.h"
 
 namespace ductile::plan {
 
@@ -30,6 +32,11 @@ constexpr int64_t kPartSteps = 30'000'000;    // stages priced for parts of the 
 constexpr int64_t kFurtherSteps = 5'000'000;  // of these, for the further ones ...
 constexpr int kMostFurther = 8;               // ... which are that many at most
 constexpr double kTasksASecond = 1e6;         // that the judge carries out at least
+// For sizes of micro-batches one by one: so much of the stages priced and the tasks carried out
+// before, or so many.
+constexpr double kSizesShare = 0.4;
+constexpr int64_t kSizesSteps = 200'000;
+constexpr int64_t kSizesTasks = 50'000;
 
 std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
   if (options.batch < 1) {
@@ -97,6 +104,16 @@ double least_work(const SearchSpace& space, std::span<const int64_t> sizes, int6
   return least * (1 - 1e-6);
 }
 
+double capacity_of(const Devices& devices) {
+  double sum = 0;
+  for (const DeviceGroup& group : devices.groups()) sum += group.size() * group.speed;
+  return sum;
+}
+
+int64_t and_a_share(int64_t spent, int64_t least) {
+  return spent + std::max(least, static_cast<int64_t>(kSizesShare * static_cast<double>(spent)));
+}
+
 // The operators as one chain: an edge of no bytes from each to the next.
 graph::Graph in_a_row(const graph::Graph& graph, const std::vector<OpId>& order) {
   graph::Graph out = graph;
@@ -131,6 +148,11 @@ class Planning {
         sizes_(all_sizes_),
         judge_(graph, options, most_tasks_, deadline_) {
     if (options.evaluate && options.micro_batches.empty()) {
+      std::erase_if(all_sizes_, [&](int64_t b) {
+        if (options.batch / b <= kMaxTasks) return false;
+        out_.left_out = std::max(out_.left_out, b);
+        return true;
+      });
       sizes_ = sizes_in_time(all_sizes_, options.batch, most_tasks_);
     }
     spaces_ = make_spaces(graph, options, after(kSearchShare));
@@ -187,6 +209,7 @@ class Planning {
       plan_machine(std::make_shared<const Machine>(machine_of(devices_, part)), i == 0);
       if (part.further) further_steps += part_steps_ - before;
     }
+    plan_each_size();
     if (!judge_.any() && sizes_.size() < all_sizes_.size()) plan_all_sizes();
     if (!judge_.any()) {
       judge_.set_machine(whole_);
@@ -222,6 +245,7 @@ class Planning {
 
   void give_up() {
     out_.lower_bound = 0;
+    out_.left_out = std::max(out_.left_out, judge_.left_out());
     out_.timed_out = main_->timed_out();
     diagnose(spaces_.full[0], island_of(devices_), options_, all_sizes_,
              std::max(deadline_, Clock::now() + std::chrono::milliseconds(
@@ -253,6 +277,21 @@ class Planning {
     add_equal_cuts(graph_, spaces_.orders, island, options_, sizes_, kCutsWork, after(kSearchShare),
                    cuts);
     judge_.judge_all(cuts);
+    const std::vector<PlannerOptions> ways = ways_to_search();
+    for (size_t i = 0; i < ways.size(); ++i) {
+      if (i > 0 && judge_.any() && is_past(after(kSearchShare))) break;
+      auto search =
+          std::make_unique<MachineSearch>(spaces_, m.devices, ways[i], sizes_, after(kSearchShare));
+      search_one_way(*search, ways[i], island, m.devices, is_whole);
+      if (is_whole && i == 0) main_ = std::move(search);
+    }
+    if (!spaces_.full[0].is_chain() || spaces_.orders.size() > 1) search_chain(m, is_whole);
+    if (options_.objective == Objective::time) try_uniform_plans(island);
+    try_baselines(m.devices, island);
+  }
+
+  // By the formula asked for first.
+  std::vector<PlannerOptions> ways_to_search() const {
     std::vector<PlannerOptions> ways = {options_};
     if (options_.objective == Objective::time) {
       ways.push_back(options_);
@@ -273,16 +312,40 @@ class Planning {
       ways.back().split = ways.back().shard_optimizer = false;
       ways.back().replicas = 1;
     }
-    for (size_t i = 0; i < ways.size(); ++i) {
-      if (i > 0 && judge_.any() && is_past(after(kSearchShare))) break;
-      auto search =
-          std::make_unique<MachineSearch>(spaces_, m.devices, ways[i], sizes_, after(kSearchShare));
-      search_one_way(*search, ways[i], island, m.devices, is_whole);
-      if (is_whole && i == 0) main_ = std::move(search);
+    return ways;
+  }
+
+  // Each size of micro-batches by itself, as if it alone were asked for: above, all sizes share the
+  // few plans that the judge carries out, so that one of them alone might give a faster plan. The
+  // sizes near that of the best plan come first, on its devices and on all; and a search and a
+  // judge that took long take a share of that more.
+  void plan_each_size() {
+    if (!judge_.any() || sizes_.size() < 2 || spaces_.is_large()) return;
+    std::vector<std::shared_ptr<const Machine>> machines = {judge_.machine()};
+    if (whole_ != machines.front()) machines.push_back(whole_);
+    const auto size = static_cast<double>(judge_.local_plan().stages.front().micro_batch);
+    std::vector<int64_t> order = sizes_;
+    std::ranges::stable_sort(
+        order, {}, [size](int64_t b) { return std::abs(std::log(static_cast<double>(b) / size)); });
+    const int64_t most_steps = and_a_share(steps_, kSizesSteps);
+    const int64_t most_tasks = and_a_share(judge_.tasks(), kSizesTasks);
+    const std::vector<PlannerOptions> ways = ways_to_search();
+    for (const std::shared_ptr<const Machine>& machine : machines) {
+      judge_.set_machine(machine);
+      const Devices& devices = machine->devices;
+      for (const int64_t b : order) {
+        const std::vector<int64_t> one = {b};
+        const double work = least_work(spaces_.full[0], one, options_.batch);
+        if (work / capacity_of(devices) >= judge_.seconds()) continue;
+        for (const PlannerOptions& way : ways) {
+          if (steps_ >= most_steps || judge_.tasks() >= most_tasks) return;
+          if (is_past(after(kSearchShare))) return;
+          MachineSearch search(spaces_, devices, way, one, after(kSearchShare));
+          search.limit_steps(most_steps - steps_);
+          search_one_way(search, way, island_of(devices), devices, true);
+        }
+      }
     }
-    if (!spaces_.full[0].is_chain() || spaces_.orders.size() > 1) search_chain(m, is_whole);
-    if (options_.objective == Objective::time) try_uniform_plans(island);
-    try_baselines(m.devices, island);
   }
 
   void search_one_way(MachineSearch& search, const PlannerOptions& how, const Island& island,
@@ -298,6 +361,7 @@ class Planning {
       judge_.judge(more);
     }
     labels_ += search.labels();
+    steps_ += search.all_steps();
     if (!is_whole) part_steps_ += search.steps();
   }
 
@@ -398,7 +462,8 @@ class Planning {
   std::shared_ptr<const Machine> whole_;
   Judge judge_;
   Planned out_;
-  int64_t labels_ = 0, part_steps_ = 0;
+  int64_t labels_ = 0;
+  int64_t steps_ = 0, part_steps_ = 0;  // of the searches of `spaces_`; of those of parts
 };
 
 // The numbers of replicas that all stages may have, where they have equal ones.
@@ -429,6 +494,7 @@ Planned better_of(Planned a, Planned b) {
   out.labels = a.labels + b.labels;
   out.memory_needed = least_known(a.memory_needed, b.memory_needed);
   out.devices_needed = least_known(a.devices_needed, b.devices_needed);
+  out.left_out = std::max(a.left_out, b.left_out);
   if (a.feasible && b.feasible) {
     out.best_formula_seconds = std::min(a.best_formula_seconds, b.best_formula_seconds);
     out.lower_bound = std::min(a.lower_bound, b.lower_bound);

@@ -74,6 +74,9 @@ struct Planned {
   // devices of this memory that suffice; 0: none was found.
   double memory_needed = 0;
   int devices_needed = 0;
+  // If infeasible, and nobody named micro-batches: the largest size of them that was left out,
+  // since the stages would have more than can be carried out; 0: none.
+  int64_t left_out = 0;
 };
 
 // Throws invalid_argument if graph, devices or options are not valid (batch < 1, a micro-batch that

@@ -171,6 +171,26 @@ TEST(Planner, KeepsTheTimeLimit) {
   }
 }
 
+// So small that the product of two is no number.
+TEST(Planner, TimesOfAnySizeHaveAPlanInTime) {
+  for (const double seconds : {1e-200, 1e-300, 1e-160, 1e-12}) {
+    SCOPED_TRACE(seconds);
+    graph::Graph graph = graph::build_graph("chain:5");
+    for (graph::Op& op : graph.ops) {
+      op.cost = {};
+      op.cost.forward.fixed = op.cost.backward_input.fixed = op.cost.backward_weight.fixed =
+          seconds;
+    }
+    graph.edges.clear();
+    PlannerOptions options;
+    options.time_limit = 1;
+    const std::clock_t start = std::clock();
+    const Planned p = make_plan(graph, find_devices("4"), options);
+    EXPECT_LT(static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC, kMostSeconds);
+    EXPECT_TRUE(p.feasible);
+  }
+}
+
 // All samples at once do not fit, and of the other size, one, the time allows no comparison of
 // plans: the best by the formula is carried out once.
 TEST(Planner, ABatchOfAPrimeNumberOfSamplesHasAPlan) {

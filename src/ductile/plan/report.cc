@@ -126,6 +126,13 @@ std::string advice(const Report& report) {
   const int have = report.devices.size();
   const auto devices = [](int n) { return fmt::format("{} device{}", n, n == 1 ? "" : "s"); };
   if (p.timed_out) return "the time limit ended the search before a plan was found; allow more";
+  if (p.left_out > 0) {
+    return fmt::format(
+        "no plan was found that fits into {} on {} with micro-batches of which the stages have at "
+        "most {} together, and the next smaller ones that divide the batch have {}; take a batch "
+        "with more divisors, as a multiple of 1024 has them",
+        page::as_bytes(memory), devices(have), kMaxTasks, samples_text(report.graph, p.left_out));
+  }
   std::string ways;
   if (p.memory_needed > memory) {
     ways = fmt::format("{} of memory on each device ({} more than there is)",

@@ -4,6 +4,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/testing.h"
 #include "ductile/graph/builders.h"
 #include "ductile/page/assets.h"
 #include "ductile/page/numbers.h"
@@ -178,6 +179,28 @@ TEST(Report, AnInfeasibleRequestSaysWhatWouldHelp) {
   // What it says is true.
   group.memory = r.planned.memory_needed;
   EXPECT_TRUE(make_plan(r.graph, uniform_devices(2, 2, group), options).feasible);
+}
+
+// A prime number: one micro-batch of all samples, or as many as there are samples.
+TEST(Report, ABatchWithoutDivisorsIsToldAsWhatItIs) {
+  const graph::Graph graph = graph::build_graph("candle:2");
+  const Devices devices = find_devices("4");
+  PlannerOptions options;
+  options.time_limit = 5;
+  for (const int64_t batch : {int64_t{1'099'511'627'689}, int64_t{20'000'003}}) {
+    options.batch = batch;
+    options.micro_batches.clear();
+    const Report r =
+        make_report(graph, devices, options.objective, make_plan(graph, devices, options));
+    ASSERT_FALSE(r.planned.feasible) << batch;
+    EXPECT_EQ(r.planned.left_out, 1);
+    EXPECT_NE(advice(r).find("a batch with more divisors"), std::string::npos) << advice(r);
+    options.micro_batches = {1};
+    EXPECT_NE(
+        testing::text_of([&] { make_plan(graph, devices, options); }).find("take larger ones"),
+        std::string::npos)
+        << "which its user chose";
+  }
 }
 
 TEST(Report, DeviceRunsAreShort) {

@@ -161,9 +161,10 @@ RunFolder RunFolder::open(const fs::path& path) {
     fail(ErrorCode::not_found, "{}: not a run directory (it holds no job.toml)", path.string());
   }
   // Opening a FIFO would wait for ever.
-  for (const char* name : {"job.toml", "events.jsonl", "metrics.jsonl", "worker.log",
-                           "membership.json", "controller.json", "hosts.json", "replay.json",
-                           "minima.jsonl", "trace.jsonl", "plan.json", "former_plan.json"}) {
+  for (const char* name :
+       {"job.toml", "events.jsonl", "metrics.jsonl", "worker.log", "membership.json",
+        "controller.json", "hosts.json", "replay.json", "minima.jsonl", "trace.jsonl", "plan.json",
+        "former_plan.json", "plan_before.json"}) {
     const FileKind kind = kind_of(real / name);
     if (kind != FileKind::file && kind != FileKind::none) {
       fail(ErrorCode::data_loss, "{}: it is {}, and a run has a file there; remove it",
@@ -174,9 +175,9 @@ RunFolder RunFolder::open(const fs::path& path) {
 }
 
 void RunFolder::remove_leftovers() const {
-  constexpr std::string_view kOwned[] = {"membership.json", "controller.json", "hosts.json",
-                                         "job.toml",        "report.html",     "replay.json",
-                                         "plan.json",       "trace.json",      "former_plan.json"};
+  constexpr std::string_view kOwned[] = {
+      "membership.json", "controller.json", "hosts.json", "job.toml",         "report.html",
+      "replay.json",     "plan.json",       "trace.json", "former_plan.json", "plan_before.json"};
   std::error_code error;
   for (auto it = fs::directory_iterator(path_, error); !error && it != fs::directory_iterator();
        it.increment(error)) {

@@ -168,9 +168,15 @@ std::string replan_text(const json& event, bool same) {
       "before",
       count_text(workers), workers == 1 ? "" : "s");
   const std::string step = count_text(number_at(event, "step"));
-  if (same)
-    return fmt::format("{}: they keep less from step {} on, and the result is the same", who, step);
-  return fmt::format("{}: from step {} on the result is that of another plan", who, step);
+  const std::string kept =
+      event.contains("plan_before") ? "; the plan before is " + text_at(event, "plan_before") : "";
+  if (!same)
+    return fmt::format("{}: from step {} on the result is that of another plan{}", who, step, kept);
+  if (number_at(event, "from") == number_at(event, "to"))
+    return fmt::format("{}: they keep less from step {} on, and the result is the same{}", who,
+                       step, kept);
+  return fmt::format("{}: from step {} on they run other stages, and the result is the same{}{}",
+                     who, step, says(event, "may_round") ? ", but for rounding" : "", kept);
 }
 
 // "4 stages, 1 replicas of each and 8 micro-batches".

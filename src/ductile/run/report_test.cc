@@ -431,6 +431,26 @@ TEST(Report, SaysWhatAnotherPlanDoesToTheResult) {
   EXPECT_NE(report::describe_event(event).text.find("in place of ?"), std::string::npos);
 }
 
+TEST(Report, SaysWhyARunWasPlannedAnew) {
+  json event = {{"kind", "replan"}, {"step", 40}, {"workers", 1},
+                {"from", 2},        {"to", 2},    {"same_result", true}};
+  const std::string who =
+      "Planned anew for 1 worker, whose memory did not hold the stages of the plan before: ";
+  EXPECT_EQ(report::describe_event(event).text,
+            who + "they keep less from step 40 on, and the result is the same");
+  event["plan_before"] = "plan_before.json";
+  event["to"] = 1;
+  EXPECT_EQ(report::describe_event(event).text,
+            who +
+                "from step 40 on they run other stages, and the result is the same; the plan "
+                "before is plan_before.json");
+  event["same_result"] = false;
+  EXPECT_EQ(report::describe_event(event).text,
+            who +
+                "from step 40 on the result is that of another plan; the plan before is "
+                "plan_before.json");
+}
+
 TEST(Report, LetsNoTextOfTheRunBecomeMarkup) {
   const std::string& evil = page::kEvil;
   const TempFolder temp;
