@@ -135,9 +135,9 @@ std::vector<std::string> Reader::newest_runs(int64_t limit) {
 }
 
 void Change::number_jobs_after(JobId last) {
-  if (database_.integer("SELECT count(*) FROM sqlite_sequence WHERE name = 'jobs'", 0) > 0)
-    fail(ErrorCode::conflict, "jobs were numbered before");
-  database_.run("INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', ?)", last);
+  database_.run("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'jobs'", last);
+  if (database_.changed_rows() == 0)
+    database_.run("INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', ?)", last);
 }
 
 std::map<JobId, std::vector<Holding>> Reader::all_holdings() {

@@ -96,6 +96,7 @@ class Service::Impl {
   void prune();  // what need not be kept any more
   double known_time();
   void count_beyond_old_runs();
+  void recall_run(JobRecord& record);
   Retention retention_at(double wall);
   void go_on();  // with what ran when the last service ended
   void look();   // at what the store says anew

@@ -12,6 +12,8 @@
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/link/membership_options.h"
 #include "ductile/link/plan_change.h"
+#include "ductile/link/saved_state.h"
+#include "ductile/run/diary.h"
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/server/job_host.h"
@@ -34,11 +36,30 @@ RunnerEnd end_of(const server::JobOutcome& outcome) {
   return {again ? Phase::queued : Phase::failed, outcome.end.reason, again, again};
 }
 
+// After how many steps the run was done, by its own files, and nothing of it runs any more; none:
+// it is not, or it has gone on since.
+std::optional<int64_t> done_after(const run::RunFolder& folder) try {
+  const auto state = link::read_state(link::state_file(folder.path()));
+  if (!state || state->value("phase", "") != control::to_string(control::Phase::finished))
+    return {};
+  std::optional<int64_t> out;
+  run::for_each_diary_line(folder.events_file(), [&out](nlohmann::json& line) {
+    const std::string kind = line.value("kind", ""), status = line.value("status", "");
+    out.reset();
+    if (kind == "end" && (status == "done" || status == "target_reached"))
+      out = line.value("step", int64_t{0});
+  });
+  return out;
+} catch (const std::exception&) {  // what is damaged is told by who begins there
+  return {};
+}
+
 class TrainRunner : public JobRunner {
  public:
   TrainRunner(net::Loop& loop, Engine& engine, const run::RunFolder& folder,
               const spec::JobOptions& job, std::chrono::seconds alone, int64_t least)
       : loop_(loop),
+        folder_(folder),
         lock_(folder.path(), run::RunLock::kController),
         least_(std::min(least, job.train.virtual_ranks)) {
     folder.remove_leftovers();
@@ -76,6 +97,14 @@ class TrainRunner : public JobRunner {
   }
 
   void start(const std::vector<Holding>& devices, OnEnd on_end) override {
+    // As of a store that was put back, or a service that was killed before it could say so.
+    if (const auto steps = done_after(folder_)) {
+      look_ = loop_.after(std::chrono::milliseconds(0), [on_end = std::move(on_end), steps] {
+        const OnEnd tell = on_end;  // which may destroy this runner, and its timer
+        tell({Phase::finished, fmt::format("It is done after {} steps.", *steps)});
+      });
+      return;
+    }
     launcher_->place(shares_of(devices));
     at_start_ = true;
     if (!devices.empty()) begin_pause();
@@ -170,6 +199,7 @@ class TrainRunner : public JobRunner {
   }
 
   net::Loop& loop_;
+  const run::RunFolder folder_;
   const run::RunLock lock_;
   const int64_t least_;
   server::Launcher* launcher_ = nullptr;  // the host's

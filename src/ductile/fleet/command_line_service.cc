@@ -359,6 +359,11 @@ void add_service(CLI::App& app, Parsed& parsed) {
          "if something is wrong")
       ->option_text("DIR")
       ->excludes(cluster);
+  sub->add_option("--backup", c.backup,
+                  "write a copy of the store of the service in --folder to a new file, also while "
+                  "it runs, and begin nothing")
+      ->option_text("FILE")
+      ->excludes(cluster);
   sub->add_option("--shared", c.shared,
                   "a folder that all nodes see, for the runs (default: the service's folder)")
       ->option_text("DIR");

@@ -27,7 +27,6 @@
 #include "ductile/cli/trust.h"
 #include "ductile/cluster/client.h"
 #include "ductile/cluster/service.h"
-#include "ductile/cluster/store_check.h"
 #include "ductile/fleet/job_reference.h"
 #include "ductile/fleet/service_request_impl.h"
 #include "ductile/fleet/training_spec_impl.h"
@@ -431,31 +430,12 @@ ExitCode up(const ServiceCommand& command, Context& context) {
                context);
 }
 
-namespace {
-
-ExitCode check(const fs::path& folder, Context& context) {
-  Console& console = context.console;
-  const cluster::StoreReport report = cluster::check_store(folder);
-  for (const std::string& fault : report.faults) console.print("{}\n", page::one_line(fault));
-  for (const std::string& loss : report.losses) console.print("{}\n", page::one_line(loss));
-  for (const std::string& note : report.notes) console.print("{}\n", page::one_line(note));
-  console.say("{}: schema {}, {} job{}, of which {} {} not ended, {} event{}: {}",
-              report.file.string(), report.schema, report.jobs, report.jobs == 1 ? "" : "s",
-              report.live, report.live == 1 ? "has" : "have", report.events,
-              report.events == 1 ? "" : "s",
-              !report.faults.empty()   ? "it is damaged"
-              : !report.losses.empty() ? "it is whole, but what it names is not"
-                                       : "it is whole");
-  if (!report.remedy.empty()) console.say("{}", report.remedy);
-  return report.faults.empty() && report.losses.empty() ? kDone : kFailed;
-}
-
-}  // namespace
-
 ExitCode server(const ServiceCommand& command, Context& context) {
-  if (command.check) return check(*command.check, context);
+  if (command.check) return check_the_store(*command.check, context);
+  if (command.backup) return back_up_the_store(command, context);
   if (command.cluster.empty())
-    fail(ErrorCode::invalid_argument, "server: a cluster file is wanted, or --check DIR");
+    fail(ErrorCode::invalid_argument,
+         "server: a cluster file is wanted, or --check DIR, or --backup FILE");
   cluster::ServiceOptions options = options_of(command, context);
   options.cluster = spec::read_cluster(command.cluster);
   options.pools = spec::read_pools(command.cluster);

@@ -17,6 +17,10 @@
 // What the commands that ask a service share.
 namespace ductile::cli {
 
+// `ductile server --check` and `--backup`.
+ExitCode check_the_store(const fs::path& folder, Context& context);
+ExitCode back_up_the_store(const ServiceCommand& command, Context& context);
+
 // The job's path in the service's interface.
 std::string path_of(const std::string& job, const char* rest = "");
 
