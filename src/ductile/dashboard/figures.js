@@ -24,12 +24,19 @@ export function searchOf(text) {
     .sort((a, b) => b.length - a.length)[0] || "";
   return { part, number: number ? Number(number) : 0 };
 }
-/** Of each queued job: how many of its tier and of higher ones were submitted before it. */
+/**
+ * Of each queued job whose reason says how many come before it: its place in line. The order is the
+ * policy's, which weighs more than tier and age, so that nothing else says it than `ductile why` does.
+ */
 export function places(jobs) {
-  const rank = job => (kTiers.indexOf(job.tier) + 3) % 3;
-  const queued = jobs.filter(job => job.phase === "queued")
-    .sort((a, b) => rank(a) - rank(b) || a.id - b.id);
-  return new Map(queued.map((job, i) => [job.id, i + 1]));
+  const out = new Map();
+  for (const job of jobs) {
+    if (job.phase !== "queued") continue;
+    const before = /(\d+) other waiting jobs? comes? before it/.exec(job.reason);
+    if (before) out.set(job.id, Number(before[1]) + 1);
+    else if (/^waits: it can start on /.test(job.reason)) out.set(job.id, 1);
+  }
+  return out;
 }
 
 /**
