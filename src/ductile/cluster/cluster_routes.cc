@@ -170,6 +170,7 @@ std::string why(Request& request, const JobRecord& job) {
   facts.claim = view->claim();
   facts.staged = view->staged(job.id);
   if (const auto serving = view->serving(job.id)) facts.serving_trouble = serving->trouble;
+  for (const auto& [id, serving] : view->serving()) facts.services.insert(id);
   if (job.phase == Phase::queued) facts.after = request.reader.awaited_by(job.id);
   std::tie(facts.above, facts.above_since) = view->above(job.id, job.submission.tier);
   const auto quota = view->quotas().find(job.submission.team);

@@ -122,6 +122,19 @@ void Reader::require_event(Revision known) {
   throw gone;
 }
 
+void require_no_array(std::string_view text, const std::vector<std::string>& names) {
+  const std::string begin = std::string(text) + "-";
+  const auto of_array = [&](const std::string& name) {
+    return name.size() > begin.size() && name.starts_with(begin) &&
+           name.find_first_not_of("0123456789", begin.size()) == std::string::npos;
+  };
+  if (std::ranges::none_of(names, of_array)) return;
+  fail(ErrorCode::not_found,
+       "there is no job \"{0}\", but jobs of an array of that name, such as \"{1}\": '{0}-*' names "
+       "all of them that have not ended",
+       text, *std::ranges::find_if(names, of_array));
+}
+
 bool Reader::knows_runs() {
   return database_.integer("SELECT EXISTS (SELECT 1 FROM jobs WHERE run <> '')", 0) > 0;
 }

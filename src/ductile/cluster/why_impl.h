@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -170,6 +171,7 @@ struct WhyFacts {
   std::optional<NodeClaim> claim;
   std::optional<StagedFigures> staged;
   std::string serving_trouble;    // ServingFigures::trouble
+  std::set<JobId> services;       // that answer requests
   std::vector<EarlierJob> after;  // that are to finish before it begins
   // Jobs of higher tiers that run or wait for devices: all, and those that came after it.
   int64_t above = 0, above_since = 0;
