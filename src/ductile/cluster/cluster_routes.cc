@@ -64,6 +64,8 @@ void require_weights(JobId id, const fs::path& folder, int64_t step) {
 Answer resize_job(Request& request) {
   const JobRecord job = job_to_act_on(request);
   require_owner(request.call.principal, job);
+  if (has_ended(job.phase))
+    fail(ErrorCode::conflict, "job {} is {} already", job.id, to_string(job.phase));
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
   fields.only({"min_devices", "max_devices"});

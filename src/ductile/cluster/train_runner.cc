@@ -13,7 +13,7 @@
 #include "ductile/link/membership_options.h"
 #include "ductile/link/plan_change.h"
 #include "ductile/link/saved_state.h"
-#include "ductile/run/diary.h"
+#include "ductile/run/history.h"
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/server/job_host.h"
@@ -24,34 +24,34 @@ namespace {
 constexpr std::chrono::seconds kCheckpointSoonest{1};
 constexpr std::chrono::milliseconds kLook{200};
 
-RunnerEnd end_of(const server::JobOutcome& outcome) {
+std::string text_of(const run::DoneRun& done) {
+  return done.target_reached ? fmt::format("It reached its target after {} steps.", done.steps)
+                             : fmt::format("It is done after {} steps.", done.steps);
+}
+
+// How the run was done, by its own files, and nothing of it runs any more; none: it is not, or it
+// has gone on since.
+std::optional<run::DoneRun> done_before(const run::RunFolder& folder) try {
+  const auto state = link::read_state(link::state_file(folder.path()));
+  if (!state || state->value("phase", "") != control::to_string(control::Phase::finished))
+    return {};
+  return run::done_run(folder);
+} catch (const std::exception&) {  // what is damaged is told by who begins there
+  return {};
+}
+
+RunnerEnd end_of(const server::JobOutcome& outcome, const run::RunFolder& folder) {
   if (outcome.error) return end_by(outcome.error);
-  if (outcome.end.phase == control::Phase::finished)
-    return {Phase::finished, fmt::format("It is done after {} steps.", outcome.end.step)};
+  if (outcome.end.phase == control::Phase::finished) {
+    const auto done = done_before(folder);
+    return {Phase::finished, text_of({outcome.end.step, done && done->target_reached})};
+  }
   if (outcome.end.phase != control::Phase::failed) return {};
   // A job that is done, and whose result finds no room, is not lost: from its last checkpoint on it
   // is done again once there is some.
   const bool again =
       outcome.end.result_unsaved && outcome.end.step > std::max<int64_t>(outcome.end.checkpoint, 0);
   return {again ? Phase::queued : Phase::failed, outcome.end.reason, again, again};
-}
-
-// After how many steps the run was done, by its own files, and nothing of it runs any more; none:
-// it is not, or it has gone on since.
-std::optional<int64_t> done_after(const run::RunFolder& folder) try {
-  const auto state = link::read_state(link::state_file(folder.path()));
-  if (!state || state->value("phase", "") != control::to_string(control::Phase::finished))
-    return {};
-  std::optional<int64_t> out;
-  run::for_each_diary_line(folder.events_file(), [&out](nlohmann::json& line) {
-    const std::string kind = line.value("kind", ""), status = line.value("status", "");
-    out.reset();
-    if (kind == "end" && (status == "done" || status == "target_reached"))
-      out = line.value("step", int64_t{0});
-  });
-  return out;
-} catch (const std::exception&) {  // what is damaged is told by who begins there
-  return {};
 }
 
 class TrainRunner : public JobRunner {
@@ -98,19 +98,20 @@ class TrainRunner : public JobRunner {
 
   void start(const std::vector<Holding>& devices, OnEnd on_end) override {
     // As of a store that was put back, or a service that was killed before it could say so.
-    if (const auto steps = done_after(folder_)) {
-      look_ = loop_.after(std::chrono::milliseconds(0), [on_end = std::move(on_end), steps] {
+    if (const auto done = done_before(folder_)) {
+      look_ = loop_.after(std::chrono::milliseconds(0), [on_end = std::move(on_end), done] {
         const OnEnd tell = on_end;  // which may destroy this runner, and its timer
-        tell({Phase::finished, fmt::format("It is done after {} steps.", *steps)});
+        tell({Phase::finished, text_of(*done)});
       });
       return;
     }
     launcher_->place(shares_of(devices));
     at_start_ = true;
     if (!devices.empty()) begin_pause();
-    host_->start(count(devices), [on_end = std::move(on_end)](const server::JobOutcome& outcome) {
-      on_end(end_of(outcome));
-    });
+    host_->start(count(devices),
+                 [this, on_end = std::move(on_end)](const server::JobOutcome& outcome) {
+                   on_end(end_of(outcome, folder_));
+                 });
   }
 
   void resize(const std::vector<Holding>& devices, std::function<void(bool)> taken) override {

@@ -123,6 +123,11 @@ nlohmann::json training_body(const ServiceCommand& command, const Context& conte
   TrainingSpec training = training_spec(command, request, context);
   const int64_t least =
       command.min.value_or(std::min(training.least, command.max.value_or(training.least)));
+  if (command.min && least > training.ranks && command.plans.empty())
+    fail(ErrorCode::invalid_argument,
+         "--min {0}: train.virtual_ranks is {1}, and each device hosts at least one of them; --set "
+         "train.virtual_ranks={0} lets the job have so many (its result depends on that number)",
+         least, training.ranks);
   const int64_t most = std::max(least, training.ranks);
   return {{"name", command.name.value_or(training.name)},
           {"team", command.team},
@@ -424,6 +429,7 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
 
 ExitCode up(const ServiceCommand& command, Context& context) {
   cluster::ServiceOptions options = options_of(command, context);
+  require_store_of_one_machine(options.folder);
   options.devices = command.devices.value_or(cpu_share().usable());
   options.node = host_name();
   return serve(options, fmt::format("{} devices of {}", options.devices, options.node), command.at,

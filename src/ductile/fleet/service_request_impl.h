@@ -19,6 +19,8 @@ namespace ductile::cli {
 
 // `ductile server --check` and `--backup`.
 ExitCode check_the_store(const fs::path& folder, Context& context);
+// Throws conflict where the store in this folder is of several nodes, which `ductile up` knows not.
+void require_store_of_one_machine(const fs::path& folder);
 ExitCode back_up_the_store(const ServiceCommand& command, Context& context);
 
 // The job's path in the service's interface.

@@ -1,8 +1,12 @@
 // `ductile server --check` and `--backup`: what is done with a service's store, while one runs or
 // none does.
 #include <string>
+#include <vector>
 
+#include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 #include "ductile/cluster/service.h"
+#include "ductile/cluster/store.h"
 #include "ductile/cluster/store_check.h"
 #include "ductile/fleet/service_request_impl.h"
 #include "ductile/page/terminal.h"
@@ -25,6 +29,21 @@ ExitCode check_the_store(const fs::path& folder, Context& context) {
                                        : "it is whole");
   if (!report.remedy.empty()) console.say("{}", report.remedy);
   return report.faults.empty() && report.losses.empty() ? kDone : kFailed;
+}
+
+void require_store_of_one_machine(const fs::path& folder) {
+  std::vector<cluster::NodeRecord> nodes;
+  try {
+    if (kind_of(folder / "store.db") == FileKind::none) return;
+    nodes = cluster::Reader(folder / "store.db").nodes();
+  } catch (const Error&) {  // an older schema, or damage, of which the service says more
+    return;
+  }
+  if (nodes.size() < 2) return;
+  fail(ErrorCode::conflict,
+       "{0}: the store there is of a cluster of {1} nodes ({2}, ...), and `ductile up` shares one "
+       "machine: start `ductile server CLUSTER.toml --folder {0}`, or choose another folder",
+       page::shell_word(folder.string()), nodes.size(), nodes.front().node);
 }
 
 ExitCode back_up_the_store(const ServiceCommand& command, Context& context) {
