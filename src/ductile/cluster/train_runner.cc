@@ -54,6 +54,14 @@ RunnerEnd end_of(const server::JobOutcome& outcome, const run::RunFolder& folder
   return {again ? Phase::queued : Phase::failed, outcome.end.reason, again, again};
 }
 
+// Workers that live tell it to nobody again: the pipe that they told it by is gone.
+int64_t steps_before(const run::RunFolder& folder, const spec::JobOptions& job) try {
+  const int64_t told = run::told_steps(folder);
+  return told > 0 ? told : std::max<int64_t>(0, job.train.max_steps);
+} catch (const Error&) {  // they cannot be read now
+  return 0;
+}
+
 class TrainRunner : public JobRunner {
  public:
   TrainRunner(net::Loop& loop, Engine& engine, const run::RunFolder& folder,
@@ -61,7 +69,8 @@ class TrainRunner : public JobRunner {
       : loop_(loop),
         folder_(folder),
         lock_(folder.path(), run::RunLock::kController),
-        least_(std::min(least, job.train.virtual_ranks)) {
+        least_(std::min(least, job.train.virtual_ranks)),
+        total_steps_(steps_before(folder, job)) {
     folder.remove_leftovers();
     if (link::PlanChange::left_open(folder))
       fail(ErrorCode::conflict,
@@ -203,8 +212,8 @@ class TrainRunner : public JobRunner {
   const run::RunFolder folder_;
   const run::RunLock lock_;
   const int64_t least_;
-  server::Launcher* launcher_ = nullptr;  // the host's
-  int64_t total_steps_ = 0;
+  int64_t total_steps_;                            // 0: not known
+  server::Launcher* launcher_ = nullptr;           // the host's
   std::optional<JobProgress::Told> first_, last_;  // of the present processes
   PauseMeter meter_;
   net::Loop::Timer look_;

@@ -254,6 +254,15 @@ std::optional<DoneRun> done_run(const RunFolder& folder) {
   return out;
 }
 
+int64_t told_steps(const RunFolder& folder) {
+  int64_t out = 0;
+  for_each_diary_line(folder.events_file(), [&](json& line) {
+    const std::string kind = text_at(line, "kind");
+    if (kind == "start" || kind == "resume") out = std::max<int64_t>(0, count_at(line, "steps"));
+  });
+  return out;
+}
+
 json to_json(const History& history) {
   const auto point = [](const std::optional<Point>& p) -> json {
     if (!p) return nullptr;

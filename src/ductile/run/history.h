@@ -110,6 +110,10 @@ struct DoneRun {
 };
 std::optional<DoneRun> done_run(const RunFolder& folder);
 
+// How many steps the run has to do, as its workers said when they began last; 0: not known. Throws
+// as for_each_diary_line() does.
+int64_t told_steps(const RunFolder& folder);
+
 // The numbers of the history without its curves' points and events, for `--json` output.
 nlohmann::json to_json(const History& history);
 

@@ -85,6 +85,22 @@ TEST(DoneRun, IsOneWhoseLastEventSaysSo) {
   EXPECT_TRUE(early->target_reached);
 }
 
+TEST(ToldSteps, AreThoseOfTheLastBeginning) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  EXPECT_EQ(told_steps(run), 0);
+  std::string text = R"({"kind":"start","step":0,"steps":100,"workers":1})"
+                     "\n"
+                     R"({"kind":"checkpoint","step":10})"
+                     "\n";
+  write_file_atomic(run.events_file(), text);
+  EXPECT_EQ(told_steps(run), 100);
+  text += R"({"kind":"resume","step":10,"steps":250,"workers":2})"
+          "\n";
+  write_file_atomic(run.events_file(), text);
+  EXPECT_EQ(told_steps(run), 250);
+}
+
 TEST(History, OfARunJustMadeIsEmpty) {
   const TempFolder temp;
   const History history = read_history(RunFolder::create(temp.path(), "job"));
