@@ -126,7 +126,18 @@ Answer reload_job(Request& request) {
 // Why a job waits changes with every other job, and the store hears of it only now and then.
 Json shown_now(Request& request, const JobRecord& job) {
   Json out = to_json(job);
-  if (request.view() == nullptr || job.phase != Phase::queued) return out;
+  if (request.view() == nullptr || has_ended(job.phase)) return out;
+  if (const auto training = request.view()->training(job.id)) {
+    Json& progress = out["progress"];
+    progress = {{"step", training->step}, {"total_steps", training->total_steps}};
+    if (job.phase == Phase::running && training->rate > 0) {
+      const double left =
+          static_cast<double>(std::max<int64_t>(0, training->total_steps - training->step));
+      progress["steps_per_second"] = training->rate;
+      progress["seconds_left"] = left / training->rate;
+    }
+  }
+  if (job.phase != Phase::queued) return out;
   const auto live = request.view()->of(job.id);
   if (live && live->moment == LiveState::Moment::waiting && !live->text.empty())
     out["reason"] = live->text;

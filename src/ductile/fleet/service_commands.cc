@@ -278,6 +278,7 @@ std::string job_table(const Json& job, const cluster::Client& client) {
       {"phase", job.at("phase")},
       {"why", client.with_option(job.at("why").get<std::string>())}};
   if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
+  if (const std::string done = done_text(job, true); !done.empty()) rows.push_back({"done", done});
   if (job.contains("spec") && job["spec"].value("gpus", int64_t{0}) > 0)
     rows.push_back({"gpus", fmt::format("{} of one node", job["spec"]["gpus"].get<int64_t>())});
   if (job.contains("serving")) {

@@ -125,6 +125,10 @@ std::vector<int64_t> indices_of(const std::string& array);
 // How many devices it holds; empty for none.
 std::string held_text(const nlohmann::ordered_json& job);
 
+// How far a training job is, "37 %"; `whole`: also in steps, and how long it has still to go.
+// Empty: that is not known.
+std::string done_text(const nlohmann::ordered_json& job, bool whole);
+
 // What `ductile why` and `ductile status` show of a job of that service.
 std::string job_table(const nlohmann::ordered_json& job, const cluster::Client& client);
 
