@@ -230,7 +230,9 @@ void read_shares(const ServiceCommand& command, cluster::ServiceOptions& options
 fs::path find_keeper() {
   const fs::path keeper = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-keeper";
   if (access(keeper.c_str(), X_OK) != 0)
-    fail(ErrorCode::not_found, "{}: not beside this program; build it, or install Ductile again",
+    fail(ErrorCode::not_found,
+         "{}: not beside this program; install Ductile again; in the source tree, `scripts/build "
+         "release ductile-keeper` builds it",
          keeper.string());
   return keeper;
 }
