@@ -182,8 +182,9 @@ ExitCode resize(const LiveCommand& command, Context& context) {
            job.run.string(), job.run.string());
     const json answer =
         server::ask(job.run, {{"request", "resize"}, {"workers", *command.workers}});
-    print_answer(command, context.console, answer,
-                 fmt::format("resizing to {} workers", *command.workers));
+    print_answer(
+        command, context.console, answer,
+        fmt::format("resizing to {} worker{}", *command.workers, *command.workers == 1 ? "" : "s"));
     return kDone;
   }
   json body = json::object();

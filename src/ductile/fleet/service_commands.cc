@@ -433,10 +433,18 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
 ExitCode up(const ServiceCommand& command, Context& context) {
   cluster::ServiceOptions options = options_of(command, context);
   require_store_of_one_machine(options.folder);
-  options.devices = command.devices.value_or(cpu_share().usable());
+  const int64_t cores = cpu_share().usable();
+  options.devices = command.devices.value_or(cores);
+  if (options.devices > cores)
+    context.console.say(
+        "--devices {}: this machine lets Ductile use {}, so that devices share cores and each is "
+        "slower",
+        options.devices, page::plural(static_cast<double>(cores), "core"));
   options.node = host_name();
-  return serve(options, fmt::format("{} devices of {}", options.devices, options.node), command.at,
-               context);
+  return serve(options,
+               fmt::format("{} of {}", page::plural(static_cast<double>(options.devices), "device"),
+                           options.node),
+               command.at, context);
 }
 
 ExitCode server(const ServiceCommand& command, Context& context) {
@@ -453,10 +461,11 @@ ExitCode server(const ServiceCommand& command, Context& context) {
   options.listen = command.listen;
   options.grace = command.grace;
   options.program = fs::read_symlink("/proc/self/exe");
-  return serve(
-      options,
-      fmt::format("{} devices of {} nodes", options.cluster->devices(), options.cluster->nodes()),
-      command.at, context);
+  return serve(options,
+               fmt::format("{} of {}",
+                           page::plural(static_cast<double>(options.cluster->devices()), "device"),
+                           page::plural(static_cast<double>(options.cluster->nodes()), "node")),
+               command.at, context);
 }
 
 namespace {

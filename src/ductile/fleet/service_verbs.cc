@@ -255,9 +255,44 @@ ExitCode drain(const ServiceCommand& command, Context& context) {
   });
 }
 
+namespace {
+
+// Of a node that no job may use though it is not drained, as one that is about to be taken back:
+// how it is, with a comma before it; empty: jobs may use it.
+std::string why_not_used(const std::string& name, const cluster::Client& client) {
+  const Json nodes = client.get("/v1/nodes").at("nodes");
+  for (const Json& node : nodes) {
+    if (node.at("node") != name || node.at("state") == "up") continue;
+    const auto reason = node.at("reason").get<std::string>();
+    return fmt::format(", and it is {}{}{}", node.at("state").get<std::string>(),
+                       reason.empty() ? "" : ": ", reason);
+  }
+  return "";
+}
+
+}  // namespace
+
+// A drain is a person's, and a notice or a silence the node's own.
 ExitCode undrain(const ServiceCommand& command, Context& context) {
-  return tell_node(command, context, "undrain", nlohmann::json::object(),
-                   [](const cluster::Client&) { return "is taken back"; });
+  return with_service(command, context, [&](const cluster::Client& client) {
+    try {
+      const ExitCode code = tell_node(
+          command, context, "undrain", nlohmann::json::object(), [&](const cluster::Client&) {
+            const std::string why = why_not_used(command.node, client);
+            return why.empty() ? "is taken back"
+                               : fmt::format(
+                                     "is not drained any more{}, which no undrain "
+                                     "ends",
+                                     why);
+          });
+      static_cast<void>(code);  // it throws where it fails
+    } catch (const Error& error) {
+      const bool not_drained = error.message().find("is not drained") != std::string::npos;
+      const std::string why = not_drained ? why_not_used(command.node, client) : "";
+      if (why.empty()) throw;
+      throw Error(error.code(), fmt::format("{}{}, which no undrain ends", error.message(), why));
+    }
+  });
 }
 
 namespace {
