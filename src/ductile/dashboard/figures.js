@@ -112,6 +112,22 @@ export function goodput(events) {
   return [`${Math.round(samples * efficiency)} per second`, part];
 }
 
+/** What is asked of a job, beyond what it already is: "pause", "cancel"; empty: nothing. */
+export const wishOf = job =>
+  isLive(job) && job.wish !== "run" && !(job.wish === "pause" && job.phase === "paused") ? job.wish : "";
+
+/** "1 replica", "2 replicas". */
+export const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
+const kDefaults = { environment: {}, retries: 0, time_limit: 0, grace: 30, gpus: 0, port: 0, version: null, follow: false,
+  max_batch: 32, max_waiting: 1024, max_delay: 0, target: 0.5 };
+
+/** What a command or a service was submitted with, where that is not the default: [name, text]. */
+export function chosen(spec) {
+  return Object.entries(spec).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(kDefaults[name]))
+    .map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
+}
+
 /** The options that differ: [name, value of a, value of b]. */
 export function differences(a, b) {
   return [...new Set([...Object.keys(a), ...Object.keys(b)])].sort()

@@ -29,6 +29,22 @@ test("the service is asked for the longest word that a name may have, and for a 
   assert.deepEqual(f.searchOf(""), { part: "", number: 0 });
 });
 
+test("a wish is shown where it is not what the job already is", () => {
+  const wish = (phase, asked) => f.wishOf({ phase, wish: asked });
+  assert.equal(wish("paused", "pause"), "");
+  assert.equal(wish("running", "pause"), "pause");
+  assert.equal(wish("paused", "cancel"), "cancel");
+  assert.equal(wish("cancelled", "cancel"), "");
+  assert.equal(wish("queued", "run"), "");
+});
+
+test("of a command or a service what is not the default is shown, and counts of one", () => {
+  assert.deepEqual(f.chosen({ command: ["sh", "-c", "x"], directory: "/a", environment: {}, retries: 0, time_limit: 0, grace: 5 }),
+    [["command", '["sh","-c","x"]'], ["directory", "/a"], ["grace", "5"]]);
+  assert.deepEqual(f.chosen({ run: "/r", follow: true, max_batch: 32, target: 0.5 }), [["run", "/r"], ["follow", "true"]]);
+  assert.deepEqual([0, 1, 2].map(n => f.counted(n, "replica")), ["0 replicas", "1 replica", "2 replicas"]);
+});
+
 test("places in line are those that the reasons name, whatever the numbers of the jobs", () => {
   const can = "waits: it can start on 2 cpu. None of 2 are free: a holds 2";
   const job = (id, reason, phase = "queued") => ({ id, reason, phase });
