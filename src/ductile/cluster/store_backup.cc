@@ -1,4 +1,5 @@
 #include <cerrno>
+#include <cstdio>
 #include <string>
 #include <system_error>
 
@@ -37,8 +38,11 @@ void back_up_store(const fs::path& folder, const fs::path& to) {
   try {
     Database(file, Database::Access::write).run("VACUUM INTO ?", part.string());
     sync_to_disk(part);
-    // Never in the place of another one that was made meanwhile.
-    if (::link(part.c_str(), target.c_str()) != 0) fail_errno(target.string(), errno);
+    // Never in the place of another one that was made meanwhile, where the disk can see to that.
+    if (::link(part.c_str(), target.c_str()) != 0) {
+      if (errno != EPERM && errno != EOPNOTSUPP) fail_errno(target.string(), errno);
+      if (::rename(part.c_str(), target.c_str()) != 0) fail_errno(target.string(), errno);
+    }
   } catch (...) {
     fs::remove(part, ignored);
     throw;

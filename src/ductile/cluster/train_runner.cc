@@ -24,7 +24,7 @@ namespace {
 constexpr std::chrono::seconds kCheckpointSoonest{1};
 constexpr std::chrono::milliseconds kLook{200};
 
-std::string text_of(const run::DoneRun& done) {
+std::string text_of_done(const run::DoneRun& done) {
   return done.target_reached ? fmt::format("It reached its target after {} steps.", done.steps)
                              : fmt::format("It is done after {} steps.", done.steps);
 }
@@ -44,7 +44,7 @@ RunnerEnd end_of(const server::JobOutcome& outcome, const run::RunFolder& folder
   if (outcome.error) return end_by(outcome.error);
   if (outcome.end.phase == control::Phase::finished) {
     const auto done = done_before(folder);
-    return {Phase::finished, text_of({outcome.end.step, done && done->target_reached})};
+    return {Phase::finished, text_of_done({outcome.end.step, done && done->target_reached})};
   }
   if (outcome.end.phase != control::Phase::failed) return {};
   // A job that is done, and whose result finds no room, is not lost: from its last checkpoint on it
@@ -110,7 +110,7 @@ class TrainRunner : public JobRunner {
     if (const auto done = done_before(folder_)) {
       look_ = loop_.after(std::chrono::milliseconds(0), [on_end = std::move(on_end), done] {
         const OnEnd tell = on_end;  // which may destroy this runner, and its timer
-        tell({Phase::finished, text_of(*done)});
+        tell({Phase::finished, text_of_done(*done)});
       });
       return;
     }
