@@ -214,7 +214,8 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context,
   parsed.example[&app] =
       "Example:\n"
       "  ductile train                       # on embedded data\n"
-      "  ductile train job.toml --set train.epochs=5\n";
+      "  ductile train job.toml --set train.epochs=5\n"
+      "  ductile help jobs                   # what a command does and takes\n";
   app.set_version_flag("--version", fmt::format("ductile {}", version()));
   app.require_subcommand(1);
   app.fallthrough();

@@ -59,12 +59,12 @@ void add_data(CLI::App& app, Parsed& parsed) {
       ->check(CLI::IsMember({"tar", "records"}));
   convert->add_option("--shard-mb", v.shard_mb, "approximate size of a shard in MiB (tar)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+      ->check(Range(int64_t{1}, int64_t{1} << 20));
   convert->add_flag("--raw", v.raw, "store decoded pixels (records)");
   convert
       ->add_option("--short-side", v.short_side, "reduce the short side to N pixels (with --raw)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+      ->check(Range(int64_t{1}, int64_t{1} << 16));
   add_set(*convert, v.assignments);
   add_split(*convert, v.split);
   add_json(*convert, v.json);

@@ -69,7 +69,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
   sub->add_option("--workers", c.workers,
                   "number of processes that share the job (default 1, or as many as before)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+      ->check(Range(int64_t{1}, int64_t{1} << 20));
   sub->add_option(
          "--plan", c.plan,
          "run by this pipeline plan, as `ductile plan --json` writes it: its stages are "
@@ -154,11 +154,11 @@ void add_measurement(CLI::App& sub, Command& c) {
                  "numbers of samples that are measured (default: 1, 2, 4 ... up to the batch)")
       ->option_text("LIST")
       ->delimiter(',')
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+      ->check(Range(int64_t{1}, int64_t{1} << 40));
   sub.add_option("--rounds", c.rounds,
                  "passes for each number of samples, of which medians count (default 7)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{10'000}));
+      ->check(Range(int64_t{1}, int64_t{10'000}));
 }
 
 void add_profile(CLI::App& app, Parsed& parsed) {
@@ -224,7 +224,7 @@ void add_capture(CLI::App& app, Parsed& parsed) {
   sub->add_option("--batch", c.batch,
                   "the most samples at once (default: the batch of a job, else 32)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 40));
+      ->check(Range(int64_t{2}, int64_t{1} << 40));
   add_measurement(*sub, c);
   sub->add_flag("--no-times", c.no_times,
                 "measure no times: give those of a V100, from operations and bytes");
@@ -285,7 +285,7 @@ CLI::App* add_model_command(CLI::App& app, Parsed& parsed, const char* name, con
   sub->add_option("--checkpoint", c.checkpoint,
                   "use the weights of this checkpoint (default: the final weights)")
       ->option_text("STEP")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
+      ->check(Range(int64_t{0}, int64_t{1} << 60));
   sub->add_flag("--trust", c.trust,
                 "use a run of another user, whose files name a program to load (library)");
   sub->callback([&parsed, run] {
@@ -310,32 +310,32 @@ void add_minima(CLI::App& app, Parsed& parsed) {
   sub->add_option("--samples", m.samples,
                   "measure the loss on this many training samples (default 1,000)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+      ->check(Range(int64_t{1}, int64_t{1} << 40));
   sub->add_option(
          "--epsilon", m.epsilon,
          "half the side of the box around each weight w, relative to |w| + 1 (default 1e-3 "
          "and 5e-4; repeatable)")
       ->option_text("E")
       ->allow_extra_args(false)
-      ->check(CLI::PositiveNumber);
+      ->check(positive_number());
   sub->add_option("--subspace", m.subspace,
                   "seek the maximum in a random subspace of this many dimensions (default: among "
                   "all weights)")
       ->option_text("P")
-      ->check(CLI::Range(int64_t{0}, int64_t{10'000}));
+      ->check(Range(int64_t{0}, int64_t{10'000}));
   sub->add_option("--steps", m.steps, "gradients of each ascent (default 20)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1'000'000}));
+      ->check(Range(int64_t{1}, int64_t{1'000'000}));
   sub->add_option("--lanczos", m.lanczos,
                   "products with the Hessian at most; 0: no eigenvalues (default 40)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{0}, int64_t{300}));
+      ->check(Range(int64_t{0}, int64_t{300}));
   sub->add_option("--slices", m.slices, "slices of the loss: 1d, 2d or none (default 1d)")
       ->option_text("KIND")
       ->check(CLI::IsMember({"1d", "2d", "none"}));
   sub->add_option("--seed", m.seed, "of samples, starts and directions (default 1)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
+      ->check(Range(int64_t{0}, int64_t{1} << 60));
   add_json(*sub, c.json);
 }
 
@@ -372,7 +372,7 @@ void add_trained(CLI::App& app, Parsed& parsed) {
           predict);
   sub->add_option("--top", c.top, "print this many of the most likely classes (default 1)")
       ->option_text("K")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+      ->check(Range(int64_t{1}, int64_t{1} << 24));
   sub->add_flag("--csv", c.csv, "write CSV with a row of heads");
   add_minima(app, parsed);
 }

@@ -108,8 +108,9 @@ struct ServiceCommand {
   std::string https;                         // ADDRESS:PORT; empty: not beyond this machine
   std::optional<fs::path> certificate, key;  // the operator's own
   // server
-  fs::path cluster;               // the cluster file
-  std::optional<fs::path> check;  // look at the store in this folder, and run nothing
+  fs::path cluster;                // the cluster file
+  std::optional<fs::path> check;   // look at the store in this folder, and run nothing
+  std::optional<fs::path> backup;  // copy the service's store to this file, and run nothing
   std::optional<fs::path> shared;
   std::string launcher = "ssh {host}", listen;
   double grace = 30;  // seconds; of submit, too

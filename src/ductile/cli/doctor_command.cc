@@ -225,9 +225,29 @@ Json compiler_facts() {
   return tools;
 }
 
-// One thing that should be there and is not, and what installs it.
+// The programs that this one starts, and which lie beside it; null: it is not there.
+Json program_facts() {
+  std::error_code unknown;
+  const fs::path here = fs::read_symlink("/proc/self/exe", unknown).parent_path();
+  Json facts = Json::object();
+  for (const char* name : {"ductile-fleet", "ductile-keeper"}) {
+    const fs::path program = here / name;
+    facts[name] = access(program.c_str(), X_OK) == 0 ? Json(program.string()) : Json(nullptr);
+  }
+  return facts;
+}
+
+// One thing that should be there and is not, and what installs it: a package of the system, or (of
+// a program of Ductile's own) none.
 struct Missing {
   std::string what, why, package;
+  std::string remedy() const {
+    return package.empty() ? fmt::format(
+                                 "install Ductile again, or in the source tree: "
+                                 "scripts/build release {}",
+                                 what)
+                           : "sudo apt-get install " + package;
+  }
 };
 
 std::vector<Missing> find_missing(const Json& facts) {
@@ -235,6 +255,12 @@ std::vector<Missing> find_missing(const Json& facts) {
   const auto need = [&](bool there, const char* what, const char* why, const char* package) {
     if (!there) missing.push_back({what, why, package});
   };
+  need(!facts["worker"].is_null(), "ductile-worker", "it trains", "");
+  const Json& programs = facts["programs"];
+  need(!programs["ductile-fleet"].is_null(), "ductile-fleet",
+       "services, plans, simulations and what one does with live jobs are in it", "");
+  need(!programs["ductile-keeper"].is_null(), "ductile-keeper", "it runs the commands of a service",
+       "");
   need(!facts["torch"].is_null(), "libtorch", "ductile-worker computes with it", "libtorch-dev");
   const Json& blas = facts["blas"];
   need(has_own_blas(facts["worker"]) ||
@@ -364,10 +390,10 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
   console.print("\nMissing:\n");
   std::string packages;
   for (const Missing& m : missing) {
-    console.print("  {}: {}\n", m.what, m.why);
-    packages += " " + m.package;
+    console.print("  {}: {}{}\n", m.what, m.why, m.package.empty() ? "; " + m.remedy() : "");
+    if (!m.package.empty()) packages += " " + m.package;
   }
-  console.print("Install with: sudo apt-get install{}\n", packages);
+  if (!packages.empty()) console.print("Install with: sudo apt-get install{}\n", packages);
 }
 
 }  // namespace
@@ -384,6 +410,7 @@ ExitCode doctor(const DoctorCommand& command, Context& context) {
   facts["torch"] = library_facts(torch ? torch : find_library("libtorch_cpu.so"));
   facts["blas"] = blas_facts();
   facts["worker"] = worker_facts();
+  facts["programs"] = program_facts();
   add_torch_of_worker(facts);
   facts["ucx"] = ucx_facts();
   facts["nccl"] = nccl_facts();
@@ -395,8 +422,7 @@ ExitCode doctor(const DoctorCommand& command, Context& context) {
   if (command.json) {
     facts["missing"] = Json::array();
     for (const Missing& m : missing) {
-      facts["missing"].push_back(
-          {{"what", m.what}, {"why", m.why}, {"command", "sudo apt-get install " + m.package}});
+      facts["missing"].push_back({{"what", m.what}, {"why", m.why}, {"command", m.remedy()}});
     }
     context.console.print("{}\n", dump_json(facts, 2));
   } else {

@@ -1,9 +1,11 @@
 #include "ductile/cli/job_config.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/python_job.h"
 #include "ductile/spec/without_effect.h"
 
@@ -96,6 +98,24 @@ void JobConfig::warn_of_no_effect(Console& console) const {
 void JobConfig::make_paths_absolute() {
   for (std::string* path : {&job.data.path, &job.data.test_path, &job.model.library}) {
     if (!path->empty()) *path = fs::absolute(*path).lexically_normal().string();
+  }
+}
+
+void require_data(const spec::JobOptions& job) {
+  if (!job.python.object.empty()) return;
+  for (const auto& [name, path] :
+       {std::pair<const char*, const std::string&>{"data.path", job.data.path},
+        {"data.test_path", job.data.test_path}}) {
+    if (path.empty() || path.find('{') != std::string::npos)
+      continue;  // a pattern is of many files
+    FileKind kind = FileKind::other;
+    try {
+      kind = kind_of(path);
+    } catch (const Error&) {  // who reads it says what is wrong with it
+    }
+    if (kind == FileKind::none)
+      fail(ErrorCode::not_found, "{} = \"{}\": {}", name, path,
+           fs::is_symlink(path) ? "a link that leads nowhere" : "there is no such file or folder");
   }
 }
 

@@ -143,9 +143,8 @@ void become_fleet(char* const* argv) {
   const int error = errno;
   if (error == ENOENT)
     fail(ErrorCode::not_found,
-         "the commands of clusters are in the program ductile-fleet, which is not in {}; in the "
-         "source "
-         "tree, `scripts/build release ductile-fleet` builds it",
+         "the commands of clusters are in the program ductile-fleet, which is not in {}: install "
+         "Ductile again; in the source tree, `scripts/build release ductile-fleet` builds it",
          program.parent_path().string());
   fail_errno("exec " + program.string(), error);
 }

@@ -1,12 +1,15 @@
 #pragma once
 
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include "ductile/cli/commands.h"
 
@@ -38,6 +41,23 @@ struct Parsed {
   bool quiet = false, verbose = false;
   std::function<ExitCode(Context&)> chosen;
 };
+
+// CLI::Range, which takes NaN for a number in any range. All numbers are checked by this one.
+class Range : public CLI::Range {
+ public:
+  template <class T>
+  Range(T least, T most) : CLI::Range(least, most) {
+    func_ = [within = func_](std::string& text) {
+      double value = 0;
+      if (CLI::detail::lexical_cast(text, value) && std::isnan(value))
+        return fmt::format("Value {} is no number", text);
+      return within(text);
+    };
+  }
+};
+inline Range positive_number() {
+  return {std::numeric_limits<double>::min(), std::numeric_limits<double>::max()};
+}
 
 void add_set(CLI::App& app, std::vector<std::string>& assignments);
 void add_job(CLI::App& app, JobRequest& job);

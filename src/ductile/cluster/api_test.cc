@@ -82,6 +82,24 @@ TEST_F(Service, AJobIsRefusedWhereTooManyOfItsOwnerHaveNotEnded) {
   EXPECT_EQ(send("POST", "/v1/jobs", body).status, 503);
 }
 
+TEST_F(Service, ATrainingJobSaysHowFarItIs) {
+  LiveView view({});
+  api.show(&view);
+  const JobId id = submit("trains");
+  const std::string path = fmt::format("/v1/jobs/{}", id);
+  EXPECT_FALSE(get(path).contains("progress")) << "nobody knows";
+  view.set_training(id, {50, 200, 2.0});
+  EXPECT_EQ(get(path).at("progress"), (Json{{"step", 50}, {"total_steps", 200}})) << "it waits";
+  queue.commit([&](Change& change) { change.set_phase(id, Phase::running, "runs", now); });
+  const Json listed = get("/v1/jobs").at("jobs").at(0).at("progress");
+  EXPECT_EQ(listed.at("steps_per_second"), 2.0);
+  EXPECT_EQ(listed.at("seconds_left"), 75.0);
+  view.set_training(id, {60, 200, 0});
+  EXPECT_FALSE(get(path).at("progress").contains("seconds_left")) << "its speed is not known";
+  queue.commit([&](Change& change) { change.set_phase(id, Phase::finished, "", now); });
+  EXPECT_FALSE(get(path).contains("progress"));
+}
+
 // What is changed in one transaction is never seen half.
 TEST_F(Service, AJobsDevicesAreThoseOfItsPhase) {
   const JobId id = submit("busy");

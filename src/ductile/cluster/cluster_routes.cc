@@ -64,6 +64,8 @@ void require_weights(JobId id, const fs::path& folder, int64_t step) {
 Answer resize_job(Request& request) {
   const JobRecord job = job_to_act_on(request);
   require_owner(request.call.principal, job);
+  if (has_ended(job.phase))
+    fail(ErrorCode::conflict, "job {} is {} already", job.id, to_string(job.phase));
   const nlohmann::json body = request.object();
   const JsonFields fields(body, "body");
   fields.only({"min_devices", "max_devices"});
@@ -124,7 +126,18 @@ Answer reload_job(Request& request) {
 // Why a job waits changes with every other job, and the store hears of it only now and then.
 Json shown_now(Request& request, const JobRecord& job) {
   Json out = to_json(job);
-  if (request.view() == nullptr || job.phase != Phase::queued) return out;
+  if (request.view() == nullptr || has_ended(job.phase)) return out;
+  if (const auto training = request.view()->training(job.id)) {
+    Json& progress = out["progress"];
+    progress = {{"step", training->step}, {"total_steps", training->total_steps}};
+    if (job.phase == Phase::running && training->rate > 0) {
+      const double left =
+          static_cast<double>(std::max<int64_t>(0, training->total_steps - training->step));
+      progress["steps_per_second"] = training->rate;
+      progress["seconds_left"] = left / training->rate;
+    }
+  }
+  if (job.phase != Phase::queued) return out;
   const auto live = request.view()->of(job.id);
   if (live && live->moment == LiveState::Moment::waiting && !live->text.empty())
     out["reason"] = live->text;
@@ -170,6 +183,7 @@ std::string why(Request& request, const JobRecord& job) {
   facts.claim = view->claim();
   facts.staged = view->staged(job.id);
   if (const auto serving = view->serving(job.id)) facts.serving_trouble = serving->trouble;
+  for (const auto& [id, serving] : view->serving()) facts.services.insert(id);
   if (job.phase == Phase::queued) facts.after = request.reader.awaited_by(job.id);
   std::tie(facts.above, facts.above_since) = view->above(job.id, job.submission.tier);
   const auto quota = view->quotas().find(job.submission.team);

@@ -71,6 +71,17 @@ void LiveView::set_gpus(JobId job, int64_t gpus) {
   if (gpus > 0) gpus_[job] = gpus;
 }
 
+void LiveView::set_training(JobId job, const TrainingFigures& figures) {
+  const std::lock_guard lock(mutex_);
+  training_[job] = figures;
+}
+
+std::optional<TrainingFigures> LiveView::training(JobId job) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = training_.find(job);
+  return found == training_.end() ? std::nullopt : std::optional(found->second);
+}
+
 void LiveView::set_staged(JobId job, const StagedFigures& figures) {
   const std::lock_guard lock(mutex_);
   staged_[job] = figures;
@@ -165,6 +176,7 @@ void LiveView::forget(JobId job) {
   serving_.erase(job);
   gpus_.erase(job);
   staged_.erase(job);
+  training_.erase(job);
   if (const auto known = known_.extract(job)) {
     const auto& [owner, tier, counts] = known.mapped();
     if (--live_of_[owner] == 0) live_of_.erase(owner);

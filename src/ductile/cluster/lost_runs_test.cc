@@ -46,6 +46,37 @@ TEST(Service, AJobNeverGoesOnWithAnotherOnesRun) {
   EXPECT_EQ(events.find("those jobs are not known here", said + 30), std::string::npos) << events;
 }
 
+// store.db was copied alone while the service ran, and put back: jobs that were submitted since are
+// not known, and of one that is done it believes that it waits.
+TEST(Service, AnOlderCopyOfAStoreUsesNoNumberTwiceAndRunsNothingTwice) {
+  LiveService cluster;
+  cluster.expect_result(cluster.submit("first", 40));
+  const JobId held = cluster.submit("held", 40, 1, 1, {{"held", true}});
+  const fs::path copy = cluster.folder() / "copy.db", store = cluster.folder() / "store.db";
+  back_up_store(cluster.folder(), copy);
+  cluster.act(held, "resume");
+  cluster.expect_result(held);
+  cluster.expect_result(cluster.submit("third", 40));
+  EXPECT_EQ(cluster.stop(), 0);
+  const fs::path runs = cluster.folder() / "runs", diary = runs / "2-held" / "events.jsonl";
+  const std::string before = read_file(diary);
+  for (const char* name : {"store.db", "store.db-wal", "store.db-shm"})
+    fs::remove(cluster.folder() / name);
+  fs::rename(copy, store);
+  EXPECT_TRUE(check_store(cluster.folder()).is_behind);
+  cluster.start();
+  const std::string events = cluster.get("/v1/events?limit=1000").dump();
+  EXPECT_NE(events.find("the store knows jobs up to 2, and"), std::string::npos) << events;
+  const JobId fresh = cluster.submit("fresh", 40);
+  EXPECT_EQ(fresh, 4);
+  cluster.expect_result(fresh);
+  cluster.act(held, "resume");
+  cluster.expect_result(held);
+  EXPECT_EQ(read_file(diary), before) << "it was run again";
+  EXPECT_FALSE(fs::exists(runs / "2-held-2"));
+  EXPECT_FALSE(check_store(cluster.folder()).is_behind);
+}
+
 // A process may make something in a folder that is just being removed.
 void remove_for_good(const fs::path& folder) {
   std::error_code error;

@@ -101,15 +101,16 @@ void Nodes::look() {
   for (int32_t n = 0; n < count(); ++n) {
     Node& node = nodes_[static_cast<size_t>(n)];
     news = look_at_hardware(n) || news;
-    const bool coming = comes(n);
-    news = std::exchange(node.coming, coming) != coming || news;
+    const bool coming = comes(n), was_coming = std::exchange(node.coming, coming);
+    news = was_coming != coming || news;
     const std::string leaves = engine_.leaving(n), trouble = engine_.trouble(n);
     const bool leaving = !leaves.empty(), down = !trouble.empty(), up = !leaving && !down;
     const bool absent = down && !leaving && engine_.absent(n);
     const std::string& why = leaving ? leaves : trouble;
     const bool as_before = leaving == node.leaving && down == node.down;
     if (up == usable(n) && as_before && (!absent || node.lost)) {
-      if (!up && std::exchange(node.record.why, why) != why) told(node);
+      const bool is_known = std::exchange(node.record.why, why) == why && !(was_coming && !coming);
+      if (!up && !is_known) told(node);
       continue;
     }
     news = true;
@@ -171,9 +172,11 @@ void Nodes::lose(Node& node) {
   if (on_change_) on_change_();
 }
 
+// At a start all nodes are called, which is no news for the log.
 void Nodes::told(const Node& node) {
-  log_line(fmt::format("node {} is {}{}{}", node.record.node, to_string(node.record.state),
-                       node.record.why.empty() ? "" : ": ", node.record.why));
+  if (!node.coming || node.record.state != NodeState::away)
+    log_line(fmt::format("node {} is {}{}{}", node.record.node, to_string(node.record.state),
+                         node.record.why.empty() ? "" : ": ", node.record.why));
   writer_.write_newest("node " + node.record.node,
                        [record = node.record](Change& change) { change.set_node(record); });
 }

@@ -122,6 +122,19 @@ void Reader::require_event(Revision known) {
   throw gone;
 }
 
+void require_no_array(std::string_view text, const std::vector<std::string>& names) {
+  const std::string begin = std::string(text) + "-";
+  const auto of_array = [&](const std::string& name) {
+    return name.size() > begin.size() && name.starts_with(begin) &&
+           name.find_first_not_of("0123456789", begin.size()) == std::string::npos;
+  };
+  if (std::ranges::none_of(names, of_array)) return;
+  fail(ErrorCode::not_found,
+       "there is no job \"{0}\", but jobs of an array of that name, such as \"{1}\": '{0}-*' names "
+       "all of them that have not ended",
+       text, *std::ranges::find_if(names, of_array));
+}
+
 bool Reader::knows_runs() {
   return database_.integer("SELECT EXISTS (SELECT 1 FROM jobs WHERE run <> '')", 0) > 0;
 }
@@ -135,9 +148,9 @@ std::vector<std::string> Reader::newest_runs(int64_t limit) {
 }
 
 void Change::number_jobs_after(JobId last) {
-  if (database_.integer("SELECT count(*) FROM sqlite_sequence WHERE name = 'jobs'", 0) > 0)
-    fail(ErrorCode::conflict, "jobs were numbered before");
-  database_.run("INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', ?)", last);
+  database_.run("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'jobs'", last);
+  if (database_.changed_rows() == 0)
+    database_.run("INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', ?)", last);
 }
 
 std::map<JobId, std::vector<Holding>> Reader::all_holdings() {

@@ -1,9 +1,11 @@
 // What is out of sight was not deleted: the folder of the runs is known by its mark.
 #include <algorithm>
+#include <charconv>
 #include <string>
 #include <system_error>
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/log.h"
@@ -12,6 +14,7 @@
 #include "ductile/cluster/store.h"
 #include "ductile/net/secret.h"
 #include "ductile/page/terminal.h"
+#include "ductile/run/folder.h"
 #include "ductile/run/runs_mark.h"
 
 namespace ductile::cluster {
@@ -29,10 +32,20 @@ std::string marked(const fs::path& runs) try {
   return "";
 }
 
+// What each run has from its beginning: of a training job, of a command.
+constexpr const char* kFirstFiles[] = {"job.toml", "orders.json"};
+
 // The run of a job, and not only what a process that lost its folder has made in its place.
 bool is_run(const fs::path& run) {
   std::error_code unknown;
-  return fs::exists(run / "job.toml", unknown) || fs::exists(run / "orders.json", unknown);
+  return std::ranges::any_of(kFirstFiles,
+                             [&](const char* file) { return fs::exists(run / file, unknown); });
+}
+
+// Also one that answers requests for another run.
+bool was_begun(const fs::path& run) {
+  std::error_code unknown;
+  return is_run(run) || fs::exists(run / "membership.json", unknown);
 }
 
 bool is_known_there(const RunsFolder& runs, Reader& reader) {
@@ -119,6 +132,45 @@ std::string absence_of_runs(const RunsFolder& runs, const fs::path& run) {
 void require_folder_of_runs(const RunsFolder& runs, const fs::path& run) {
   if (const std::string absence = absence_of_runs(runs, run); !absence.empty())
     fail(ErrorCode::unavailable, "{}", absence);
+}
+
+JobId last_run_in(const fs::path& runs) {
+  constexpr JobId kMost = 1'000'000'000'000;  // what is larger was made by nobody's job
+  JobId last = 0;
+  std::error_code error;
+  for (fs::directory_iterator it(runs, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    JobId id = 0;
+    const auto [rest, wrong] = std::from_chars(name.data(), name.data() + name.size(), id);
+    if (wrong == std::errc() && rest != name.data() + name.size() && *rest == '-' && id <= kMost &&
+        id > last && was_begun(it->path()))
+      last = id;
+  }
+  return last;
+}
+
+std::string name_of_run(const JobRecord& job) {
+  return fmt::format("{}-{}", job.id, run::file_name_of(job.submission.name));
+}
+
+fs::path forgotten_run(const fs::path& runs, const JobRecord& job) {
+  constexpr double kRounded = 2;  // seconds that a file system may round a time by
+  if (!job.run.empty() || job.submission.kind == "serve") return {};
+  const fs::path run = runs / name_of_run(job);
+  const char* file = job.submission.kind == "command" ? "orders.json" : "job.toml";
+  struct stat made {};
+  if (::stat((run / file).c_str(), &made) != 0) return {};
+  return static_cast<double>(made.st_mtim.tv_sec) + kRounded < job.submitted ? fs::path() : run;
+}
+
+std::string behind_text(const fs::path& runs, JobId known, JobId there) {
+  return fmt::format(
+      "the store knows jobs up to {}, and {} has runs up to job {}: the store is an older copy, as "
+      "store.db is without its store.db-wal, and what happened since is not known here. If there "
+      "is a newer one, stop the service, put it back with its -wal and start again; else new jobs "
+      "are numbered from {} on, and `ductile train --resume RUN` goes on with a run that no job "
+      "has",
+      known, runs.string(), there, there + 1);
 }
 
 bool restore_mark(const RunsFolder& runs, Reader& reader) try {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "ductile/base/files.h"
+#include "ductile/cluster/records.h"
 
 namespace ductile::cluster {
 
@@ -38,5 +39,15 @@ void require_folder_of_runs(const RunsFolder& runs, const fs::path& run = {});
 // Whether the mark was missing beside runs that the store knows, as where somebody removed it
 // alone; it is then written again.
 bool restore_mark(const RunsFolder& runs, Reader& reader);
+
+// The highest number of a job that has a run directory there; 0: none has.
+JobId last_run_in(const fs::path& runs);
+// What the run directory of a job is called, unless something else is there.
+std::string name_of_run(const JobRecord& job);
+// The run directory of a job of which the store believes that it never began, as an older copy of a
+// store does; empty: it has none. What was there before the job was submitted is another one's.
+fs::path forgotten_run(const fs::path& runs, const JobRecord& job);
+// That there are runs of later jobs than the store knows, and what helps, without a point.
+std::string behind_text(const fs::path& runs, JobId known, JobId there);
 
 }  // namespace ductile::cluster

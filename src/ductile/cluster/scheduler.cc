@@ -72,6 +72,16 @@ void keep_bounds(const sched::Round& round, sched::Decisions& decisions) {
   }
 }
 
+// Why a job waits for its team's quota, of which `room` is left by those that come before it.
+std::string text_of_quota(int64_t asked, int64_t quota, int64_t room, bool of_devices) {
+  if (!of_devices) return "its team holds its quota of GPUs";
+  if (asked > quota)
+    return fmt::format("waits: it asks for {} devices, and its team's quota is {}", asked, quota);
+  if (room <= 0) return "its team holds its quota";
+  return fmt::format("waits: it asks for {} devices, and its team has {} left of its quota of {}",
+                     asked, room, quota);
+}
+
 // A job is preempted for another one, or because its node goes, never for nobody. A published
 // policy that does not know a job's least number of devices takes what the job holds for a mistake
 // of its own, and would let it wait beside idle devices.
@@ -261,7 +271,7 @@ std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView>
       const int32_t base = std::max(held, job->min_devices);
       const int32_t new_gpus = held == 0 ? jobs_.at(job->id).gpus : 0;
       if (held == 0 && (base > room || new_gpus > std::max<int64_t>(0, gpus))) {
-        over_quota_.insert(job->id);
+        over_quota_[job->id] = text_of_quota(base, team.quota, room, base > room);
         continue;
       }
       room -= base - held;
@@ -272,7 +282,9 @@ std::vector<sched::JobView> Scheduler::within_quotas(std::vector<sched::JobView>
       const auto more =
           static_cast<int32_t>(std::clamp<int64_t>(room, 0, std::max(0, job->max_devices - base)));
       room -= more;
-      job->max_devices = std::min(job->max_devices, base + more);
+      if (base + more >= job->max_devices) continue;
+      job->max_devices = base + more;
+      job->quota = static_cast<int32_t>(std::min<int64_t>(team.quota, INT32_MAX));
     }
   }
   std::erase_if(views, [&](const sched::JobView& view) { return over_quota_.contains(view.id); });

@@ -323,7 +323,8 @@ class Scheduler {
   double now_ = 0;                // of the last decide() or restore()
   double pause_;                  // seconds that a start costs a job: late ones count more
   std::optional<double> change_;  // the same of a change of what it holds; none was measured
-  std::set<JobId> over_quota_;    // were kept from the policy in the last decision
+  // Were kept from the policy in the last decision, and why.
+  std::map<JobId, std::string> over_quota_;
   // No node had room for these, although the cluster had: for so many more decisions others may
   // have that room.
   std::map<JobId, int> scattered_;

@@ -379,7 +379,50 @@ TEST(Scheduler, AJobBehindAQuotaIsInNobodysWay) {
   std::vector<JobId> started;
   for (const Allotment& a : scheduler.decide(2)) started.push_back(a.job);
   EXPECT_EQ(started, std::vector<JobId>{2});
-  EXPECT_EQ(scheduler.why(1), "its team holds its quota");
+  EXPECT_EQ(scheduler.why(1), "waits: it asks for 2 devices, and its team's quota is 1");
+}
+
+// The number that holds it up is named: of its team, of the machine, or its own.
+TEST(Scheduler, SaysWhatKeepsAJobFromMore) {
+  Scheduler scheduler(one_machine(4, {{"a", 2}}), "ductile", kInterval);
+  JobDemand first = demand(1, 1, 3), second = demand(2, 2, 2, 1), third = demand(3, 1, 1, 2);
+  for (JobDemand* job : {&first, &second, &third}) job->team = 1;
+  scheduler.add(first);
+  auto decide = [&, now = 2.0]() mutable {
+    for (const Allotment& a : scheduler.decide(now)) scheduler.holds(a.job, a.allocation, now);
+    now += kInterval;
+  };
+  decide();
+  scheduler.set_bounds(1, 1, 1);
+  decide();
+  EXPECT_EQ(scheduler.why(1), "runs on 1 cpu, as many as it asks for");
+  scheduler.add(second);
+  decide();
+  EXPECT_EQ(scheduler.why(2),
+            "waits: it asks for 2 devices, and its team has 1 left of its quota of 2");
+  scheduler.add(third);
+  decide();
+  scheduler.set_bounds(1, 1, 3);
+  decide();
+  EXPECT_NE(scheduler.why(1).find(", the most that its team's quota of 2 leaves it"),
+            std::string::npos)
+      << scheduler.why(1);
+  EXPECT_EQ(scheduler.why(3), "runs on 1 cpu, as many as it asks for");
+}
+
+TEST(Scheduler, SaysThatAJobHasTheWholeMachine) {
+  Scheduler scheduler(one_machine(2), "ductile", kInterval);
+  scheduler.add(demand(1, 1, 2));  // it asked for more, and was cut to what there is
+  int32_t held = 0;
+  for (int round = 0; round < 10; ++round) {
+    for (const Allotment& a : scheduler.decide(round * kInterval)) {
+      held = sched::device_count(a.allocation);
+      scheduler.holds(a.job, a.allocation, round * kInterval);
+    }
+    scheduler.measured(1, 100.0 * held);
+  }
+  EXPECT_EQ(held, 2);
+  EXPECT_EQ(scheduler.why(1), "runs on 2 cpu, all that there are");
 }
 
 // What runs follows its user, too, and the same way under each policy.

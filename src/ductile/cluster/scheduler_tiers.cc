@@ -295,7 +295,8 @@ std::string Scheduler::why(JobId id) const {
   }
   if (const auto found = displaced_.find(id); found != displaced_.end()) return found->second;
   if (scattered_.contains(id)) return lacks_on_a_node(jobs_.at(id), jobs_.at(id).view.min_devices);
-  return over_quota_.contains(id) ? "its team holds its quota" : policy_->explain(id);
+  const auto over = over_quota_.find(id);
+  return over != over_quota_.end() ? over->second : policy_->explain(id);
 }
 
 }  // namespace ductile::cluster

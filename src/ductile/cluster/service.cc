@@ -69,7 +69,10 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   count_beyond_old_runs();
   seen_ = reader_.last_event();
   look_at_hardware();
-  for (JobRecord& record : reader_.live_jobs()) take_up(std::move(record));
+  for (JobRecord& record : reader_.live_jobs()) {
+    recall_run(record);
+    take_up(std::move(record));
+  }
   nodes_.call_on_change([this] { look_at_nodes(); });
   nodes_.call_for_leave([this](int32_t node) { return time_to_leave(node); });
   look_at_drains();
@@ -105,9 +108,8 @@ void Service::Impl::take_up(JobRecord record) {
     if (error.code() == ErrorCode::unavailable) throw;
     return end(id, Phase::failed, error.what());  // options that this program no longer knows
   }
-  const std::string name = record.run.empty()
-                               ? fmt::format("{}-{}", id, run::file_name_of(record.submission.name))
-                               : fs::path(record.run).filename().string();
+  const std::string name =
+      record.run.empty() ? name_of_run(record) : fs::path(record.run).filename().string();
   live.run = runs_.path / name;
   live.arrival = arrived_ = std::max(arrived_, std::min(record.submitted, schedule_time()));
   live.record = std::move(record);

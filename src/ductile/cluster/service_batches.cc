@@ -57,8 +57,11 @@ void Service::Impl::measure(Live& live) {
   const JobProgress progress = live.runner->progress();
   if (progress.generation < 0) return;
   live.save = std::max(live.save, progress.save);
-  if (progress.total_steps > 0)
+  if (progress.total_steps > 0) {
     scheduler_.progress(live.record.id, progress.step, progress.total_steps);
+    if (progress.generation != live.generation) live.rate = 0;
+    view_.set_training(live.record.id, {progress.step, progress.total_steps, live.rate});
+  }
   if (progress.pauses != std::exchange(live.pauses, progress.pauses) && progress.pauses > 0)
     scheduler_.paused(live.record.id, progress.pause, progress.pause_of_start);
   const JobProgress::Told now =
@@ -75,9 +78,9 @@ void Service::Impl::measure(Live& live) {
   const double enough =
       live.measured ? options_.interval / 2 : std::min(kFirst, options_.interval / 2);
   if (now.step < live.first.step + kLeastSteps || seconds < enough) return;
-  const double speed = static_cast<double>(now.step - live.first.step) *
-                       static_cast<double>(live.batch > 0 ? live.batch : batch_of(live.work)) /
-                       seconds;
+  live.rate = static_cast<double>(now.step - live.first.step) / seconds;
+  const double speed =
+      live.rate * static_cast<double>(live.batch > 0 ? live.batch : batch_of(live.work));
   scheduler_.measured(live.record.id, speed);
   note_speed(live, speed, progress);
   live.first = now;

@@ -340,39 +340,6 @@ double Service::Impl::known_time() {
   return known;
 }
 
-// A store that was lost leaves its runs. The jobs of the new one go on behind their numbers, so
-// that nobody takes a job for another one by its number or its run directory.
-void Service::Impl::count_beyond_old_runs() {
-  constexpr JobId kMost = 1'000'000'000'000;  // what is larger was made by nobody's job
-  if (reader_.last_job() > 0) return;
-  JobId last = 0;
-  std::error_code error;
-  for (fs::directory_iterator it(runs_.path, error), end; !error && it != end;
-       it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    JobId id = 0;
-    const auto [rest, wrong] = std::from_chars(name.data(), name.data() + name.size(), id);
-    if (wrong == std::errc() && rest != name.data() + name.size() && *rest == '-' && id <= kMost)
-      last = std::max(last, id);
-  }
-  if (last <= 0) return;
-  const std::string text = fmt::format(
-      "the store is new, and {} has runs of an earlier one, up to job {}: those jobs are not known "
-      "here, and the first new one is job {}. If the earlier store was moved away by mistake, stop "
-      "the service, put it back and start again; `ductile train --resume RUN` goes on with a run",
-      runs_.path.string(), last, last + 1);
-  log_line(text);
-  try {
-    queue_.commit([last, body = dump_json(nlohmann::json{{"reason", text}})](Change& change) {
-      change.number_jobs_after(last);
-      change.record(0, "new_store", body, wall_seconds());
-    });
-  } catch (const Error& error) {  // then run directories alone tell the jobs apart
-    if (error.code() != ErrorCode::unavailable) throw;
-    log_line(fmt::format("store: {}; its jobs are numbered from 1", error.what()));
-  }
-}
-
 // Where the clock is not believed nothing is removed for its age, and the rest as ever.
 Retention Service::Impl::retention_at(double wall) {
   Retention out = options_.retention;

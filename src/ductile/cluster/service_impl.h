@@ -77,6 +77,7 @@ class Service::Impl {
     // The speed that was noted last, and on how many devices it was measured.
     int64_t noted_devices = 0;
     double noted_speed = 0;
+    double rate = 0;                 // steps per second of the present workers; 0: not measured
     double save = 0;                 // seconds of its longest save here; 0: none was seen yet
     int64_t batch = 0, ordered = 0;  // that it trains with, and that was ordered last; 0: none
     std::unique_ptr<Front> front;    // of a service job that has run and is not paused
@@ -96,6 +97,7 @@ class Service::Impl {
   void prune();  // what need not be kept any more
   double known_time();
   void count_beyond_old_runs();
+  void recall_run(JobRecord& record);
   Retention retention_at(double wall);
   void go_on();  // with what ran when the last service ended
   void look();   // at what the store says anew

@@ -122,6 +122,7 @@ JobRecord Reader::find(std::string_view text) {
   const auto nearest = nearest_name(text, names);
   if (number) require_never_removed(database_, id);
   if (number) fail(ErrorCode::not_found, "there is no job {}", text);
+  require_no_array(text, names);
   fail(ErrorCode::not_found, "there is no job \"{}\"{}", text,
        nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "");
 }

@@ -130,7 +130,7 @@ class Change {
   // Throws conflict where no `more` jobs can begin after one of these, since too many do: the end
   // of one job is written as one change.
   void require_room_behind(const std::vector<JobId>& jobs, int64_t more);
-  // Of a store that has had no job: the first one has the number after this one.
+  // The next job has a number after this one.
   void number_jobs_after(JobId last);
 
   // These and record() throw not_found for an unknown job, conflict where its phase does not allow

@@ -56,6 +56,27 @@ void check_ledger(Reader& reader, std::vector<std::string>& faults) {
   }
 }
 
+// Runs of which the store does not know: it is an older copy. What is there is looked at first,
+// since a service may run.
+void check_age(Reader& reader, const fs::path& folder, StoreReport& report) {
+  fs::path runs = folder / "runs";
+  for (const std::string& newest : reader.newest_runs(1)) runs = fs::path(newest).parent_path();
+  const JobId there = last_run_in(runs), known = reader.last_job();
+  if (there > known) report.losses.push_back(behind_text(runs, known, there));
+  report.is_behind = there > known;
+  for (const JobRecord& job : reader.live_jobs()) {
+    const fs::path run = forgotten_run(runs, job);
+    if (run.empty()) continue;
+    const auto now = reader.job_if_kept(job.id);  // it may just have begun
+    if (!now || !now->run.empty() || has_ended(now->phase)) continue;
+    report.is_behind = true;
+    report.losses.push_back(fmt::format(
+        "job {} ({}) is {} and has never begun, and its run {} is there: the store is an older "
+        "copy; the next service goes on with that run, and the job is finished if that is",
+        job.id, job.submission.name, to_string(now->phase), run.string()));
+  }
+}
+
 void check_runs(Reader& reader, StoreReport& report) {
   const std::string mark = reader.memory(kRunsMark);
   std::set<std::string> absences;
@@ -103,6 +124,7 @@ StoreReport check_store(const fs::path& folder) {
     out.faults = reader.check();
     check_ledger(reader, out.faults);
     check_runs(reader, out);
+    check_age(reader, folder, out);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::data_loss) throw;
     out.faults.push_back(error.what());

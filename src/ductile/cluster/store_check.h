@@ -15,6 +15,7 @@ struct StoreReport {
   std::vector<std::string> faults;  // the store contradicts itself, or cannot be read: in sentences
   std::vector<std::string> losses;  // what jobs that have not ended need is not there any more
   std::vector<std::string> notes;   // and what those that have ended left, which people remove
+  bool is_behind = false;           // there are runs of which it does not know, which is a loss
   std::string remedy;               // of the faults; empty: there are none
 };
 
@@ -22,5 +23,10 @@ struct StoreReport {
 // nothing, so that it may be done while a service runs. Throws not_found if no store is there,
 // data_loss if the file is none, conflict for a schema of another version, each with its remedy.
 StoreReport check_store(const fs::path& folder);
+
+// Writes a copy of the store in `folder` to the file `to`, for this user alone, as it is at one
+// moment and with all that was committed by then; while a service runs or none does. Throws
+// not_found if no store is there, conflict if there is something at `to`, and unavailable.
+void back_up_store(const fs::path& folder, const fs::path& to);
 
 }  // namespace ductile::cluster

@@ -93,6 +93,55 @@ TEST_F(StoreCheck, WhatJobsHoldIsWhatTheirEventsSay) {
   EXPECT_NE(report.faults[0].find("holds nothing"), std::string::npos);
 }
 
+// A copy of store.db alone, without what its log had.
+TEST_F(StoreCheck, AStoreThatIsOlderThanTheRunsIsNoWholeOne) {
+  const fs::path runs = folder.path() / "runs";
+  fs::create_directories(runs / "7-later");
+  fs::create_directories(runs / "8-nothing");  // nobody's run
+  write_file_atomic(runs / "7-later" / "orders.json", "{}");
+  damage("UPDATE jobs SET run = '" + (runs / "1-a").string() + "' WHERE id = 1");
+  fs::create_directories(runs / "1-a");
+  StoreReport report = check_store(folder.path());
+  EXPECT_TRUE(report.is_behind);
+  ASSERT_EQ(report.losses.size(), 1u);
+  EXPECT_NE(report.losses[0].find("knows jobs up to 3, and"), std::string::npos);
+  EXPECT_NE(report.losses[0].find("has runs up to job 7: "), std::string::npos);
+  EXPECT_NE(report.losses[0].find("numbered from 8 on"), std::string::npos) << report.losses[0];
+  fs::remove_all(runs / "7-later");
+  fs::create_directories(runs / "3-c");  // of a job that never began, by the store
+  write_file_atomic(runs / "3-c" / "job.toml", "");
+  report = check_store(folder.path());
+  ASSERT_EQ(report.losses.size(), 1u);
+  EXPECT_NE(report.losses[0].find("job 3 (c) is queued and has never begun, and its run"),
+            std::string::npos)
+      << report.losses[0];
+}
+
+// While a writer lives, with what its log alone has.
+TEST_F(StoreCheck, ABackupHasAllThatWasCommitted) {
+  const fs::path copy = folder.path() / "backup" / "store.db";
+  fs::create_directory(copy.parent_path());
+  Store store(file);
+  for (int i = 0; i < 3; ++i) {
+    Transaction transaction(store.database());
+    Change(store.database()).submit({.name = "more", .owner = "ada"}, "{}", 7);
+    transaction.commit();
+  }
+  Transaction open(store.database());
+  Change(store.database()).submit({.name = "not yet", .owner = "ada"}, "{}", 7);
+  back_up_store(folder.path(), copy);
+  open.commit();
+  EXPECT_EQ(fs::status(copy).permissions(), fs::perms::owner_read | fs::perms::owner_write);
+  EXPECT_FALSE(fs::exists(copy.string() + ".part"));
+  EXPECT_EQ(code_of([&] { back_up_store(folder.path(), copy); }), ErrorCode::conflict);
+  EXPECT_EQ(code_of([&] { back_up_store(folder.path() / "none", copy); }), ErrorCode::not_found);
+  { const Store restored(copy); }  // a service can begin on it
+  const StoreReport report = check_store(copy.parent_path());
+  EXPECT_TRUE(report.faults.empty()) << report.faults.front();
+  EXPECT_EQ(report.jobs, 6);
+  EXPECT_EQ(Reader(copy).last_job(), 6);
+}
+
 TEST_F(StoreCheck, DamageAbsenceAndAnotherVersionAreToldApart) {
   EXPECT_EQ(code_of([&] { check_store(folder.path() / "none"); }), ErrorCode::not_found);
   damage("PRAGMA user_version = 1000");

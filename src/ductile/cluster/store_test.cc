@@ -115,6 +115,14 @@ TEST_F(StoreFile, AJobIsFoundByNumberOrByName) {
   submit("transformer");
   EXPECT_EQ(text_of([&] { reader.find("transfomer"); }, ErrorCode::not_found),
             "there is no job \"transfomer\"; did you mean \"transformer\"?");
+  submit("part-0");
+  submit("part-10");
+  submit("parts-x");
+  EXPECT_EQ(text_of([&] { reader.find("part"); }, ErrorCode::not_found),
+            "there is no job \"part\", but jobs of an array of that name, such as \"part-10\": "
+            "'part-*' names all of them that have not ended");
+  EXPECT_EQ(text_of([&] { reader.find("parts"); }, ErrorCode::not_found).find("array"),
+            std::string::npos);
   EXPECT_EQ(code_of([&] { reader.job(99); }), ErrorCode::not_found);
   EXPECT_EQ(code_of([&] { reader.find("99"); }), ErrorCode::not_found);
 }

@@ -12,6 +12,8 @@
 #include "ductile/cluster/service_spec_impl.h"
 #include "ductile/link/membership_options.h"
 #include "ductile/link/plan_change.h"
+#include "ductile/link/saved_state.h"
+#include "ductile/run/history.h"
 #include "ductile/run/lock.h"
 #include "ductile/run/progress.h"
 #include "ductile/server/job_host.h"
@@ -22,10 +24,28 @@ namespace {
 constexpr std::chrono::seconds kCheckpointSoonest{1};
 constexpr std::chrono::milliseconds kLook{200};
 
-RunnerEnd end_of(const server::JobOutcome& outcome) {
+std::string text_of_done(const run::DoneRun& done) {
+  return done.target_reached ? fmt::format("It reached its target after {} steps.", done.steps)
+                             : fmt::format("It is done after {} steps.", done.steps);
+}
+
+// How the run was done, by its own files, and nothing of it runs any more; none: it is not, or it
+// has gone on since.
+std::optional<run::DoneRun> done_before(const run::RunFolder& folder) try {
+  const auto state = link::read_state(link::state_file(folder.path()));
+  if (!state || state->value("phase", "") != control::to_string(control::Phase::finished))
+    return {};
+  return run::done_run(folder);
+} catch (const std::exception&) {  // what is damaged is told by who begins there
+  return {};
+}
+
+RunnerEnd end_of(const server::JobOutcome& outcome, const run::RunFolder& folder) {
   if (outcome.error) return end_by(outcome.error);
-  if (outcome.end.phase == control::Phase::finished)
-    return {Phase::finished, fmt::format("It is done after {} steps.", outcome.end.step)};
+  if (outcome.end.phase == control::Phase::finished) {
+    const auto done = done_before(folder);
+    return {Phase::finished, text_of_done({outcome.end.step, done && done->target_reached})};
+  }
   if (outcome.end.phase != control::Phase::failed) return {};
   // A job that is done, and whose result finds no room, is not lost: from its last checkpoint on it
   // is done again once there is some.
@@ -34,13 +54,23 @@ RunnerEnd end_of(const server::JobOutcome& outcome) {
   return {again ? Phase::queued : Phase::failed, outcome.end.reason, again, again};
 }
 
+// Workers that live tell it to nobody again: the pipe that they told it by is gone.
+int64_t steps_before(const run::RunFolder& folder, const spec::JobOptions& job) try {
+  const int64_t told = run::told_steps(folder);
+  return told > 0 ? told : std::max<int64_t>(0, job.train.max_steps);
+} catch (const Error&) {  // they cannot be read now
+  return 0;
+}
+
 class TrainRunner : public JobRunner {
  public:
   TrainRunner(net::Loop& loop, Engine& engine, const run::RunFolder& folder,
               const spec::JobOptions& job, std::chrono::seconds alone, int64_t least)
       : loop_(loop),
+        folder_(folder),
         lock_(folder.path(), run::RunLock::kController),
-        least_(std::min(least, job.train.virtual_ranks)) {
+        least_(std::min(least, job.train.virtual_ranks)),
+        total_steps_(steps_before(folder, job)) {
     folder.remove_leftovers();
     if (link::PlanChange::left_open(folder))
       fail(ErrorCode::conflict,
@@ -76,12 +106,21 @@ class TrainRunner : public JobRunner {
   }
 
   void start(const std::vector<Holding>& devices, OnEnd on_end) override {
+    // As of a store that was put back, or a service that was killed before it could say so.
+    if (const auto done = done_before(folder_)) {
+      look_ = loop_.after(std::chrono::milliseconds(0), [on_end = std::move(on_end), done] {
+        const OnEnd tell = on_end;  // which may destroy this runner, and its timer
+        tell({Phase::finished, text_of_done(*done)});
+      });
+      return;
+    }
     launcher_->place(shares_of(devices));
     at_start_ = true;
     if (!devices.empty()) begin_pause();
-    host_->start(count(devices), [on_end = std::move(on_end)](const server::JobOutcome& outcome) {
-      on_end(end_of(outcome));
-    });
+    host_->start(count(devices),
+                 [this, on_end = std::move(on_end)](const server::JobOutcome& outcome) {
+                   on_end(end_of(outcome, folder_));
+                 });
   }
 
   void resize(const std::vector<Holding>& devices, std::function<void(bool)> taken) override {
@@ -170,10 +209,11 @@ class TrainRunner : public JobRunner {
   }
 
   net::Loop& loop_;
+  const run::RunFolder folder_;
   const run::RunLock lock_;
   const int64_t least_;
-  server::Launcher* launcher_ = nullptr;  // the host's
-  int64_t total_steps_ = 0;
+  int64_t total_steps_;                            // 0: not known
+  server::Launcher* launcher_ = nullptr;           // the host's
   std::optional<JobProgress::Told> first_, last_;  // of the present processes
   PauseMeter meter_;
   net::Loop::Timer look_;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -101,6 +102,35 @@ std::string text_of_unusable(const WhyFacts& facts, const NodeRecord& node) {
   return fmt::format("{} ({}, {})", node.node, counted(node.devices), trouble_of(facts, node));
 }
 
+// What takes a drained node back: of one that is known, by its name.
+std::string undrain_text(const WhyFacts& facts) {
+  const size_t count = facts.drains.size();
+  return count == 1 ? fmt::format("`ductile undrain {}` takes it back", facts.drains.front().node)
+                    : "`ductile undrain NODE` takes a drained node back";
+}
+
+// Nodes that are drained, beside which others hold what the job asks for; with a space before it.
+std::string drained_text(const WhyFacts& facts) {
+  std::string nodes;
+  for (const NodeRecord& node : facts.nodes)
+    if (drain_of(facts, node.node) != nullptr)
+      nodes += (nodes.empty() ? "" : ", ") + text_of_unusable(facts, node);
+  if (nodes.empty()) return "";
+  return fmt::format(" Nothing starts on {}: {}.", nodes, undrain_text(facts));
+}
+
+// Of the first holders, those that do not end by themselves; with a space before it.
+std::string services_text(const WhyFacts& facts, const std::vector<Share>& shares) {
+  std::string out;
+  for (const Share& s : std::span(shares).first(std::min(shares.size(), kMostNamed)))
+    if (facts.services.contains(s.job))
+      out += fmt::format(
+          " Job {0} ({1}) is a service, which does not end by itself: `ductile cancel {0}` ends "
+          "it.",
+          s.job, s.name);
+  return out;
+}
+
 // Too few devices can be used at all, with or without those of other nodes; empty: enough can.
 std::string lack(const WhyFacts& facts, int64_t asked) {
   int64_t all = 0, usable = 0;
@@ -126,8 +156,8 @@ std::string lack(const WhyFacts& facts, int64_t asked) {
     return fmt::format(
         "It asks for {}, and {} can be used, since nothing starts on {}; it starts {}.",
         counted(asked), usable == 0 ? "none" : std::to_string(usable), others,
-        by_itself ? "when a drain ends, or `ductile undrain NODE` takes a drained node back"
-        : drained ? "when `ductile undrain NODE` takes a drained node back"
+        by_itself ? "when a drain ends, or " + undrain_text(facts)
+        : drained ? "when " + undrain_text(facts)
                   : "when a node is up again");
   return "";
 }
@@ -399,19 +429,21 @@ std::string why_it_competes(const WhyFacts& facts, int64_t asked) {
   if (free >= asked && facts.job.submission.kind == "command" && together < asked)
     return fmt::format(
         "It asks for {} on one node{}, and of {} that are free no {}node has more than {}: {}; it "
-        "starts when {} more {} free on one of the nodes{}.",
+        "starts when {} more {} free on one of the nodes{}.{}{}",
         counted(asked),
         gpus == 0 ? "" : fmt::format(" with {} free GPU{}", gpus, gpus == 1 ? "" : "s"), free,
         gpus == 0 ? "" : "such ", together, named(facts, others), asked - together,
-        asked - together == 1 ? "is" : "are", says);
+        asked - together == 1 ? "is" : "are", says, services_text(facts, others),
+        drained_text(facts));
   if (free >= asked)
     return fmt::format("It asks for {}, and {} of {} are free: it is decided about next{}.",
                        counted(asked), free, usable, says);
   return fmt::format(
       "It asks for {}, and {} of {} are free: {}; it starts when {} more {} free, as one of these "
-      "ends, is paused or shrinks{}.",
+      "ends, is paused or shrinks{}.{}{}",
       counted(asked), free == 0 ? "none" : std::to_string(free), usable, named(facts, others),
-      asked - free, asked - free == 1 ? "is" : "are", says);
+      asked - free, asked - free == 1 ? "is" : "are", says, services_text(facts, others),
+      drained_text(facts));
 }
 
 // Of a job that may not leave its region, the nodes of others are no concern.

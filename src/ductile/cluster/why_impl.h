@@ -5,6 +5,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -59,6 +60,12 @@ struct ServingFigures {
   std::string trouble;  // why some replicas are not started now; empty: all are
 };
 
+// How far a training job is.
+struct TrainingFigures {
+  int64_t step = 0, total_steps = 0;
+  double rate = 0;  // steps per second on what it has now; 0: not known, or it does not run
+};
+
 // How a job by stages is hosted: by whole pipelines, all of which are virtual ranks.
 struct StagedFigures {
   int64_t devices = 1;    // of one pipeline
@@ -107,6 +114,8 @@ class LiveView {
   std::map<std::string, server::NodeHardware> hardware() const;
   void set_gpus(JobId job, int64_t gpus);
   std::map<JobId, int64_t> gpus() const;  // of those that ask for any
+  void set_training(JobId job, const TrainingFigures& figures);
+  std::optional<TrainingFigures> training(JobId job) const;  // none: not known here
   void set_staged(JobId job, const StagedFigures& figures);
   std::optional<StagedFigures> staged(JobId job) const;  // of a job by stages
   void set_claim(std::optional<NodeClaim> claim);
@@ -145,6 +154,7 @@ class LiveView {
   std::map<std::string, server::NodeHardware> hardware_;
   std::map<JobId, int64_t> gpus_;
   std::map<JobId, StagedFigures> staged_;
+  std::map<JobId, TrainingFigures> training_;
   std::optional<NodeClaim> claim_;
   std::pair<StoreFault, std::string> refusal_;
 };
@@ -170,6 +180,7 @@ struct WhyFacts {
   std::optional<NodeClaim> claim;
   std::optional<StagedFigures> staged;
   std::string serving_trouble;    // ServingFigures::trouble
+  std::set<JobId> services;       // that answer requests
   std::vector<EarlierJob> after;  // that are to finish before it begins
   // Jobs of higher tiers that run or wait for devices: all, and those that came after it.
   int64_t above = 0, above_since = 0;

@@ -113,7 +113,7 @@ TEST(Why, SaysThatANodeIsDrained) {
   const JobId id = cluster.submit("waits", 20);
   expect_why(cluster, id,
              {"It asks for 1 device, and none can be used",
-              "here (2 devices, drained: \"new disk\")", "`ductile undrain NODE`"});
+              "here (2 devices, drained: \"new disk\")", "`ductile undrain here` takes it back"});
   const Json nodes = cluster.get("/v1/nodes").at("nodes");
   EXPECT_EQ(nodes.at(0).at("state"), "drained");
   EXPECT_EQ(nodes.at(0).at("free"), 0);
@@ -161,6 +161,44 @@ TEST(Why, NamesTheNodesOfAJobThatRunsAndWhatIsTheMatterWithThem) {
   facts.nodes.resize(1);
   facts.holders.resize(1);
   EXPECT_EQ(why(facts), "It runs on 2 devices: It was alone.") << "there is no other node";
+}
+
+// What helps is named: a service never ends, and a drained node has room.
+TEST(Why, NamesServicesAndDrainedNodesInWhatWouldHaveToHappen) {
+  WhyFacts facts;
+  facts.job.id = 7;
+  facts.job.submission.kind = "command";
+  facts.job.submission.min_devices = facts.job.submission.max_devices = 2;
+  for (const char* name : {"one", "two"}) {
+    NodeRecord& node = facts.nodes.emplace_back();
+    node.node = name;
+    node.devices = 2;
+    node.state = NodeState::up;
+  }
+  Holder& holder = facts.holders.emplace_back();
+  holder.job = 3;
+  holder.name = "api";
+  holder.node = "one";
+  facts.drains.push_back({"two", 0, "a fan"});
+  const std::vector<std::string> drained = {
+      "Nothing starts on two (2 devices, drained: \"a fan\"): `ductile undrain two` takes it "
+      "back."};
+  expect_parts(why(facts), drained);
+  EXPECT_EQ(why(facts).find("service"), std::string::npos) << why(facts);
+  facts.services = {3};
+  expect_parts(why(facts),
+               {"Job 3 (api) is a service, which does not end by itself: `ductile cancel "
+                "3` ends it."});
+  facts.nodes.push_back(facts.nodes.front());  // enough are free, and not on one node
+  facts.nodes.back().node = "four";
+  facts.holders.push_back(facts.holders.front());
+  facts.holders.back().node = "four";
+  expect_parts(why(facts), {"no node has more than 1"});
+  expect_parts(why(facts), drained);
+  facts.drains.push_back({"three", 0, ""});
+  expect_parts(why(facts), {"`ductile undrain NODE` takes a drained node back"});
+  facts.drains.clear();
+  EXPECT_EQ(why(facts).find("undrain"), std::string::npos) << why(facts);
 }
 
 // Nobody needs what it gives up.

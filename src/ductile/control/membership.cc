@@ -202,7 +202,7 @@ void Membership::State::on(const StartJob& event) {
   if (phase != Phase::queued) return refuse("start");
   if (!count_in_range(event.workers)) return;
   wanted = event.workers;
-  set_phase(Phase::starting, fmt::format("start with {} workers asked for", wanted));
+  set_phase(Phase::starting, fmt::format("start with {} asked for", counted_workers(wanted)));
 }
 
 void Membership::State::on(const ResizeJob& event) {
@@ -218,7 +218,7 @@ void Membership::State::on(const ResizeJob& event) {
   launch_failures = 0;  // there may be other places now
   next_launch = now;
   if (wanted == event.workers) return;
-  note("resize", fmt::format("from {} to {} workers asked for", wanted, event.workers));
+  note("resize", fmt::format("from {} to {} asked for", wanted, counted_workers(event.workers)));
   wanted = event.workers;
   out.must_save = true;
 }
@@ -258,7 +258,7 @@ void Membership::State::on(const ResumeJob& event) {
   next_try = next_begin = next_launch = now;
   ran = ran && phase == Phase::preempting;
   set_phase(ran ? Phase::running : Phase::starting,
-            fmt::format("resume with {} workers asked for", wanted));
+            fmt::format("resume with {} asked for", counted_workers(wanted)));
 }
 
 void Membership::State::on(const StopJob& event) {

@@ -80,7 +80,7 @@ std::string Membership::State::change_asked() {
   }
   if (phase == Phase::preempting) return "preemption";
   const auto members = static_cast<int64_t>(plan->members.size());
-  if (staying > wanted) return fmt::format("from {} to {} workers", members, wanted);
+  if (staying > wanted) return fmt::format("from {} to {}", members, counted_workers(wanted));
   if (leaver && staying >= options.min_workers) return "a worker leaves its host";
   if (staying < wanted && !joiners().empty() && joiners_complete())
     return fmt::format("{} of {} wanted workers, and more are ready", members, wanted);
@@ -374,7 +374,7 @@ void Membership::State::update_phase() {
   if (done_worker() != nullptr)
     set_phase(Phase::finishing, "all steps are done");
   else if (static_cast<int64_t>(plan->members.size()) == wanted && !change)
-    set_phase(Phase::running, fmt::format("{} workers", wanted));
+    set_phase(Phase::running, counted_workers(wanted));
   else if (static_cast<int64_t>(plan->members.size()) != wanted)
     set_phase(Phase::resizing, fmt::format("{} workers of {}", plan->members.size(), wanted));
   else if (phase != Phase::resizing)

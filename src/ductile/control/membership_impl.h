@@ -10,6 +10,11 @@
 
 namespace ductile::control {
 
+// "1 worker", "2 workers".
+inline std::string counted_workers(int64_t count) {
+  return fmt::format("{} worker{}", count, count == 1 ? "" : "s");
+}
+
 // One process, from its launch command until it is known to be gone.
 struct WorkerRecord {
   WorkerId id = 0;

@@ -42,7 +42,7 @@ std::string Membership::why(Time now) const {
   if (s.change) {
     text += fmt::format("no generation runs ({})", s.change->reason);
     if (not_halted > 0)
-      text += fmt::format("; waits for {} workers to {} (worker {} ...)", not_halted,
+      text += fmt::format("; waits for {} to {} (worker {} ...)", counted_workers(not_halted),
                           s.change->at_boundary ? "finish the step" : "halt", slowest);
     else if (s.phase == Phase::preempting)
       text += "; waits for the checkpoint";
@@ -57,8 +57,9 @@ std::string Membership::why(Time now) const {
                         s.plan->members.size(), s.wanted, s.high_water);
     if (s.phase == Phase::finishing) text += "; waits for the result to be saved";
   }
-  if (loading > 0) text += fmt::format("; {} workers are starting", loading);
-  if (unreachable > 0) text += fmt::format("; {} workers cannot be reached", unreachable);
+  if (loading > 0)
+    text += fmt::format("; {} {} starting", counted_workers(loading), loading == 1 ? "is" : "are");
+  if (unreachable > 0) text += fmt::format("; {} cannot be reached", counted_workers(unreachable));
   if (!s.last_save_error.empty()) text += fmt::format("; not saved: {}", s.last_save_error);
   if (s.hosts_away > 0) {
     text += fmt::format("; waits for its hosts: {}", s.last_failure);

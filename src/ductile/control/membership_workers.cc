@@ -74,8 +74,8 @@ void Membership::State::launch_and_trim() {
       worker.launched_at = now;
       out.commands.emplace_back(LaunchWorker{
           worker.id,
-          fmt::format("{} workers are wanted{}{}", wanted, failures > 0 ? "; after: " : "",
-                      failures > 0 ? last_failure : ""),
+          fmt::format("{} {} wanted{}{}", counted_workers(wanted), wanted == 1 ? "is" : "are",
+                      failures > 0 ? "; after: " : "", failures > 0 ? last_failure : ""),
           avoid});
       out.must_save = true;
       workers.emplace(worker.id, std::move(worker));
@@ -87,7 +87,8 @@ void Membership::State::launch_and_trim() {
   for (auto it = workers.rbegin(); it != workers.rend() && usable > wanted; ++it) {
     WorkerRecord& worker = it->second;
     if (worker.doomed || plan->find(worker.id) != nullptr) continue;
-    doom(worker, false, fmt::format("{} workers are wanted", wanted));
+    doom(worker, false,
+         fmt::format("{} {} wanted", counted_workers(wanted), wanted == 1 ? "is" : "are"));
     --usable;
   }
 }

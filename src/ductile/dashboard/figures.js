@@ -24,12 +24,19 @@ export function searchOf(text) {
     .sort((a, b) => b.length - a.length)[0] || "";
   return { part, number: number ? Number(number) : 0 };
 }
-/** Of each queued job: how many of its tier and of higher ones were submitted before it. */
+/**
+ * Of each queued job whose reason says how many come before it: its place in line. The order is the
+ * policy's, which weighs more than tier and age, so that nothing else says it than `ductile why` does.
+ */
 export function places(jobs) {
-  const rank = job => (kTiers.indexOf(job.tier) + 3) % 3;
-  const queued = jobs.filter(job => job.phase === "queued")
-    .sort((a, b) => rank(a) - rank(b) || a.id - b.id);
-  return new Map(queued.map((job, i) => [job.id, i + 1]));
+  const out = new Map();
+  for (const job of jobs) {
+    if (job.phase !== "queued") continue;
+    const before = /(\d+) other waiting jobs? comes? before it/.exec(job.reason);
+    if (before) out.set(job.id, Number(before[1]) + 1);
+    else if (/^waits: it can start on /.test(job.reason)) out.set(job.id, 1);
+  }
+  return out;
 }
 
 /**
@@ -105,6 +112,22 @@ export function goodput(events) {
   const { samples_per_second: samples, efficiency, devices } = noted[noted.length - 1].body;
   const part = `${(100 * efficiency).toFixed(0)} % of ${Math.round(samples)} samples per second on ${devices}`;
   return [`${Math.round(samples * efficiency)} per second`, part];
+}
+
+/** What is asked of a job, beyond what it already is: "pause", "cancel"; empty: nothing. */
+export const wishOf = job =>
+  isLive(job) && job.wish !== "run" && !(job.wish === "pause" && job.phase === "paused") ? job.wish : "";
+
+/** "1 replica", "2 replicas". */
+export const counted = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
+
+const kDefaults = { environment: {}, retries: 0, time_limit: 0, grace: 30, gpus: 0, port: 0, version: null, follow: false,
+  max_batch: 32, max_waiting: 1024, max_delay: 0, target: 0.5 };
+
+/** What a command or a service was submitted with, where that is not the default: [name, text]. */
+export function chosen(spec) {
+  return Object.entries(spec).filter(([name, value]) => JSON.stringify(value) !== JSON.stringify(kDefaults[name]))
+    .map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
 }
 
 /** The options that differ: [name, value of a, value of b]. */

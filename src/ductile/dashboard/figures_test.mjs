@@ -29,11 +29,30 @@ test("the service is asked for the longest word that a name may have, and for a 
   assert.deepEqual(f.searchOf(""), { part: "", number: 0 });
 });
 
-test("places in line go by tier, then by submission; who does not wait has none", () => {
-  const job = (id, tier, phase = "queued") => ({ id, tier, phase });
-  const places = f.places([job(1, "basic"), job(2, "standard"), job(3, "premium"), job(4, "standard"),
-    job(5, "premium", "running"), job(6, "no such tier")]);
-  assert.deepEqual([...places], [[3, 1], [2, 2], [4, 3], [1, 4], [6, 5]]);
+test("a wish is shown where it is not what the job already is", () => {
+  const wish = (phase, asked) => f.wishOf({ phase, wish: asked });
+  assert.equal(wish("paused", "pause"), "");
+  assert.equal(wish("running", "pause"), "pause");
+  assert.equal(wish("paused", "cancel"), "cancel");
+  assert.equal(wish("cancelled", "cancel"), "");
+  assert.equal(wish("queued", "run"), "");
+});
+
+test("of a command or a service what is not the default is shown, and counts of one", () => {
+  assert.deepEqual(f.chosen({ command: ["sh", "-c", "x"], directory: "/a", environment: {}, retries: 0, time_limit: 0, grace: 5 }),
+    [["command", '["sh","-c","x"]'], ["directory", "/a"], ["grace", "5"]]);
+  assert.deepEqual(f.chosen({ run: "/r", follow: true, max_batch: 32, target: 0.5 }), [["run", "/r"], ["follow", "true"]]);
+  assert.deepEqual([0, 1, 2].map(n => f.counted(n, "replica")), ["0 replicas", "1 replica", "2 replicas"]);
+});
+
+test("places in line are those that the reasons name, whatever the numbers of the jobs", () => {
+  const can = "waits: it can start on 2 cpu. None of 2 are free: a holds 2";
+  const job = (id, reason, phase = "queued") => ({ id, reason, phase });
+  const places = f.places([job(1, `${can}; 2 other waiting jobs come before it. It starts after them`),
+    job(2, `${can}; 1 other waiting job comes before it. It starts when 3 more are free`),
+    job(3, `${can}. It starts when 2 more are free`), job(4, "It was just submitted."),
+    job(5, `${can}; 1 other waiting job comes before it.`, "running")]);
+  assert.deepEqual([...places], [[1, 3], [2, 2], [3, 1]]);
 });
 
 test("the rows of a timeline hold each device once, and all that is held", () => {

@@ -4,7 +4,7 @@
 
 import { actionsOf, actOnJob, maySubmit } from "./actions.js";
 import { eventRows } from "./events.js";
-import { devicesOverTime, differences, goodput, isLive, speeds } from "./figures.js";
+import { chosen, counted, devicesOverTime, differences, goodput, isLive, speeds, wishOf } from "./figures.js";
 import { clock, deviceTime, dialog, element, jobLink, now, phaseChip, redraw, section, since, table, tile } from "./parts.js";
 import { get, state } from "./service.js";
 
@@ -29,9 +29,9 @@ export function jobPage(root, name, query) {
   const options = element("div", { id: "options" });
   let cursor = -1;
 
-  const parts = [head, tiles,
-    element("section", {}, element("div", { class: "bar" }, element("h2", {}, "Curves"), controls), panels),
-    comparison, section("Allocation and speed", life), section("Log", element("div", { class: "card" }, log)),
+  // What other kinds of jobs never have.
+  const ofTraining = [element("section", {}, element("div", { class: "bar" }, element("h2", {}, "Curves"), controls), panels)];
+  const parts = [head, tiles, ...ofTraining, comparison, section("Allocation and speed", life), section("Log", element("div", { class: "card" }, log)),
     section("Events", happened), section("Options that are not the default", options)];
   root.replaceChildren(...parts);
   life.append(held.box);
@@ -39,7 +39,8 @@ export function jobPage(root, name, query) {
   // ---- the head
   function showHead() {
     const actions = actionsOf(job), until = job.ended || now();
-    const wish = isLive(job) && job.wish !== "run" ? `${job.wish} is asked for` : "";
+    const wish = wishOf(job) && `${wishOf(job)} is asked for`;
+    for (const part of ofTraining) part.hidden = job.kind !== "train";
     const { device_seconds: _, serving, ...same } = job;
     redraw(head, JSON.stringify([same, serving && serving.address, actions]), () => [element("div", { class: "bar" },
       element("div", { class: "title" }, element("h1", {}, `#${job.id} ${job.name}`), phaseChip(job.phase),
@@ -62,7 +63,7 @@ export function jobPage(root, name, query) {
       tile("Device time", deviceTime(job.device_seconds), "what it cost so far"),
       tile("Waited", since(job.submitted, job.started || until)),
       tile("Since it started", job.started ? since(job.started, until) : "not started"),
-      ...(job.kind === "serve" ? servingTiles(serving) : [stepsTile(), ...goodputTile(), bestTile()]));
+      ...(job.kind === "serve" ? servingTiles(serving) : job.kind === "train" ? [stepsTile(), ...goodputTile(), bestTile()] : []));
   }
 
   // Of a job by stages: whole pipelines are what it is given.
@@ -84,7 +85,7 @@ export function jobPage(root, name, query) {
     if (!serving) return [tile("Requests", "none now")];
     return [tile("Requests per second", serving.requests_per_second.toPrecision(3),
       serving.replica_requests_per_second ? `a replica takes ${serving.replica_requests_per_second.toPrecision(3)}` : ""),
-    tile("Answered", withThousands(serving.answered), `${serving.replicas} replicas${replicaPlaces(serving)}, ${serving.waiting} requests wait`)];
+    tile("Answered", withThousands(serving.answered), `${counted(serving.replicas, "replica")}${replicaPlaces(serving)}, ${counted(serving.waiting, "request")} ${serving.waiting === 1 ? "waits" : "wait"}`)];
   }
 
   // Where they answer, where there are several nodes.
@@ -104,13 +105,12 @@ export function jobPage(root, name, query) {
     return tile("Steps", withThousands(steps), total ? `${Math.floor(100 * Math.min(1, steps / total))} % of ${withThousands(total)}` : note);
   }
 
-  // What was submitted: of a training job options that differ from their defaults.
+  // What was submitted, as far as it differs from the defaults.
   async function readOptions() {
     const answer = job.kind === "train" ? await get(`/v1/jobs/${job.id}/options`).catch(() => null) : null;
-    options.replaceChildren(!answer ? element("pre", { tabindex: "0", "aria-label": "what was submitted" }, JSON.stringify(job.spec, null, 2))
-      : answer.changed.length === 0 ? element("p", { class: "empty" }, "Every option has its default.")
-        : table("options", [["Option"], ["Value"]], answer.changed.map(name =>
-          [element("code", {}, name), element("code", {}, answer.options[name])])));
+    const rows = answer ? answer.changed.map(name => [name, answer.options[name]]) : chosen(job.spec || {});
+    options.replaceChildren(rows.length === 0 ? element("p", { class: "empty" }, "Every option has its default.")
+      : table("options", [["Option"], ["Value"]], rows.map(([name, value]) => [element("code", {}, name), element("code", {}, value)])));
   }
 
   // The test accuracy, or whatever comes first.

@@ -2,7 +2,7 @@
 "use strict";
 
 import { actOnJobs, maySubmit, thoseFor } from "./actions.js";
-import { isLive, matches, places } from "./figures.js";
+import { isLive, matches, places, wishOf } from "./figures.js";
 import { byId, element, jobPath, now, phaseChip, redraw, since } from "./parts.js";
 import { searchJobs, state } from "./service.js";
 
@@ -61,7 +61,7 @@ export function jobsPage(root, query) {
     return element("tr", { "aria-rowindex": index + 2, ...(index === selected ? { class: "selected" } : {}) },
       cell("job", element("a", { href: jobPath(job.id), title: job.name }, `#${job.id} ${job.name}`)),
       cell("owner", job.owner), cell("team", job.team), cell("tier", job.tier),
-      cell("phase", phaseChip(job.wish === "run" || !isLive(job) ? job.phase : `${job.phase}, ${job.wish}`)),
+      cell("phase", phaseChip([job.phase, wishOf(job)].filter(Boolean).join(", "))),
       cell("num devices", isLive(job) ? `${job.devices} of ${wants}` : ""),
       cell("num line", place ? String(place) : ""),
       cell("num age", since(job.submitted, now())),

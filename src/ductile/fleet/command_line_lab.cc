@@ -37,16 +37,16 @@ void add_sim_conditions(CLI::App* sub, SimCommand& c) {
   sub->add_option("--noise", c.noise,
                   "relative error of measured step times and noise scales (default 0)")
       ->option_text("X")
-      ->check(CLI::Range(0.0, 2.0));
+      ->check(Range(0.0, 2.0));
   sub->add_option(
          "--device-cost", c.device_cost,
          "for the policy ductile: seconds that a job may wait per device second saved (default "
          "0.005; with 0.01 it takes no more device hours than Sia at load 1)")
       ->option_text("X")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(Range(0.0, 1e6));
   sub->add_option("--interval", c.interval, "seconds between rounds (default 60; for gavel 360)")
       ->option_text("X")
-      ->check(CLI::Range(0.1, 1e6));
+      ->check(Range(0.1, 1e6));
   sub->add_flag("--as-service", c.as_service,
                 "as in a service: rounds also at once where nothing runs, and one interval "
                 "after the last");
@@ -54,19 +54,19 @@ void add_sim_conditions(CLI::App* sub, SimCommand& c) {
          "--restart", c.restart,
          "seconds that a job pauses at each start and change (default: that of its application)")
       ->option_text("X")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(Range(0.0, 1e6));
   sub->add_option(
          "--resize", c.resize,
          "seconds that a job pauses where its devices change while it runs, if less than a "
          "start (default: as a start)")
       ->option_text("X")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(Range(0.0, 1e6));
   sub->add_option(
          "--interference", c.interference,
          "share of progress lost by jobs that span several nodes and share one, 0 to 1 (default "
          "0)")
       ->option_text("X")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(Range(0.0, 1.0));
 }
 
 void add_bench_all_reduce(CLI::App& bench, Parsed& parsed) {
@@ -89,7 +89,7 @@ void add_bench_all_reduce(CLI::App& bench, Parsed& parsed) {
   sub->add_flag("-v,--verbose", parsed.verbose)->group("");
   sub->add_option("--workers", c.workers, "number of processes (default 2, or one per host)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{128}));
+      ->check(Range(int64_t{1}, int64_t{128}));
   sub->add_option("--hosts", c.hosts,
                   "where the workers run: a,b:2,c=10.0.0.3+10.1.0.3:2 (host=addresses:workers)")
       ->option_text("LIST");
@@ -106,7 +106,7 @@ void add_bench_all_reduce(CLI::App& bench, Parsed& parsed) {
       ->option_text("LIST");
   sub->add_option("--seconds", c.seconds, "seconds per algorithm and size (default 0.15)")
       ->option_text("X")
-      ->check(CLI::Range(0.001, 3600.0));
+      ->check(Range(0.001, 3600.0));
   sub->add_flag("--explain", c.explain, "explain each predicted time, and the choice");
   sub->add_flag("--recalibrate", c.recalibrate, "measure the links anew");
   add_json(*sub, c.json);
@@ -130,7 +130,7 @@ void add_sim(CLI::App& app, Parsed& parsed) {
       "\n"
       "The simulator runs each policy on the same jobs in virtual time and compares completion\n"
       "times, fairness and cost. --out also writes an HTML report with the cluster's timeline.\n";
-  const CLI::Range count(int64_t{1}, int64_t{100'000'000});
+  const Range count(int64_t{1}, int64_t{100'000'000});
   sub->add_option("workload", c.workloads,
                   "workload files (CSV) or folders of them (default: synthetic jobs)")
       ->option_text("[WORKLOAD...]");
@@ -147,17 +147,17 @@ void add_sim(CLI::App& app, Parsed& parsed) {
   sub->add_option("--scenario", c.scenario, "file of the faults that occur")->option_text("FILE");
   sub->add_option("--load", c.load, "make arrivals X times as dense (default 1)")
       ->option_text("X")
-      ->check(CLI::Range(1e-3, 1e3));
+      ->check(Range(1e-3, 1e3));
   sub->add_option("--jobs", c.jobs,
                   "the first N jobs of a file, or the number of synthetic jobs (default 160)")
       ->option_text("N")
       ->check(count);
   sub->add_option("--seeds", c.seeds, "number of seeds to repeat the runs with (default 1)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{10000}));
+      ->check(Range(int64_t{1}, int64_t{10000}));
   sub->add_option("--seed", c.seed, "the first seed (default 0)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+      ->check(Range(int64_t{0}, int64_t{1} << 40));
   add_sim_conditions(sub, c);
   sub->add_flag(
       "--bound", c.bound,
@@ -166,10 +166,10 @@ void add_sim(CLI::App& app, Parsed& parsed) {
   sub->add_option("--services", c.services,
                   "number of synthetic inference services to add (default 0)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{0}, int64_t{100'000}));
+      ->check(Range(int64_t{0}, int64_t{100'000}));
   sub->add_option("--teams", c.teams, "number of teams that synthetic jobs belong to (default 1)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{10'000}));
+      ->check(Range(int64_t{1}, int64_t{10'000}));
   sub->add_flag("--check", c.check, "check the invariants after each round");
   sub->add_flag("--control", c.control, "also send every change through the real control plane");
   sub->add_option("--out", c.out, "folder for report.html, runs.json and the workloads")
@@ -242,10 +242,10 @@ void add_plan(CLI::App& app, Parsed& parsed) {
   add_plan_devices(*sub, c);
   sub->add_option("--batch", c.batch, "samples per iteration (default 128)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+      ->check(Range(int64_t{1}, int64_t{1} << 40));
   sub->add_option("--micro-batch", c.micro_batch, "samples per micro-batch (default: the best)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+      ->check(Range(int64_t{1}, int64_t{1} << 40));
   sub->add_option("--objective", c.objective,
                   "time (of an iteration) or throughput (in the steady state) (default time)")
       ->option_text("NAME")
@@ -254,21 +254,21 @@ void add_plan(CLI::App& app, Parsed& parsed) {
          "--optimizer-state", c.optimizer_state,
          "bytes per byte of parameters: 0 SGD, 1 momentum, 2 Adam (default: that of the graph)")
       ->option_text("X")
-      ->check(CLI::Range(0.0, 100.0));
+      ->check(Range(0.0, 100.0));
   sub->footer(listed("Planners to compare with", plan::baselines()) + "\n\n" + app.get_footer());
   sub->add_option("--baseline", c.baseline, "planners below to compare with, or all")
       ->option_text("LIST");
   sub->add_option("--time-limit", c.time_limit,
                   "seconds of search, after which the best plan so far is taken (default 60)")
       ->option_text("X")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(Range(0.001, 1e6));
   sub->add_flag(
       "--runnable", c.runnable,
       "only plans that `ductile train --plan` runs: no splits, the state of a stage whole");
   sub->add_option("--replicas", c.replicas,
                   "replicas of each stage (default: as many as serve it best)")
       ->option_text("N")
-      ->check(CLI::Range(1, 1 << 16));
+      ->check(Range(1, 1 << 16));
   sub->add_option("--plan", c.plan, "evaluate this plan instead of searching for one")
       ->option_text("FILE")
       ->excludes("--runnable")
@@ -287,7 +287,7 @@ void add_plan(CLI::App& app, Parsed& parsed) {
                   "how long an emulated iteration is to last (default: 4 to 40 s, by how late "
                   "sleeps end on this machine)")
       ->option_text("X")
-      ->check(CLI::Range(0.001, 1e5))
+      ->check(Range(0.001, 1e5))
       ->needs(emulate);
   CLI::Option* svg =
       sub->add_flag("--svg", c.svg, "write the picture to stdout")->excludes(emulate);

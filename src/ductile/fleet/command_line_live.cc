@@ -54,7 +54,7 @@ void add_report(CLI::App& app, Parsed& parsed) {
 
 void add_live(CLI::App& app, Parsed& parsed) {
   LiveCommand& c = parsed.live;
-  const CLI::Range count(int64_t{1}, int64_t{1} << 20);
+  const Range count(int64_t{1}, int64_t{1} << 20);
   CLI::App* sub = add_live_command(
       app, parsed, "status",
       "runs/latest\n\nThe command works from another terminal while `ductile train` runs.", status);
@@ -92,7 +92,7 @@ void add_live(CLI::App& app, Parsed& parsed) {
   sub = add_live_command(app, parsed, "logs", "runs/latest --follow", logs);
   sub->add_option("-n,--lines", c.lines, "print the last N lines")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+      ->check(Range(int64_t{0}, int64_t{1} << 40));
   sub->add_flag("-f,--follow", c.follow,
                 "follow the log until the job ends; of a service's job also while it waits");
   add_patience(*sub, c.patience);
@@ -103,7 +103,7 @@ void add_live(CLI::App& app, Parsed& parsed) {
                          reload);
   sub->add_option("--checkpoint", c.checkpoint, "that of this step (default: the newest)")
       ->option_text("STEP")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
+      ->check(Range(int64_t{0}, int64_t{1} << 60));
   add_json(*sub, c.json);
 }
 

@@ -1,7 +1,10 @@
 // The options of the commands of a service: the one that starts it, and those that ask it.
+#include <charconv>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
+#include <system_error>
 
 #include "ductile/cli/other_commands.h"
 #include "ductile/fleet/command_line_impl.h"
@@ -53,7 +56,7 @@ void add_policy(CLI::App& sub, ServiceCommand& c) {
   sub.add_option("--interval", c.interval,
                  "seconds between two rounds of the policy where nothing happens (default 10)")
       ->option_text("SECONDS")
-      ->check(CLI::Range(0.5, 3600.0));
+      ->check(Range(0.5, 3600.0));
 }
 
 void add_page(CLI::App& sub, ServiceCommand& c) {
@@ -61,7 +64,7 @@ void add_page(CLI::App& sub, ServiceCommand& c) {
          "--port", c.port,
          fmt::format("of the page, on this machine (default {}, or any free one)", kPagePort))
       ->option_text("N")
-      ->check(CLI::Range(1, 65535));
+      ->check(Range(1, 65535));
   sub.add_flag("--no-page", c.no_page, "no page for browsers: the unix socket alone");
   sub.add_option("--https", c.https,
                  "take requests from other machines there, by TLS 1.3 and with a token")
@@ -94,11 +97,32 @@ void add_retention(CLI::App& sub, ServiceCommand& c) {
   sub.add_option("--keep-days", c.keep_days,
                  "forget jobs that ended so many days ago, and their events; 0: never (default 90)")
       ->option_text("N")
-      ->check(CLI::Range(0.0, 36500.0));
+      ->check(Range(0.0, 36500.0));
   sub.add_option("--keep-jobs", c.keep_jobs,
                  "of jobs that have ended, keep so many at most; 0: all (default 100,000)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+      ->check(Range(int64_t{0}, int64_t{1} << 40));
+}
+
+}  // namespace
+
+namespace {
+
+// "30m" becomes "1800". Gives what is wrong with it; empty: nothing.
+std::string to_seconds(std::string& text) {
+  static const std::map<char, double> kUnits = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  const auto unit = rest == end ? kUnits.begin() : kUnits.find(*rest);
+  const bool whole = rest == end || (rest + 1 == end && unit != kUnits.end());
+  const double seconds = rest == end ? value : whole ? value * unit->second : 0;
+  if (error != std::errc() || !whole || !std::isfinite(seconds) || seconds < 0)
+    return fmt::format(
+        "'{}': a time is wanted, in seconds or with s, m, h or d behind it: 90, 30m, 12h, 2d",
+        text);
+  text = fmt::format("{}", seconds);
+  return "";
 }
 
 }  // namespace
@@ -106,9 +130,7 @@ void add_retention(CLI::App& sub, ServiceCommand& c) {
 CLI::Option* add_seconds(CLI::App& sub, const char* name, double& seconds, const char* help) {
   return sub.add_option(name, seconds, help)
       ->option_text("TIME")
-      ->transform(CLI::AsNumberWithUnit(
-          std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}}))
-      ->check(CLI::NonNegativeNumber);
+      ->transform(CLI::Validator(to_seconds, "TIME"));
 }
 
 void add_patience(CLI::App& sub, double& seconds) {
@@ -168,24 +190,24 @@ void add_served(CLI::App& sub, ServiceCommand& c) {
       ->option_text("RUN");
   sub.add_option("--port", c.port, "of --service: its port on the service's machine (default: any)")
       ->option_text("N")
-      ->check(CLI::Range(1, 65535));
+      ->check(Range(1, 65535));
   sub.add_option("--checkpoint", c.checkpoint,
                  "of --service: begin with the weights of this checkpoint (default: the newest)")
       ->option_text("STEP")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 60));
+      ->check(Range(int64_t{0}, int64_t{1} << 60));
   sub.add_flag("--follow", c.follow, "of --service: take newer weights as soon as they are there");
   sub.add_option("--max-batch", c.max_batch,
                  "of --service: samples that are computed at once (default 32)")
       ->option_text("N")
-      ->check(CLI::Range(1, 4096));
+      ->check(Range(1, 4096));
   sub.add_option("--target", c.target,
                  "of --service: seconds within which 99 % of the requests are to be answered "
                  "(default 0.5)")
       ->option_text("SECONDS")
-      ->check(CLI::Range(0.001, 3600.0));
+      ->check(Range(0.001, 3600.0));
 }
 
-void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
+void add_submit(CLI::App& app, Parsed& parsed, const Range& count) {
   ServiceCommand& c = parsed.service;
   CLI::App* sub = add_service_command(
       app, parsed, "submit",
@@ -240,7 +262,7 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
                   "of a command: GPUs of one node that it has for itself; it sees no others "
                   "(default 0)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{0}, int64_t{1024}));
+      ->check(Range(int64_t{0}, int64_t{1024}));
   add_served(*sub, c);
   sub->add_option("--env", c.environment,
                   "of a command: a variable of its environment; without a value, the one here "
@@ -249,7 +271,7 @@ void add_submit(CLI::App& app, Parsed& parsed, const CLI::Range& count) {
       ->allow_extra_args(false);
   sub->add_option("--retries", c.retries, "of a command: starts after it failed (default 0)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{0}, int64_t{1000}));
+      ->check(Range(int64_t{0}, int64_t{1000}));
   add_seconds(*sub, "--time-limit", c.time_limit,
               "of a command: time that it may run at a stretch: 90, 30m, 12h (default: any)");
   add_seconds(*sub, "--grace", c.grace,
@@ -267,7 +289,7 @@ void add_cluster(CLI::App& app, Parsed& parsed) {
   sub->add_option("job", c.job, "a job's number or name")->option_text("[JOB]");
   sub->add_option("-n,--lines", c.lines, "print the last N events (default 50)")
       ->option_text("N")
-      ->check(CLI::Range(int64_t{1}, int64_t{1000}));
+      ->check(Range(int64_t{1}, int64_t{1000}));
   sub->add_flag("-f,--follow", c.follow,
                 "go on as things happen, until Ctrl-C, also over a restart of the service");
   add_patience(*sub, c.patience);
@@ -338,7 +360,7 @@ void add_token(CLI::App& app, Parsed& parsed) {
 
 void add_service(CLI::App& app, Parsed& parsed) {
   ServiceCommand& c = parsed.service;
-  const CLI::Range count(int64_t{1}, int64_t{1} << 20);
+  const Range count(int64_t{1}, int64_t{1} << 20);
   CLI::App* sub = add_service_command(
       app, parsed, "up",
       "\n  ductile submit --name trial     # in another terminal: a small example, or job.toml\n"
@@ -366,6 +388,11 @@ void add_service(CLI::App& app, Parsed& parsed) {
          "if something is wrong")
       ->option_text("DIR")
       ->excludes(cluster);
+  sub->add_option("--backup", c.backup,
+                  "write a copy of the store of the service in --folder to a new file, also while "
+                  "it runs, and begin nothing")
+      ->option_text("FILE")
+      ->excludes(cluster);
   sub->add_option("--shared", c.shared,
                   "a folder that all nodes see, for the runs (default: the service's folder)")
       ->option_text("DIR");
@@ -377,7 +404,7 @@ void add_service(CLI::App& app, Parsed& parsed) {
   sub->add_option("--grace", c.grace,
                   "seconds that jobs keep their places on a node that does not answer (default 30)")
       ->option_text("SECONDS")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(Range(0.0, 1e6));
   add_policy(*sub, c);
   add_quota(*sub, c);
   add_page(*sub, c);

@@ -22,6 +22,7 @@
 #include "ductile/fleet/service_request_impl.h"
 #include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
+#include "ductile/run/history.h"
 #include "ductile/server/client.h"
 #include "ductile/server/job_host.h"
 
@@ -107,8 +108,16 @@ std::streamoff tail_begin(const std::string& text, int64_t lines) {
 
 namespace {
 
+// " of 1300 (37 %)"; empty where its workers have not said how many there are.
+std::string part_done(const json& step, const fs::path& run) {
+  const int64_t total = run::told_steps(run::RunFolder::open(run));
+  const auto done = step.get<int64_t>();
+  if (total <= 0 || done < 0) return "";
+  return fmt::format(" of {} ({} %)", total, std::min<int64_t>(100, 100 * done / total));
+}
+
 // What a run's controller says of it.
-void print_status(Console& console, const json& answer) {
+void print_status(Console& console, const json& answer, const fs::path& run) {
   const auto number = [&](const char* key) {
     return std::to_string(answer.at(key).get<int64_t>());
   };
@@ -116,7 +125,7 @@ void print_status(Console& console, const json& answer) {
   console.print(
       "{}", page::table({{"phase", answer.at("phase").get<std::string>()},
                          {"now", answer.at("why").get<std::string>()},
-                         {"step", number("step")},
+                         {"step", number("step") + part_done(answer.at("step"), run)},
                          {"checkpoint", checkpoint < 0 ? "none" : std::to_string(checkpoint)},
                          {"workers wanted", number("wanted")},
                          {"generation",
@@ -156,7 +165,7 @@ ExitCode status(const LiveCommand& command, Context& context) {
   }
   if (job.service)
     console.print("{}{}", job_table(record, job.service->client), trains ? "\n" : "");
-  if (trains) print_status(console, answer);
+  if (trains) print_status(console, answer, job.run);
   return kDone;
 }
 
@@ -173,8 +182,9 @@ ExitCode resize(const LiveCommand& command, Context& context) {
            job.run.string(), job.run.string());
     const json answer =
         server::ask(job.run, {{"request", "resize"}, {"workers", *command.workers}});
-    print_answer(command, context.console, answer,
-                 fmt::format("resizing to {} workers", *command.workers));
+    print_answer(
+        command, context.console, answer,
+        fmt::format("resizing to {} worker{}", *command.workers, *command.workers == 1 ? "" : "s"));
     return kDone;
   }
   json body = json::object();

@@ -27,7 +27,6 @@
 #include "ductile/cli/trust.h"
 #include "ductile/cluster/client.h"
 #include "ductile/cluster/service.h"
-#include "ductile/cluster/store_check.h"
 #include "ductile/fleet/job_reference.h"
 #include "ductile/fleet/service_request_impl.h"
 #include "ductile/fleet/training_spec_impl.h"
@@ -125,6 +124,11 @@ nlohmann::json training_body(const ServiceCommand& command, const Context& conte
   TrainingSpec training = training_spec(command, request, context);
   const int64_t least =
       command.min.value_or(std::min(training.least, command.max.value_or(training.least)));
+  if (command.min && least > training.ranks && command.plans.empty())
+    fail(ErrorCode::invalid_argument,
+         "--min {0}: train.virtual_ranks is {1}, and each device hosts at least one of them; --set "
+         "train.virtual_ranks={0} lets the job have so many (its result depends on that number)",
+         least, training.ranks);
   const int64_t most = std::max(least, training.ranks);
   return {{"name", command.name.value_or(training.name)},
           {"team", command.team},
@@ -227,7 +231,9 @@ void read_shares(const ServiceCommand& command, cluster::ServiceOptions& options
 fs::path find_keeper() {
   const fs::path keeper = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-keeper";
   if (access(keeper.c_str(), X_OK) != 0)
-    fail(ErrorCode::not_found, "{}: not beside this program; build it, or install Ductile again",
+    fail(ErrorCode::not_found,
+         "{}: not beside this program; install Ductile again; in the source tree, `scripts/build "
+         "release ductile-keeper` builds it",
          keeper.string());
   return keeper;
 }
@@ -275,6 +281,7 @@ std::string job_table(const Json& job, const cluster::Client& client) {
       {"phase", job.at("phase")},
       {"why", client.with_option(job.at("why").get<std::string>())}};
   if (const std::string held = held_text(job); !held.empty()) rows.push_back({"devices", held});
+  if (const std::string done = done_text(job, true); !done.empty()) rows.push_back({"done", done});
   if (job.contains("spec") && job["spec"].value("gpus", int64_t{0}) > 0)
     rows.push_back({"gpus", fmt::format("{} of one node", job["spec"]["gpus"].get<int64_t>())});
   if (job.contains("serving")) {
@@ -426,37 +433,27 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
 
 ExitCode up(const ServiceCommand& command, Context& context) {
   cluster::ServiceOptions options = options_of(command, context);
-  options.devices = command.devices.value_or(cpu_share().usable());
+  require_store_of_one_machine(options.folder);
+  const int64_t cores = cpu_share().usable();
+  options.devices = command.devices.value_or(cores);
+  if (options.devices > cores)
+    context.console.say(
+        "--devices {}: this machine lets Ductile use {}, so that devices share cores and each is "
+        "slower",
+        options.devices, page::plural(static_cast<double>(cores), "core"));
   options.node = host_name();
-  return serve(options, fmt::format("{} devices of {}", options.devices, options.node), command.at,
-               context);
+  return serve(options,
+               fmt::format("{} of {}", page::plural(static_cast<double>(options.devices), "device"),
+                           options.node),
+               command.at, context);
 }
-
-namespace {
-
-ExitCode check(const fs::path& folder, Context& context) {
-  Console& console = context.console;
-  const cluster::StoreReport report = cluster::check_store(folder);
-  for (const std::string& fault : report.faults) console.print("{}\n", page::one_line(fault));
-  for (const std::string& loss : report.losses) console.print("{}\n", page::one_line(loss));
-  for (const std::string& note : report.notes) console.print("{}\n", page::one_line(note));
-  console.say("{}: schema {}, {} job{}, of which {} {} not ended, {} event{}: {}",
-              report.file.string(), report.schema, report.jobs, report.jobs == 1 ? "" : "s",
-              report.live, report.live == 1 ? "has" : "have", report.events,
-              report.events == 1 ? "" : "s",
-              !report.faults.empty()   ? "it is damaged"
-              : !report.losses.empty() ? "it is whole, but what it names is not"
-                                       : "it is whole");
-  if (!report.remedy.empty()) console.say("{}", report.remedy);
-  return report.faults.empty() && report.losses.empty() ? kDone : kFailed;
-}
-
-}  // namespace
 
 ExitCode server(const ServiceCommand& command, Context& context) {
-  if (command.check) return check(*command.check, context);
+  if (command.check) return check_the_store(*command.check, context);
+  if (command.backup) return back_up_the_store(command, context);
   if (command.cluster.empty())
-    fail(ErrorCode::invalid_argument, "server: a cluster file is wanted, or --check DIR");
+    fail(ErrorCode::invalid_argument,
+         "server: a cluster file is wanted, or --check DIR, or --backup FILE");
   cluster::ServiceOptions options = options_of(command, context);
   options.cluster = spec::read_cluster(command.cluster);
   options.pools = spec::read_pools(command.cluster);
@@ -465,10 +462,11 @@ ExitCode server(const ServiceCommand& command, Context& context) {
   options.listen = command.listen;
   options.grace = command.grace;
   options.program = fs::read_symlink("/proc/self/exe");
-  return serve(
-      options,
-      fmt::format("{} devices of {} nodes", options.cluster->devices(), options.cluster->nodes()),
-      command.at, context);
+  return serve(options,
+               fmt::format("{} of {}",
+                           page::plural(static_cast<double>(options.cluster->devices()), "device"),
+                           page::plural(static_cast<double>(options.cluster->nodes()), "node")),
+               command.at, context);
 }
 
 namespace {
@@ -571,7 +569,10 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
   }
   return ask_service(command, context, [&](const cluster::Client& client) {
     if (command.hold) body["held"] = true;  // an older service knows no such keys
-    if (!command.after.empty()) body["after"] = earlier_jobs(command.after, client);
+    if (!command.after.empty())
+      body["after"] = earlier_jobs(command.after, client);
+    else if (!command.served && is_training(command))  // an earlier job may make its data
+      require_data_of(body, client);
     const std::string lack = lack_of_gpus(command, client);
     constexpr FieldFlag kOfCommand[] = {{"min_devices", "--devices"}, {"max_devices", "--devices"}};
     std::span<const FieldFlag> own;

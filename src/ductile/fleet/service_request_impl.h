@@ -17,6 +17,12 @@
 // What the commands that ask a service share.
 namespace ductile::cli {
 
+// `ductile server --check` and `--backup`.
+ExitCode check_the_store(const fs::path& folder, Context& context);
+// Throws conflict where the store in this folder is of several nodes, which `ductile up` knows not.
+void require_store_of_one_machine(const fs::path& folder);
+ExitCode back_up_the_store(const ServiceCommand& command, Context& context);
+
 // The job's path in the service's interface.
 std::string path_of(const std::string& job, const char* rest = "");
 
@@ -118,6 +124,10 @@ std::vector<int64_t> indices_of(const std::string& array);
 
 // How many devices it holds; empty for none.
 std::string held_text(const nlohmann::ordered_json& job);
+
+// How far a training job is, "37 %"; `whole`: also in steps, and how long it has still to go.
+// Empty: that is not known.
+std::string done_text(const nlohmann::ordered_json& job, bool whole);
 
 // What `ductile why` and `ductile status` show of a job of that service.
 std::string job_table(const nlohmann::ordered_json& job, const cluster::Client& client);

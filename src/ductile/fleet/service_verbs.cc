@@ -1,9 +1,11 @@
 // What people ask a service about its jobs, its nodes and its past.
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <ctime>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -11,6 +13,7 @@
 
 #include <fmt/ranges.h>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/cli/commands.h"
@@ -252,9 +255,44 @@ ExitCode drain(const ServiceCommand& command, Context& context) {
   });
 }
 
+namespace {
+
+// Of a node that no job may use though it is not drained, as one that is about to be taken back:
+// how it is, with a comma before it; empty: jobs may use it.
+std::string why_not_used(const std::string& name, const cluster::Client& client) {
+  const Json nodes = client.get("/v1/nodes").at("nodes");
+  for (const Json& node : nodes) {
+    if (node.at("node") != name || node.at("state") == "up") continue;
+    const auto reason = node.at("reason").get<std::string>();
+    return fmt::format(", and it is {}{}{}", node.at("state").get<std::string>(),
+                       reason.empty() ? "" : ": ", reason);
+  }
+  return "";
+}
+
+}  // namespace
+
+// A drain is a person's, and a notice or a silence the node's own.
 ExitCode undrain(const ServiceCommand& command, Context& context) {
-  return tell_node(command, context, "undrain", nlohmann::json::object(),
-                   [](const cluster::Client&) { return "is taken back"; });
+  return with_service(command, context, [&](const cluster::Client& client) {
+    try {
+      const ExitCode code = tell_node(
+          command, context, "undrain", nlohmann::json::object(), [&](const cluster::Client&) {
+            const std::string why = why_not_used(command.node, client);
+            return why.empty() ? "is taken back"
+                               : fmt::format(
+                                     "is not drained any more{}, which no undrain "
+                                     "ends",
+                                     why);
+          });
+      static_cast<void>(code);  // it throws where it fails
+    } catch (const Error& error) {
+      const bool not_drained = error.message().find("is not drained") != std::string::npos;
+      const std::string why = not_drained ? why_not_used(command.node, client) : "";
+      if (why.empty()) throw;
+      throw Error(error.code(), fmt::format("{}{}, which no undrain ends", error.message(), why));
+    }
+  });
 }
 
 namespace {
@@ -275,6 +313,66 @@ std::string query_of(const ServiceCommand& command) {
 
 bool is_narrowed(const ServiceCommand& command) {
   return command.name || !command.user.empty() || !command.team.empty() || !command.phases.empty();
+}
+
+}  // namespace
+
+std::string done_text(const Json& job, bool whole) {
+  const Json progress = job.value("progress", Json::object());
+  const double step = progress.value("step", 0.0), total = progress.value("total_steps", 0.0);
+  if (!(total > 0)) return "";
+  const std::string part = fmt::format("{:.0f} %", std::floor(100 * std::min(1.0, step / total)));
+  if (!whole) return part;
+  const double left = progress.value("seconds_left", 0.0);
+  return fmt::format("{} (step {:.0f} of {:.0f}){}", part, step, total,
+                     left > 0 ? ", about " + page::as_short_duration(left) + " left" : "");
+}
+
+namespace {
+
+// Since it was submitted, in one or two units: "42s", "12m", "3h 5m", "2d 4h".
+std::string age_of(const Json& job) {
+  const double until = job.at("ended").is_null() ? wall_seconds() : job["ended"].get<double>();
+  const auto age = static_cast<int64_t>(std::max(0.0, until - job.at("submitted").get<double>()));
+  const int64_t minutes = age / 60, hours = minutes / 60;
+  return age < 60       ? fmt::format("{}s", age)
+         : minutes < 60 ? fmt::format("{}m", minutes)
+         : hours < 24   ? fmt::format("{}h {}m", hours, minutes % 60)
+                        : fmt::format("{}d {}h", hours / 24, hours % 24);
+}
+
+// With the teams where there are several, and how far they are where any of them trains.
+std::string table_of_jobs(const Json& list) {
+  using page::Align;
+  std::set<std::string> teams;
+  bool trains = false;
+  for (const Json& job : list) {
+    teams.insert(job.at("team").get<std::string>());
+    trains = trains || !done_text(job, false).empty();
+  }
+  std::vector<std::vector<std::string>> rows(1);
+  std::vector<Align> aligned;
+  const auto column = [&](const char* title, Align align, const auto& text) {
+    rows.resize(list.size() + 1);
+    rows[0].emplace_back(title);
+    aligned.push_back(align);
+    for (size_t i = 0; i < list.size(); ++i) rows[i + 1].push_back(text(list[i]));
+  };
+  const auto field = [](const char* key) {
+    return [key](const Json& job) { return job.at(key).template get<std::string>(); };
+  };
+  column("job", Align::right,
+         [](const Json& job) { return std::to_string(job.at("id").get<int64_t>()); });
+  column("name", Align::left, field("name"));
+  column("owner", Align::left, field("owner"));
+  if (teams.size() > 1) column("team", Align::left, field("team"));
+  column("phase", Align::left, field("phase"));
+  column("devices", Align::right,
+         [](const Json& job) { return job.contains("holdings") ? held_text(job) : ""; });
+  column("age", Align::right, age_of);
+  if (trains) column("done", Align::right, [](const Json& job) { return done_text(job, false); });
+  column("reason", Align::left, field("reason"));
+  return page::table(rows, aligned);
 }
 
 }  // namespace
@@ -302,22 +400,13 @@ ExitCode jobs(const ServiceCommand& command, Context& context) {
       context.console.print("{}\n", dump_json(list, 2));
       return;
     }
-    using page::Align;
-    std::vector<std::vector<std::string>> rows = {
-        {"job", "name", "owner", "phase", "devices", "reason"}};
-    for (const Json& job : list) {
-      rows.push_back({std::to_string(job.at("id").get<int64_t>()), job.at("name"), job.at("owner"),
-                      job.at("phase"), job.contains("holdings") ? held_text(job) : "",
-                      job.at("reason")});
-    }
-    if (rows.size() == 1) {
+    if (list.empty()) {
       context.console.say("{}", is_narrowed(command) ? "there is no such job"
                                 : command.all        ? "there are no jobs"
                                                      : "no job runs or waits");
       return;
     }
-    context.console.print("{}", page::table(rows, {Align::right, Align::left, Align::left,
-                                                   Align::left, Align::right, Align::left}));
+    context.console.print("{}", table_of_jobs(list));
   });
 }
 

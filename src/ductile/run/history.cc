@@ -243,6 +243,26 @@ std::optional<int64_t> last_saved_step(const RunFolder& folder) {
   return last;
 }
 
+std::optional<DoneRun> done_run(const RunFolder& folder) {
+  std::optional<DoneRun> out;
+  for_each_diary_line(folder.events_file(), [&](json& line) {
+    out.reset();
+    const std::string status = text_at(line, "status");
+    if (text_at(line, "kind") == "end" && (status == "done" || status == "target_reached"))
+      out = {count_at(line, "step"), status == "target_reached"};
+  });
+  return out;
+}
+
+int64_t told_steps(const RunFolder& folder) {
+  int64_t out = 0;
+  for_each_diary_line(folder.events_file(), [&](json& line) {
+    const std::string kind = text_at(line, "kind");
+    if (kind == "start" || kind == "resume") out = std::max<int64_t>(0, count_at(line, "steps"));
+  });
+  return out;
+}
+
 json to_json(const History& history) {
   const auto point = [](const std::optional<Point>& p) -> json {
     if (!p) return nullptr;

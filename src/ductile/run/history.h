@@ -102,6 +102,18 @@ History read_history(const RunFolder& folder);
 // state is there need not ask.)
 std::optional<int64_t> last_saved_step(const RunFolder& folder);
 
+// How a run that is done ended, by its last event; none: it is not, or has gone on since. Throws as
+// for_each_diary_line() does.
+struct DoneRun {
+  int64_t steps = 0;
+  bool target_reached = false;
+};
+std::optional<DoneRun> done_run(const RunFolder& folder);
+
+// How many steps the run has to do, as its workers said when they began last; 0: not known. Throws
+// as for_each_diary_line() does.
+int64_t told_steps(const RunFolder& folder);
+
 // The numbers of the history without its curves' points and events, for `--json` output.
 nlohmann::json to_json(const History& history);
 

@@ -64,6 +64,43 @@ TEST(Decimator, KeepsEverySpikeOfAMillionPoints) {
                              [](const Point& a, const Point& b) { return a.step < b.step; }));
 }
 
+TEST(DoneRun, IsOneWhoseLastEventSaysSo) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  std::string text;
+  const auto after = [&](const char* line) {
+    text += std::string(line) + "\n";
+    write_file_atomic(run.events_file(), text);
+    return done_run(run);
+  };
+  EXPECT_FALSE(done_run(run)) << "nothing was written yet";
+  EXPECT_FALSE(after(R"({"kind":"end","status":"interrupted","step":5})"));
+  const auto done = after(R"({"kind":"end","status":"done","step":20})");
+  ASSERT_TRUE(done);
+  EXPECT_EQ(done->steps, 20);
+  EXPECT_FALSE(done->target_reached);
+  EXPECT_FALSE(after(R"({"kind":"resume","step":20})")) << "it has gone on";
+  const auto early = after(R"({"kind":"end","status":"target_reached","step":33})");
+  ASSERT_TRUE(early);
+  EXPECT_TRUE(early->target_reached);
+}
+
+TEST(ToldSteps, AreThoseOfTheLastBeginning) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  EXPECT_EQ(told_steps(run), 0);
+  std::string text = R"({"kind":"start","step":0,"steps":100,"workers":1})"
+                     "\n"
+                     R"({"kind":"checkpoint","step":10})"
+                     "\n";
+  write_file_atomic(run.events_file(), text);
+  EXPECT_EQ(told_steps(run), 100);
+  text += R"({"kind":"resume","step":10,"steps":250,"workers":2})"
+          "\n";
+  write_file_atomic(run.events_file(), text);
+  EXPECT_EQ(told_steps(run), 250);
+}
+
 TEST(History, OfARunJustMadeIsEmpty) {
   const TempFolder temp;
   const History history = read_history(RunFolder::create(temp.path(), "job"));

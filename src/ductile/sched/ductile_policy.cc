@@ -417,6 +417,8 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
     s.fragmented = unplaced[i] != 0 || s.left_out;
     s.holds = device_count(next[i]);
     s.holds_pool = s.holds > 0 ? pool_of(round.cluster, next[i]) : -1;
+    s.useful = most_useful(job, s.holds_pool);
+    s.quota = job.quota;
     if (s.pinned && s.grant < 0)
       s.reason = job.is_fixed() ? reason_of_fixed(job.granted)
                                 : "it has all that it asked for, and would lose its work if it "

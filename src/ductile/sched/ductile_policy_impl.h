@@ -83,6 +83,8 @@ class DuctilePolicy::Impl {
     std::string name, reason;
     int32_t requested = 0;
     int32_t holds = 0, holds_pool = -1;
+    int32_t useful = 0;       // devices of that pool's type; 0: not known
+    int32_t quota = 0;        // JobView::quota
     bool fragmented = false;  // what was chosen for it found no place
     // What the allocator was last given.
     double given_weight = -1;
@@ -146,6 +148,7 @@ class DuctilePolicy::Impl {
   WaitingClaims::Turn turn_of(JobId id, const State& s, const Configuration& c) const;
   std::string holders_of(int32_t pool) const;
   const std::string& type_of(int32_t pool) const;
+  int32_t most_useful(const JobView& job, int32_t pool) const;
   std::string why_it_runs(const State& s, int32_t devices, int32_t pool) const;
   std::string why_not_more(const State& s, int32_t devices, int32_t pool) const;
   std::string why_it_waits(JobId id, const State& s) const;

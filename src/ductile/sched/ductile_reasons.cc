@@ -107,13 +107,24 @@ const std::string& DuctilePolicy::Impl::type_of(int32_t pool) const {
   return type_names_[static_cast<size_t>(pools_[static_cast<size_t>(pool)].type)];
 }
 
+// 0: not known.
+int32_t DuctilePolicy::Impl::most_useful(const JobView& job, int32_t pool) const {
+  if (pool < 0) return 0;
+  const auto type = static_cast<size_t>(pools_[static_cast<size_t>(pool)].type);
+  return type < job.types.size() ? job.types[type].max_useful : 0;
+}
+
 // What keeps a job from more devices than it is offered.
 std::string DuctilePolicy::Impl::why_not_more(const State& s, int32_t devices, int32_t pool) const {
+  if (devices >= s.most_wanted && s.quota > 0)
+    return fmt::format(", the most that its team's quota of {} leaves it", s.quota);
   if (devices >= s.most_wanted && s.least == s.most_wanted) return ", as many as it asks for";
+  // A driver may have cut what it asks for to what there is.
+  if (devices >= pools_[static_cast<size_t>(pool)].devices) return ", all that there are";
   if (devices >= s.most_wanted)
     return fmt::format(
         ", the most that it asks for (`--max`; of training, at most `train.virtual_ranks`)");
-  if (devices >= pools_[static_cast<size_t>(pool)].devices) return ", all that there are";
+  if (s.useful > 0 && devices >= s.useful) return ", the most that it can use";
   return ", the most that it is given before its speed on more is known";
 }
 

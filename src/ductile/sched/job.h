@@ -78,6 +78,7 @@ struct JobView {
   int32_t requested_batch = 0;  // whole batch; 0: none was asked for
   int32_t min_devices = 1;      // below this it does not run
   int32_t max_devices = 1;      // over all types; TypeModel::max_useful may say less
+  int32_t quota = 0;  // of its team, where max_devices is what that leaves it; 0: it is not
 
   double restart_seconds = 30;  // pause at each start, and at each change of allocation ...
   std::optional<double> resize_seconds;  // ... unless a job that runs is changed faster than that

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include <poll.h>
@@ -13,6 +14,8 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/link/worker_processes.h"
+#include "ductile/run/folder.h"
+#include "ductile/run/history.h"
 #include "ductile/run/lock.h"
 #include "ductile/server/unix_socket_impl.h"
 
@@ -71,6 +74,14 @@ void await(int fd, const fs::path& run, Clock::time_point end, const std::string
          "{0}: process {1} trains in this run by itself and takes no requests; {0}/metrics.jsonl "
          "shows how far it is, and `kill -INT {1}` lets it save and end",
          run.string(), holder->pid);
+  std::error_code unknown;
+  const auto done = fs::exists(run / "job.toml", unknown) ? run::done_run(run::RunFolder::open(run))
+                                                          : std::nullopt;
+  if (done)
+    fail(ErrorCode::not_found,
+         "{0}: the run {1} after {2} steps, so no controller runs for it any more; `ductile report "
+         "{0}` shows it",
+         run.string(), done->target_reached ? "reached its target" : "is done", done->steps);
   fail(ErrorCode::not_found,
        "{0}: no controller runs for this run; start one with `ductile train --resume {0}`",
        run.string());

@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -249,6 +251,33 @@ TEST(RunSource, KnowsCheckpointsAndFinalWeights) {
   EXPECT_EQ(run.source->newest(), kept.front());
   EXPECT_EQ(run.source->load({})->card().version, kept.front());
   EXPECT_EQ(kept.front() == 10, run.source->load({})->card().digest == digest);
+}
+
+// A run that goes on removes what was the newest before it is read.
+TEST(RunSource, TakesTheNewestAgainWhereThatWasRemovedMeanwhile) {
+  Trainee run(small_job("mlp"));
+  int64_t now = 0, removed = 0;
+  std::vector<int64_t> asked;
+  const auto newest = [&] { return std::optional<int64_t>(now += 5); };
+  const auto load = [&](std::optional<int64_t> step) {
+    asked.push_back(step.value());
+    if (*step <= removed) fail(ErrorCode::not_found, "there is no checkpoint of step {}", *step);
+    return run.source->load({});
+  };
+  removed = 10;
+  EXPECT_NE(load_newest(newest, load), nullptr);
+  EXPECT_EQ(asked, (std::vector<int64_t>{5, 10, 15}));
+  removed = 1 << 20;
+  const auto code = [&](const std::function<std::optional<int64_t>()>& look) {
+    try {
+      load_newest(look, load);
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ErrorCode::internal;
+  };
+  EXPECT_EQ(code(newest), ErrorCode::unavailable);  // it ends
+  EXPECT_EQ(code([] { return std::optional<int64_t>(7); }), ErrorCode::not_found);
 }
 
 // Who is told that they were deleted takes others instead.

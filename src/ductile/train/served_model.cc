@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -190,11 +191,14 @@ class RunSource final : public serving::ModelSource {
       : folder_(folder), job_(job), name_(std::move(name)) {}
 
   std::unique_ptr<serving::Model> load(std::optional<int64_t> version) override try {
-    // Without a version, and without any weights, Trained says what to do.
-    if (!version) version = newest();
-    const bool final_ones = !version || version == final_step();
-    return std::make_unique<ServedModel>(
-        std::make_unique<Trained>(folder_, job_, final_ones ? std::nullopt : version), name_);
+    const auto load_one = [this](std::optional<int64_t> step) {
+      // Without any weights Trained says what to do.
+      const bool final_ones = !step || step == final_step();
+      return std::make_unique<ServedModel>(
+          std::make_unique<Trained>(folder_, job_, final_ones ? std::nullopt : step), name_);
+    };
+    if (version) return load_one(version);
+    return load_newest([this] { return newest(); }, load_one);
   } catch (const Error& error) {
     // No checkpoint was deleted where the whole run is not to be seen.
     if (error.code() != ErrorCode::not_found || kind_of(folder_.job_file()) != FileKind::none)
@@ -228,6 +232,30 @@ class RunSource final : public serving::ModelSource {
 };
 
 }  // namespace
+
+std::unique_ptr<serving::Model> load_newest(
+    const std::function<std::optional<int64_t>()>& newest,
+    const std::function<std::unique_ptr<serving::Model>(std::optional<int64_t>)>& load) {
+  constexpr int kMost = 10;
+  std::optional<int64_t> step = newest();
+  for (int tried = 1;; ++tried) {
+    try {
+      return load(step);
+    } catch (const Error& error) {
+      // A checkpoint may go while it is read, which is then damaged.
+      if (error.code() != ErrorCode::not_found && error.code() != ErrorCode::data_loss) throw;
+      const std::optional<int64_t> next = newest();
+      if (!next || next == step) throw;
+      if (tried == kMost)
+        fail(ErrorCode::unavailable,
+             "{}: {} newest checkpoints, one after the other, were removed before they were read: "
+             "the run saves faster than its weights are loaded; a larger checkpoint.keep, or "
+             "checkpoint.every_seconds, leaves them there for longer",
+             error.message(), kMost);
+      step = next;
+    }
+  }
+}
 
 std::unique_ptr<serving::ModelSource> serve_run(const run::RunFolder& folder,
                                                 const spec::JobOptions& job, std::string name) {

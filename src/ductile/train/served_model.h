@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ductile/run/folder.h"
@@ -15,5 +17,12 @@ namespace ductile::train {
 // others.
 std::unique_ptr<serving::ModelSource> serve_run(const run::RunFolder& folder,
                                                 const spec::JobOptions& job, std::string name);
+
+// What `load` makes of what `newest` says; and again, as often as is reasonable, where that was
+// removed in between, as by a run that goes on and keeps few checkpoints. Throws what `load` throws
+// where there is nothing newer, and unavailable where that never ends.
+std::unique_ptr<serving::Model> load_newest(
+    const std::function<std::optional<int64_t>()>& newest,
+    const std::function<std::unique_ptr<serving::Model>(std::optional<int64_t>)>& load);
 
 }  // namespace ductile::train
