@@ -90,7 +90,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "with --devices: replicas of each stage; 1 cuts the model where a stage with "
                   "replicas would be faster (default: as many as serve it best)")
       ->option_text("N")
-      ->check(CLI::Range(1, 1 << 16))
+      ->check(Range(1, 1 << 16))
       ->needs("--devices");
   sub->add_option(
          "--weights", c.weights,

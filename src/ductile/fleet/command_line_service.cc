@@ -256,7 +256,7 @@ void add_submit(CLI::App& app, Parsed& parsed, const Range& count) {
          "with --devices, of a Ductile job: replicas of each stage; 1 cuts the model where "
          "a stage with replicas would be faster (default: as many as serve it best)")
       ->option_text("N")
-      ->check(CLI::Range(1, 1 << 16))
+      ->check(Range(1, 1 << 16))
       ->needs("--devices");
   sub->add_option("--gpus", c.gpus,
                   "of a command: GPUs of one node that it has for itself; it sees no others "
