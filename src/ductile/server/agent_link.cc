@@ -11,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/link/addresses.h"
 #include "ductile/process/find_program.h"
 #include "ductile/process/spawn.h"
 #include "ductile/server/agent_link_impl.h"
@@ -190,7 +191,8 @@ std::string AgentLink::hear_line(const json& value) {
         {{"worker", options_.worker.string()},
          {"keeper", options_.keeper.string()},
          {"devices", options_.devices ? host_.places : 0},
-         {"notice", host_.notice}}}});
+         {"notice", host_.notice},
+         {"machine", link::PeerAddress::here(host_.name).place}}}});
   return "";
 }
 
@@ -202,6 +204,7 @@ std::string AgentLink::hear_message(json value, std::vector<json>& said) {
     cores_ = cores.is_number_integer() ? cores.get<int64_t>() : 0;
     const json leaving = ready.is_object() ? ready.value("leaving", json()) : json();
     leaving_ = leaving.is_number() ? leaving.get<double>() : 0;
+    beside_ = ready.is_object() && ready.value("beside", json()) == true;
   } else if (!value.contains("beat")) {
     said.push_back(std::move(value));
   }
