@@ -134,7 +134,7 @@ std::vector<json> AgentLink::take() {
   } else if (state_ == State::greeting && now > dialled_at_ + options_.patience) {
     fall(fmt::format("host {}: '{}' did not answer in {} s", host_.name, command(),
                      options_.patience.count() / 1000));
-  } else if (now > heard_at_ + std::max<milliseconds>(kAgentSilence, options_.patience)) {
+  } else if (state_ == State::ready && now > heard_at_ + options_.silence) {
     fall(fmt::format("host {}: silent for {} s", host_.name,
                      std::chrono::duration_cast<std::chrono::seconds>(now - heard_at_).count()));
   }

@@ -306,5 +306,26 @@ TEST(AgentNotice, DoesNotOutliveTheStopThatItCameWith) {
   }
 }
 
+// Formerly it was waited as long for one that had answered as for one that has not yet.
+TEST(AgentSilence, OfOneThatHasAnsweredIsSoonNoticed) {
+  const TempFolder folder;
+  AgentsOptions options;
+  options.setup = {{{"one", "", 2}}, "env", "127.0.0.1"};
+  options.folder = folder.path();
+  options.program = options.worker = DUCTILE_TEST_WORKER;
+  options.patience = std::chrono::hours(1);
+  options.silence = 3s;
+  net::Loop loop;
+  Agents agents(loop, options);
+  agents.meet(true);
+  const pid_t agent = std::stoi(
+      read_file(fmt::format("/proc/self/task/{}/children", static_cast<int64_t>(::gettid()))));
+  ::kill(agent, SIGSTOP);
+  const auto deadline = loop.now() + kLongest;
+  while (agents.error(0).find("silent for") == std::string::npos && loop.now() < deadline)
+    loop.turn(loop.now() + 20ms);
+  EXPECT_NE(agents.error(0).find("silent for"), std::string::npos) << agents.error(0);
+}
+
 }  // namespace
 }  // namespace ductile::server

@@ -35,6 +35,7 @@ struct AgentsOptions {
   std::string lent_launcher = {};
   bool devices = false;  // each place of a host is a device: a share of its cores for one worker
   std::chrono::milliseconds patience = std::chrono::seconds(30);  // for a host to answer
+  std::chrono::milliseconds silence = std::chrono::seconds(15);   // of one that has answered
 };
 
 // The agents of several hosts (host_agent.h), one each, at the other end of a launcher command's
