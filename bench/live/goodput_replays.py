@@ -1,16 +1,23 @@
 #!/usr/bin/python3
 """Real jobs whose batches the scheduler orders by their goodput, and the replay of each.
 
-Usage: bench/live/goodput_replays.py OUT [--policies ductile,pollux] [--jobs 6] [--slots 2] [--build build/release]
+Usage: bench/live/goodput_replays.py OUT [--policies ductile,pollux] [--rounds 2] [--jobs 6] [--slots 2]
+                                     [--build build/release]
 
 Jobs of one kind and several lengths arrive at `ductile up`, which resizes them and, as they let it
 (train.rate_control = "goodput"), orders their batches. Each finished run is then repeated from its
 record alone (`ductile train --replay`, with another number of workers): the weights must have the same
-digest. Beside them the same jobs with a batch of their own, at the same times: what the orders gain. The
+digest. Besides, the same jobs with a batch of their own, at the same times: what the orders gain. Which of the two runs first
+alternates over rounds. The
 bits do not depend on what else the machine does; the times do. Prints a table, writes OUT/goodput.json.
+
+Both do the same epochs, but an epoch of large batches may teach less. So beside the time to the end there is the
+time to equal loss: of each job, from its submission until its training loss, as the mean of a whole epoch, is for the
+first time as low as where the worse of its two runs ended.
 """
 import argparse
 import json
+import math
 import pathlib
 import random
 import shutil
@@ -21,7 +28,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 sys.dont_write_bytecode = True
-from real_vs_sim import ROOT, Up, digest_of, get  # noqa: E402
+from in_service import ROOT, Up, digest_of, get, logged  # noqa: E402
 
 BATCH = 32  # that a job begins with
 
@@ -70,6 +77,25 @@ def replay(args, run, number):
     return digest_of(again) == digest_of(run)
 
 
+def losses(record):
+    """[seconds since the submission, mean training loss] of each epoch of a job's run."""
+    epochs = {}
+    for row in logged(pathlib.Path(record["run"])):
+        epochs.setdefault(math.ceil(row["epoch"]), []).append(row)
+    return [[rows[-1]["time"] - record["submitted"], statistics.mean(r["train/loss"] for r in rows)]
+            for _, rows in sorted(epochs.items())]
+
+
+def to_equal_loss(free, own):
+    """The mean seconds of the jobs of both until each has the loss with which the worse of its two runs ended."""
+    out = {"free": [], "own": []}
+    for curves in zip(free["losses"], own["losses"]):
+        target = max(curve[-1][1] for curve in curves)
+        for who, curve in zip(out, curves):
+            out[who].append(next(seconds for seconds, loss in curve if loss <= target))
+    return {who: statistics.mean(seconds) for who, seconds in out.items()}
+
+
 def live(args, policy, free):
     jobs, up = workload(args.jobs), Up(args, policy)
     try:
@@ -84,7 +110,7 @@ def live(args, policy, free):
         up.end()
     out = {"jct": statistics.mean(r["ended"] - r["submitted"] for r in found),
            "finished": sum(r["phase"] == "finished" for r in found),
-           "allocations": sum(r["generation"] for r in found)}
+           "allocations": sum(r["generation"] for r in found), "losses": [losses(r) for r in found]}
     if free:
         out["orders"] = orders
         out["same"] = sum(replay(args, pathlib.Path(r["run"]), i) for i, r in enumerate(found))
@@ -95,22 +121,28 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--policies", default="ductile,pollux")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--interval", type=float, default=10)
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     args = parser.parse_args()
-    args.build = args.build.resolve()
+    args.build, args.intervals = args.build.resolve(), {"": args.interval}
     args.out.mkdir(parents=True, exist_ok=True)
-    rows = {}
-    for policy in args.policies.split(","):
-        rows[policy] = {"free": live(args, policy, True), "own": live(args, policy, False)}
-        (args.out / "goodput.json").write_text(json.dumps(rows, indent=1))
-    print("| policy | jobs | batches ordered | allocations | same bits as its replay | mean time, s | with a batch of their own, s |")
-    print("|---|---|---|---|---|---|---|")
-    for policy, row in rows.items():
-        free, own = row["free"], row["own"]
-        print(f"| {policy} | {free['finished']} of {args.jobs} | {sum(free['orders'])} | {free['allocations']} | "
-              f"{free['same']} of {args.jobs} | {free['jct']:.1f} | {own['jct']:.1f} |")
+    rows = []
+    for n in range(args.rounds):
+        for policy in args.policies.split(","):
+            found = {free: live(args, policy, free) for free in ((True, False) if n % 2 == 0 else (False, True))}
+            rows.append({"policy": policy, "round": n, "free": found[True], "own": found[False],
+                         "equal_loss": to_equal_loss(found[True], found[False])})
+            (args.out / "goodput.json").write_text(json.dumps(rows, indent=1))
+    print("| policy | round | first | jobs | batches ordered | allocations | same bits as its replay | mean time, s | with a batch "
+          "of their own, s | to equal loss, s | with a batch of their own, s |\n" + "|---" * 11 + "|")
+    for row in rows:
+        free, own, equal = row["free"], row["own"], row["equal_loss"]
+        print(f"| {row['policy']} | {row['round'] + 1} | {'ordered' if row['round'] % 2 == 0 else 'their own'} | "
+              f"{free['finished']} of {args.jobs} | {sum(free['orders'])} | {free['allocations']} | {free['same']} of {args.jobs} | "
+              f"{free['jct']:.1f} | {own['jct']:.1f} | {equal['free']:.1f} | {equal['own']:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,247 +1,60 @@
 #!/usr/bin/python3
 """Real jobs under each policy on the slots of this machine, and the same workload in the simulator.
 
-Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductile] [--workloads a,b]
-                                 [--slots 2] [--rounds 1] [--interval 10] [--profiles before,after] [--jitter 0] [--data FOLDER]
-                                 [--build build/release]
+Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductile] [--sizes asked] [--workloads a,b]
+                                 [--slots 2] [--rounds 1] [--interval 0.5,pollux=1] [--profiles before,after]
+                                 [--jitter 0] [--budget exact] [--data FOLDER] [--build build/release]
 
 1. Each kind of job runs in a service on each number of slots, beside jobs of each kind on the others, which
-   slow it down more or less: its time per step, and the seconds that a start and an end take (the profile).
+   slow it down more or less: its time per step, and the seconds that a start (from the moment in which it is given its
+   slots), an end, and a change of size while it runs take (the profile).
    In a workload it runs beside each kind as often as there is work of that kind.
    By default profiles are taken before the first workload and after the last one, and their means count.
    The machine's speed changes within an hour, so the jobs of each turn (one workload under one policy) are
    measured as they run as well, and the simulator is given those times too: what is left is its own error.
 2. Each workload runs under each policy with `ductile up`, jobs arriving when they should. Policies
-   take turns.
-3. The same workload runs in `ductile sim` with the profile. Its rounds are those of the service, and jobs
-   declare their steps, as jobs with `train.max_steps` do here.
+   take turns, and another one begins in each round.
+3. The same workload runs in `ductile sim` with the profile. Its rounds are those of the service. A change of
+   size costs what it took in the profile if `ductile sim` has --resize, and else as much as a start.
    With --jitter N it runs N times more, each job coming up to half a second sooner or later and each kind of step
    taking up to 3 % more or less, as it is in reality: some policies decide quite otherwise then, and the table
    gives the range that nine in ten of these runs have beside the real mean.
 4. Each kind of job runs alone to its end; the weights of every job must have that digest.
 
+Who knows what. Each turn, real and simulated, begins with one job of each kind that does not count, so that a
+service has seen each kind on some number of slots, and how long one of its jobs was: `ductile` shares what jobs of one
+kind measured, in both. Policies that reckon with the speed of a job before it has run (`srtf`, `optimus`,
+`gavel`) are told it beforehand by the simulator; what a service knows of it, it has of such jobs before. `pollux` and
+`sia` learn each job's speed from that job alone, as published. All jobs declare their steps (`train.max_steps`,
+really; --budget exact, simulated), to whoever asks for that. --budget exact,none simulates the turns without
+that as well; the service cannot hide it. Batches are fixed.
+
+Who decides when. In the service, `ductile` decides at arrivals and ends as well, the others at rounds, and at once
+where nothing runs; no option gives them that. So rounds are short here (--interval), which leaves
+them half a round of waiting on average. `pollux` has longer ones, since its search would take a good part of a
+processor. --information full lets all decide at events in the simulator (and lets
+those that measure their jobs share it): that is not what the service does.
+
+Policies that do not resize jobs run each with the slots that it asks for; the others may give it from one slot to all.
+The sizes that users ask for are the largest handicap of the former, so --sizes asked,one runs them a second time with
+one slot for each job (`srtf-one`).
+
 FOLDER has fashion-mnist and cifar10 as `ductile data` takes them. Workload a was there while this was
-written; b was kept apart. Policies that do not resize jobs run each with the slots that it asks for;
-the others may give it from one slot to all. Policies decide every --interval seconds, and `ductile` at events as well: with
-jobs of seconds, rounds of 10 s are a handicap of the others, so that a comparison of policies wants --interval 1. It wants a quiet machine, and resumes where it stopped:
-what lies in OUT is not run again. Writes OUT/report.json and prints a table.
+written; b was kept apart. It wants a quiet machine, and resumes where it stopped: what lies in OUT is not run again.
+Writes OUT/report.json, with each job's grants, real and simulated, and prints a table: of the rounds of a workload under
+a policy the median, and the lowest and highest. "At the profile's speed" is the real mean divided by how many times as
+long as in the profile the steps of its turn took. The order of policies is compared by that and by the profile.
 """
 import argparse
 import array
 import json
-import os
 import pathlib
-import random
-import re
-import shutil
-import signal
 import statistics
-import subprocess
 import sys
-import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench" / "service"))
 sys.dont_write_bytecode = True
-from asking import UnixConnection  # noqa: E402
-
-RESIZES = {"fifo": False, "srtf": False, "tiresias": False, "gavel": False}
-
-# Options beside the batch; steps of the shortest job.
-KINDS = {
-    "digits_cnn": (["data.format=digits", "model.name=cnn", "optimizer.lr=0.05"], 128, 400),
-    "fashion_cnn": (["data.format=idx", "data.path={data}/fashion-mnist", "model.name=cnn",
-                     "optimizer.lr=0.05", "data.test_limit=512"], 128, 400),
-    "resnet8": (["data.format=cifar10", "data.path={data}/cifar10", "model.name=resnet8",
-                 "data.test_limit=512"], 128, 150),
-    "resnet20": (["data.format=cifar10", "data.path={data}/cifar10", "model.name=resnet20",
-                  "data.test_limit=512"], 128, 60),
-    "gpt": (["data.format=tokens", "data.path={out}/text.bin", "data.test_path={out}/text_test.bin",
-             "data.tokens.type=u16", "data.tokens.sequence_length=64", "data.test_limit=32", "model.name=gpt",
-             "model.layers=2", "model.heads=4", "model.dim=64", "optimizer.name=adamw",
-             "optimizer.lr=0.001"], 32, 200),
-}
-
-
-def workload(name, slots):
-    """(name, kind, length in multiples of the kind's shortest, slots asked for, arrival)."""
-    draw = random.Random(f"live {name}")
-    jobs, now = [], 0.0
-    for number in range(14):
-        kind = draw.choice(sorted(KINDS))
-        length = draw.choice([1, 1, 2, 2, 3, 5])
-        jobs.append((f"{name}-{number}-{kind}", kind, length, draw.choice([1, 1, slots]), now))
-        now += draw.expovariate(1 / 8.0)
-    return jobs
-
-
-def options_of(args, kind, length):
-    sets, batch, steps = KINDS[kind]
-    words = [s.format(data=args.data, out=args.out.resolve()) for s in sets]
-    words += [f"train.batch_size={batch}", f"train.max_steps={steps * length}", "train.epochs=100000",
-              f"train.virtual_ranks={args.slots}", "train.eval_every_epochs=0", "train.log_every=5"]
-    return [w for word in words for w in ("--set", word)]
-
-
-def get(folder, path):
-    connection = UnixConnection(folder / "api.sock", timeout=60)
-    connection.request("GET", path)
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
-    return answer
-
-
-def records(run, file):
-    return [json.loads(line) for line in (run / file).read_text().splitlines()]
-
-
-def digest_of(run):
-    return [r for r in records(run, "events.jsonl") if r.get("kind") == "end"][-1]["weights_digest"]
-
-
-def train(args, run, kind, length, workers):
-    """Starts it; the run's folder is made by it."""
-    environment = dict(os.environ, OMP_WAIT_POLICY="PASSIVE")
-    words = [args.build / "bin" / "ductile", "-q", "train", "--out", run, "--workers", str(workers),
-             "--set", "train.threads=1", *options_of(args, kind, length)]
-    return subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment)
-
-
-class Up:
-    """`ductile up` with so many slots under a policy; the jobs that are handed to it."""
-
-    def __init__(self, args, policy):
-        self.args, self.folder = args, args.out / "service"
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.process = subprocess.Popen(
-            [args.build / "bin" / "ductile", "up", "--folder", self.folder, "--devices", str(args.slots), "--policy",
-             policy, "--interval", str(args.interval)], env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"), stdout=subprocess.DEVNULL,
-            stderr=open(args.out / "service.log", "a"))
-        while not (self.folder / "api.sock").exists():
-            time.sleep(0.05)
-        time.sleep(0.5)
-
-    def submit(self, name, least, most, kind, length):
-        done = subprocess.run([self.args.build / "bin" / "ductile", "submit", "--folder", self.folder, "--name", name,
-                               "--min", str(least), "--max", str(most), *options_of(self.args, kind, length)],
-                              check=True, capture_output=True, text=True)
-        return int(done.stdout)
-
-    def finish(self):
-        while get(self.folder, "/v1/jobs?live=1&limit=1000")["jobs"]:
-            time.sleep(0.1)
-
-    def cancel(self, pattern):
-        subprocess.run([self.args.build / "bin" / "ductile", "cancel", "--folder", self.folder, pattern],
-                       capture_output=True)  # nothing left of that name is no fault
-
-    def record(self, number):
-        return get(self.folder, f"/v1/jobs/{number}")
-
-    def end(self):
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait()
-
-
-LENGTH = 2  # of the jobs of a profile
-
-
-def profile(args):
-    """{kind: profile}: {slots: {kind on the other slots: seconds per step}}, the seconds from a submission to a job's
-    first step, and those of its end. The service has run jobs of all kinds before: a workload has one cold start at
-    most."""
-    up = Up(args, "fifo")
-    try:
-        for kind in KINDS:
-            up.submit(f"first-{kind}", 1, 1, kind, 1)
-        up.finish()
-        kinds = list(KINDS)
-        random.Random(f"profile {time.time()}").shuffle(kinds)  # the machine's speed changes meanwhile
-        return {kind: profile_of(args, up, kind) for kind in kinds}
-    finally:
-        up.end()
-
-
-def profile_of(args, up, kind):
-    out, start, end = {}, [], []
-    for slots in range(1, args.slots + 1):
-        times = out[str(slots)] = {}
-        for other in KINDS if slots < args.slots else [kind]:
-            record = run_beside(args, up, kind, slots, other)
-            steps = [r for r in records(pathlib.Path(record["run"]), "metrics.jsonl") if "train/loss" in r]
-            times[other] = (steps[-1]["time"] - steps[0]["time"]) / (steps[-1]["step"] - steps[0]["step"])
-            start.append(steps[0]["time"] - times[other] * steps[0]["step"] - record["submitted"])
-            end.append(record["ended"] - steps[-1]["time"])
-    return {"steps": out, "start": statistics.median(start), "end": statistics.median(end)}
-
-
-def run_beside(args, up, kind, slots, other):
-    """The record of a job that ran on so many slots while all others had jobs of another kind."""
-    beside = int(slots < args.slots)
-    if beside:  # the other one first, so that all of this one is beside it
-        up.submit(f"beside-{kind}-{slots}-{other}-0", 1, 1, other, LENGTH)
-        while not any(job["phase"] == "running" for job in get(up.folder, "/v1/jobs?live=1&limit=1000")["jobs"]):
-            time.sleep(0.05)
-    number = up.submit(f"{kind}-{slots}-{other}", slots, slots, kind, LENGTH)
-    while (phase := up.record(number)["phase"]) != "finished":
-        assert phase in ("queued", "running"), phase
-        waiting = [job for job in get(up.folder, "/v1/jobs?live=1&limit=1000")["jobs"] if job["phase"] == "queued"]
-        if slots < args.slots and not waiting:
-            up.submit(f"beside-{kind}-{slots}-{other}-{beside}", 1, 1, other, 1)
-            beside += 1
-        time.sleep(0.2)
-    up.cancel(f"beside-{kind}-{slots}-{other}-*")
-    up.finish()
-    return up.record(number)
-
-
-def in_workload(args, name, profiles):
-    """Seconds per step by slots alone: beside each kind as often as the workload has work of it."""
-    work = dict.fromkeys(KINDS, 0.0)
-    for _, kind, length, *_ in workload(name, args.slots):
-        work[kind] += length * KINDS[kind][2] * statistics.mean(profiles[kind]["steps"]["1"].values())
-
-    def weighted(times):
-        total = sum(work[k] for k in times)
-        return sum(work[k] * t for k, t in times.items()) / total if total else statistics.mean(times.values())
-
-    return {kind: {**p, "steps": {n: weighted(times) for n, times in p["steps"].items()}} for kind, p in profiles.items()}
-
-
-def measured(run):
-    """Of a job that has run in a service: [slots, steps, seconds] of each generation that logged twice."""
-    slots = {r["generation"]: int(re.search(r"with (\d+) of", r["text"]).group(1))
-             for r in records(run, "events.jsonl") if r.get("event") == "generation"}
-    by_generation = {}
-    for r in records(run, "metrics.jsonl"):
-        if "train/loss" in r:
-            by_generation.setdefault(r["generation"], []).append(r)
-    return [[slots[n], rows[-1]["step"] - rows[0]["step"], rows[-1]["time"] - rows[0]["time"]]
-            for n, rows in by_generation.items() if len(rows) > 1]
-
-
-def profiles_during(args, name, turn, turns, profiles):
-    """The profiles with the times that the jobs of one turn had; where a kind did not run on a number of slots in it,
-    those of the other turns of the same workload, and else the profile's."""
-    def times(chosen):
-        sums = {}
-        for jobs in chosen:
-            for (_, kind, *_), job in zip(workload(name, args.slots), jobs):
-                for slots, steps, seconds in job["measured"]:
-                    entry = sums.setdefault((kind, str(slots)), [0, 0.0])
-                    entry[0] += steps
-                    entry[1] += seconds
-        return {key: seconds / steps for key, (steps, seconds) in sums.items()}
-
-    found = {**times(turns), **times([turn])}
-    return {kind: {**p, "steps": {n: found.get((kind, n), seconds) for n, seconds in p["steps"].items()}}
-            for kind, p in profiles.items()}
-
-
-def mean_of(profiles):
-    return {"steps": {n: {k: statistics.mean(p["steps"][n][k] for p in profiles) for k in times}
-                      for n, times in profiles[0]["steps"].items()},
-            **{what: statistics.mean(p[what] for p in profiles) for what in ("start", "end")}}
+from in_service import FIXED_SIZE, KINDS, ROOT, alone, profile, real  # noqa: E402
+from in_simulator import in_workload, jittered, mean_jct, mean_of, profiles_during, simulated  # noqa: E402
 
 
 def kept(path, make):
@@ -255,148 +68,122 @@ def kept(path, make):
     return json.loads(path.read_text())
 
 
-def real(args, name, policy, digests):
-    """One workload under one policy: jobs with arrival, start, end, changes and whether their weights
-    are those of the job alone."""
-    jobs, up = workload(name, args.slots), Up(args, policy)
-    try:
-        begin, numbers = time.time(), {}
-        for job, kind, length, asked, arrival in jobs:
-            time.sleep(max(0.0, begin + arrival - time.time()))
-            free = RESIZES.get(policy, True)
-            numbers[job] = up.submit(job, 1 if free else asked, args.slots if free else asked, kind, length)
-        up.finish()
-        out = []
-        for job, kind, length, asked, arrival in jobs:
-            record = up.record(numbers[job])
-            out.append({"name": job, "arrival": arrival, "jct": record["ended"] - record["submitted"],
-                        "waited": record["started"] - record["submitted"],
-                        "allocations": record["generation"], "phase": record["phase"],
-                        "measured": measured(pathlib.Path(record["run"])),
-                        "same_bits": digest_of(pathlib.Path(record["run"])) == digests[f"{kind}-{length}"]})
-        return out
-    finally:
-        up.end()
-
-
-def alone(args):
-    """{kind-length: digest of the weights} of each job, run alone."""
-    out = {}
-    for kind, length in sorted({(k, n) for w in args.workloads for _, k, n, _, _ in workload(w, args.slots)}):
-        run = args.out / "alone" / f"{kind}-{length}"
-        shutil.rmtree(run, ignore_errors=True)
-        assert train(args, run, kind, length, args.slots).wait() == 0
-        out[f"{kind}-{length}"] = digest_of(run)
-    return out
-
-
-def simulated(args, name, policy, profiles, draw=None):
-    """The mean completion time in our seconds; with `draw`, of a workload that differs a little."""
-    folder = args.out / "sim"
-    shutil.rmtree(folder, ignore_errors=True)
-    jobs = workload(name, args.slots)
-    if draw:
-        jobs = [(*job[:4], max(0.0, job[4] + draw.uniform(-0.5, 0.5))) for job in jobs]
-        profiles = {kind: {**p, "steps": {n: s * draw.uniform(0.97, 1.03) for n, s in p["steps"].items()}}
-                    for kind, p in profiles.items()}
-    for kind, length in {(k, n) for _, k, n, _, _ in jobs}:
-        application = folder / "traces" / f"{kind}-{length}"
-        application.mkdir(parents=True)
-        _, batch, steps = KINDS[kind]
-        epochs, rows = 20, ["progress,iteration,metric,grad_sqr,grad_var"]
-        for epoch in range(1, epochs + 1):
-            done = steps * length * epoch / epochs
-            rows.append(f"{done},{done},0,1,1")
-        (application / f"validation-{batch}.csv").write_text("\n".join(rows) + "\n")
-        placements = ["placement,local_bsz,step_time,sync_time"]
-        scaling = ["num_nodes,num_replicas,local_bsz,step_time,sync_time"]
-        one = profiles[kind]["steps"]["1"]
-        for slots in range(1, args.slots + 1):
-            step = profiles[kind]["steps"][str(slots)]
-            sync = max(0.0, step - one / slots) if slots > 1 else 0.0
-            row = f"{-(-batch // slots)},{step},{sync}"
-            placements.append(f"{slots},{row}")
-            scaling.append(f"1,{slots},{row}")
-        (application / "placements-cpu.csv").write_text("\n".join(placements) + "\n")
-        (application / "scalability-cpu.csv").write_text("\n".join(scaling) + "\n")
-    rows = ["name,time,application,num_replicas,batch_size,scaling"]
-    for job, kind, length, asked, arrival in jobs:
-        scaling = "strong" if RESIZES.get(policy, True) else "rigid"
-        rows.append(f"{job},{arrival:.3f},{kind}-{length},{asked},{KINDS[kind][1]},{scaling}")
-    (folder / "jobs.csv").write_text("\n".join(rows) + "\n")
-    (folder / "cluster.toml").write_text(f'[[nodes]]\ntype = "cpu"\ncount = 1\ndevices = {args.slots}\n')
-    pause = statistics.mean(profiles[kind]["start"] + profiles[kind]["end"] for _, kind, *_ in jobs)
-    words = [args.build / "bin" / "ductile", "sim", folder / "jobs.csv", "--applications", folder / "traces",
-             "--cluster", folder / "cluster.toml", "--policy", policy, "--interval", str(args.interval),
-             "--as-service", "--budget", "exact", "--restart", str(pause), "--json", "--out", folder / "out"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["runs"][0]["mean_jct"]
-
-
-def jittered(args, name, policy, profiles):
-    """The 5th, 50th and 95th percentile of the mean completion times of workloads that differ a little; None where
-    none was asked for."""
-    draw = random.Random(f"jitter {name}")
-    found = sorted(simulated(args, name, policy, profiles, draw) for _ in range(args.jitter))
-    return [found[round(part * (len(found) - 1))] for part in (0.05, 0.5, 0.95)] if found else None
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--policies", default="fifo,tiresias,pollux,sia,ductile")
-    parser.add_argument("--workloads", default="a,b")
-    parser.add_argument("--slots", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--interval", type=float, default=10)
-    parser.add_argument("--profiles", default="before,after")
-    parser.add_argument("--jitter", type=int, default=0)
-    parser.add_argument("--data", type=pathlib.Path, default=ROOT / "data")
-    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
-    args = parser.parse_args()
-    args.data, args.build = args.data.resolve(), args.build.resolve()
-    args.policies, args.workloads = args.policies.split(","), args.workloads.split(",")
-    args.out.mkdir(parents=True, exist_ok=True)
+def write_text(args):
     text = b"".join(f.read_bytes() for f in sorted(ROOT.glob("docs/**/*.md")))
     numbers = array.array("H", list(text))
     (args.out / "text.bin").write_bytes(numbers[:len(text) * 9 // 10].tobytes())
     (args.out / "text_test.bin").write_bytes(numbers[len(text) * 9 // 10:].tobytes())
 
+
+def turns_of(args):
+    """(round, workload, policy with its sizes)"""
+    labels = [policy + ("" if size == "asked" else "-one") for policy in args.policies for size in args.sizes
+              if size == "asked" or policy in FIXED_SIZE]
+    if "asked" not in args.sizes:  # those that resize have no other sizes
+        labels += [policy for policy in args.policies if policy not in FIXED_SIZE]
+    return [(n, name, label) for n in range(args.rounds) for name in args.workloads
+            for label in labels[n % len(labels):] + labels[:n % len(labels)]]
+
+
+def row_of(args, turn, jobs, profiles):
+    """One turn: reality, and the simulator with the profile and with the times of the turn."""
+    round_number, name, label = turn
+    expected = in_workload(args, name, profiles)
+    during, factor = profiles_during(jobs, expected)
+    found = {"sim": expected, "sim_during": during}
+    simulations = {key: simulated(args, name, label, p) for key, p in found.items()}
+    row = {"workload": name, "policy": label, "round": round_number, "real": mean_jct(jobs), "factor": factor,
+           **{key: mean_jct(sim) for key, sim in simulations.items()},
+           "allocations": sum(j["allocations"] for j in jobs),
+           "finished": sum(j["phase"] == "finished" for j in jobs),
+           "same_bits": sum(j["same_bits"] for j in jobs), "jobs": len(jobs),
+           "jittered": jittered(args, name, label, during), "real_jobs": jobs,
+           **{f"{key}_jobs": sim for key, sim in simulations.items()}}
+    row["at_speed"] = row["real"] / factor
+    row["ratio"], row["ratio_during"] = row["at_speed"] / row["sim"], row["real"] / row["sim_during"]
+    if row["jittered"]:
+        row["ratio_jittered"] = row["real"] / row["jittered"][1]
+    if "none" in args.budget:
+        row["sim_none"] = mean_jct(simulated(args, name, label, expected, budget="none"))
+    return row
+
+
+def spread(values, digits=1):
+    middle = f"{statistics.median(values):.{digits}f}"
+    return middle + (f" ({min(values):.{digits}f} to {max(values):.{digits}f})" if len(values) > 1 else "")
+
+
+COLUMNS = [("real s", "real", 1), ("turn / profile", "factor", 2), ("real at the profile's speed, s", "at_speed", 1),
+           ("simulated s", "sim", 1), ("real at that speed / simulated", "ratio", 3),
+           ("simulated with the times of the turn, s", "sim_during", 1), ("real / simulated", "ratio_during", 3)]
+
+
+def print_table(args, rows):
+    columns = COLUMNS + [("simulated without known lengths, s", "sim_none", 1)] * ("none" in args.budget) \
+        + [("real / jittered median", "ratio_jittered", 3)] * (args.jitter > 0)
+    print("\n| workload | policy | " + " | ".join(title for title, *_ in columns) + " | allocations | same bits |")
+    print("|---" * (len(columns) + 4) + "|")
+    for name in args.workloads:
+        groups = {}
+        for r in rows:
+            if r["workload"] == name:
+                groups.setdefault(r["policy"], []).append(r)
+
+        def order(key):
+            return sorted(groups, key=lambda label: statistics.median(r[key] for r in groups[label]))
+
+        for label in order("at_speed"):
+            of = groups[label]
+            print(f"| {name} | {label} | " + " | ".join(spread([r[key] for r in of], d) for _, key, d in columns) +
+                  f" | {spread([r['allocations'] for r in of], 0)} | {sum(r['same_bits'] for r in of)} of "
+                  f"{sum(r['jobs'] for r in of)} |")
+        print(f"\n{name}: order at the profile's speed: {', '.join(order('at_speed'))}; simulated with the profile: "
+              f"{', '.join(order('sim'))}\n", file=sys.stderr)
+
+
+def intervals(text):
+    """{policy, or nothing for all others: seconds}"""
+    return {policy: float(seconds) for policy, _, seconds in (word.rpartition("=") for word in text.split(","))}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    words = str.split
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--policies", default="fifo,tiresias,pollux,sia,ductile", type=lambda t: words(t, ","))
+    parser.add_argument("--sizes", default="asked", type=lambda t: words(t, ","),
+                        help="of jobs under policies that do not resize them: asked, one, or both")
+    parser.add_argument("--workloads", default="a,b", type=lambda t: words(t, ","))
+    parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--interval", dest="intervals", type=intervals, default="0.5,pollux=1",
+                        help="seconds between the rounds of policies; of some others with their names")
+    parser.add_argument("--profiles", default="before,after", type=lambda t: words(t, ","))
+    parser.add_argument("--jitter", type=int, default=0)
+    parser.add_argument("--budget", default="exact", type=lambda t: words(t, ","),
+                        help="exact,none: simulate also without known lengths")
+    parser.add_argument("--information", default="own", help="that of `ductile sim`")
+    parser.add_argument("--data", type=pathlib.Path, default=ROOT / "data")
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
+    args = parser.parse_args()
+    if not set(args.sizes) <= {"asked", "one"} or not set(args.budget) <= {"exact", "none"} or "" not in args.intervals:
+        parser.error("--sizes has asked and one, --budget exact and none, --interval a number without a name")
+    args.data, args.build = args.data.resolve(), args.build.resolve()
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_text(args)
+
     def profiles_of(when):
-        return [kept(args.out / f"profile-{when}.json", lambda: profile(args))] if when in args.profiles.split(",") else []
+        return [kept(args.out / f"profile-{when}.json", lambda: profile(args))] if when in args.profiles else []
 
     profiled = profiles_of("before")
     digests = kept(args.out / "alone.json", lambda: alone(args))
-    turns = [(n, name, policy) for n in range(args.rounds) for name in args.workloads for policy in args.policies]
     done = {turn: kept(args.out / f"real-{turn[1]}-{turn[2]}-{turn[0]}.json",
-                       lambda turn=turn: real(args, *turn[1:], digests)) for turn in turns}
+                       lambda turn=turn: real(args, *turn[1:], digests)) for turn in turns_of(args)}
     profiled += profiles_of("after")
     profiles = {k: mean_of([p[k] for p in profiled]) for k in KINDS}
-    rows = []
-    for (round_number, name, policy), jobs in done.items():
-        expected = in_workload(args, name, profiles)
-        rows.append({"workload": name, "policy": policy, "round": round_number,
-                     "real": statistics.mean(j["jct"] for j in jobs), "sim": simulated(args, name, policy, expected),
-                     "allocations": sum(j["allocations"] for j in jobs),
-                     "finished": sum(j["phase"] == "finished" for j in jobs),
-                     "same_bits": sum(j["same_bits"] for j in jobs), "jobs": len(jobs)})
-        rows[-1]["ratio"] = rows[-1]["real"] / rows[-1]["sim"]
-        of_workload = [found for turn, found in done.items() if turn[1] == name and turn[0] == round_number]
-        during = profiles_during(args, name, jobs, of_workload, expected)
-        rows[-1]["sim_during"] = simulated(args, name, policy, during)
-        rows[-1]["jittered"] = jittered(args, name, policy, during)
-        if rows[-1]["jittered"]:
-            rows[-1]["ratio_jittered"] = rows[-1]["real"] / rows[-1]["jittered"][1]
-        rows[-1]["ratio_during"] = rows[-1]["real"] / rows[-1]["sim_during"]
+    rows = [row_of(args, turn, jobs, profiles) for turn, jobs in done.items()]
     (args.out / "report.json").write_text(json.dumps({"profiles": profiled, "rows": rows}, indent=1))
-    print("\n| workload | policy | real s | simulated s | real / simulated | simulated with the times of the turn, s | "
-          "real / simulated | jittered, s (5th, 50th, 95th percentile) | real / jittered median | allocations | same bits |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for r in rows:
-        spread = ", ".join(f"{s:.1f}" for s in r["jittered"]) if r["jittered"] else "-"
-        print(f"| {r['workload']} | {r['policy']} | {r['real']:.1f} | {r['sim']:.1f} | {r['ratio']:.3f} | "
-              f"{r['sim_during']:.1f} | {r['ratio_during']:.3f} | {spread} | {r.get('ratio_jittered', 0):.3f} | {r['allocations']} | {r['same_bits']} of {r['jobs']} |")
+    print_table(args, rows)
 
 
 if __name__ == "__main__":

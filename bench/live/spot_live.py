@@ -10,10 +10,15 @@ processors. So by default the workers are those of the tests (ductile_test_worke
 number, and need `start` seconds before they are ready, whatever their number. Time runs `speed` times as fast as in
 the trace; what the service, the network and the disk take does not, so each pause weighs that much more.
 
+The state of such a worker is one number, and it has no option for a larger one: a save and the hand-over of the state
+cost next to nothing, which is kind to whoever saves most often (the rivals with small --every, and all at a notice). With
+--worker torch they cost what a small model's cost.
+
 A machine is there when the trace says so. "At most" is the goodput of a market that loses nothing but the seconds in
 which a worker starts on a machine that came. Before it goes its agent gets SIGTERM, as much earlier as the notice in
 `sim`, scaled; then its network is cut and everything on it is killed. When it comes back its agent can be called
-again: the launcher command waits for the machine's lock, which this program holds while the machine is away.
+again: the launcher command waits for the machine's lock, which this program holds while the machine is away. All that
+happens in one instant is done, and said, at once.
 
 The rivals restart from checkpoints (spot_rival.py).
 """
@@ -58,7 +63,7 @@ def most_of(args, trace, which):
 
 
 def schedule(machines, tick, notice):
-    """[(time, what, machine)] of all comings, notices and goings; `machines`: how many there are at each tick."""
+    """[(time, what, machines)] of all comings, notices and goings; `machines`: how many there are at each tick."""
     events = []
     for machine in range(max(machines)):
         there = [n > machine for n in machines]
@@ -70,8 +75,11 @@ def schedule(machines, tick, notice):
             if there[i - 1] and not there[i]:
                 events.append((max(came, i * tick - notice), "notice", machine))
                 events.append((i * tick, "go", machine))
-    order = {"go": 0, "come": 1, "notice": 2}
-    return sorted(events, key=lambda e: (e[0], order[e[1]], -e[2]))
+    order = ["go", "come", "notice"]
+    together = {}
+    for when, what, machine in events:
+        together.setdefault((round(when, 6), order.index(what)), []).append(machine)
+    return [(when, order[what], sorted(of, reverse=True)) for (when, what), of in sorted(together.items())]
 
 
 def at_most(machines, tick, start):
@@ -124,16 +132,18 @@ class Ours(Market):
         except OSError:
             return 0
 
-    def notice(self, machine):
-        self.machines.notice(machine)
+    def notice(self, machines):
+        self.machines.notice(machines)
 
-    def go(self, machine):
-        self.machines.go(machine)
+    def go(self, machines):
+        self.machines.go(machines)
 
-    def come(self, machine):
-        # Another machine of the same name, which the notice of the one before does not concern.
-        (self.folder / "service" / "server" / "leaving" / self.machines.hosts.names[machine + 1]).unlink(missing_ok=True)
-        self.machines.come(machine)
+    def come(self, machines):
+        # Others of the same names, which the notices of those before do not concern.
+        leaving = self.folder / "service" / "server" / "leaving"
+        for machine in machines:
+            (leaving / self.machines.hosts.names[machine + 1]).unlink(missing_ok=True)
+        self.machines.come(machines)
 
     def save(self):
         """All jobs, which go on no longer."""
@@ -171,7 +181,7 @@ def undisturbed(args, most):
 
 
 def play(args, trace, which, every, of, step):
-    """Goodput of a part of the trace, and what led to it. `of`: Ours, spot_rival.Told or spot_rival.Killed; `step`: machine
+    """Goodput of a part of the trace, and what led to it. `of`: Ours, or one of rivals(); `step`: machine
     seconds of an undisturbed one."""
     tick, first, machines = part(args, trace, which)
     ticks = len(machines)
@@ -181,10 +191,10 @@ def play(args, trace, which, every, of, step):
         settle(args, market, machines[0])
         begin, late = time.monotonic(), 0.0
         before = sum(market.steps(run) for run in market.runs)
-        for when, what, machine in schedule(machines, tick, notice):
+        for when, what, of_them in schedule(machines, tick, notice):
             time.sleep(max(0.0, begin + when - time.monotonic()))
-            late = max(late, time.monotonic() - begin - when)
-            getattr(market, what)(machine)
+            getattr(market, what)(of_them)
+            late = max(late, time.monotonic() - begin - when)  # when it was done
         time.sleep(max(0.0, begin + tick * len(machines) - time.monotonic()))
         told = [market.steps(run) for run in market.runs]
         starts = market.starts
@@ -201,8 +211,13 @@ def play(args, trace, which, every, of, step):
 
 def rivals(args):
     """[(name, steps between checkpoints, class)]"""
-    return [("rival, told", args.every[-1], spot_rival.Told),
-            *((f"rival, every {e} steps", e, spot_rival.Killed) for e in args.every)]
+    found = []
+    for seconds in args.settle:
+        more = f", settles {seconds:g} s"
+        told, killed = (type(base.__name__, (base,), {"settle": seconds}) for base in (spot_rival.Told, spot_rival.Killed))
+        found += [("rival, told" + more, args.every[-1], told),
+                  *((f"rival, every {e} steps" + more, e, killed) for e in args.every)]
+    return found
 
 
 def in_live(args, traces):

@@ -1,4 +1,5 @@
 """Emulated machines of a spot market, and what all markets on them have: jobs, their steps, their checkpoints."""
+import concurrent.futures
 import fcntl
 import json
 import os
@@ -43,6 +44,11 @@ def wait(condition, what):
     return asking.wait(condition, what, PATIENCE, 0.02)
 
 
+def at_once(call, items):
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(items))) as pool:
+        list(pool.map(call, items))
+
+
 class Machines:
     """Machine k is host k + 1."""
 
@@ -54,46 +60,52 @@ class Machines:
         """The lock is the launcher command's own, not that of what it starts."""
         return f"flock --shared --close {self.locks}/{{host}} {emulated.LAUNCHER}"
 
-    def processes(self, machine):
+    def processes(self, machines):
+        """All on these machines, of one look at this computer's processes."""
+        spaces = {self.spaces[machine + 1] for machine in machines}
         for entry in os.listdir("/proc"):
             try:
                 if (entry.isdigit() and entry not in self.hosts.names
-                        and os.stat(f"/proc/{entry}/ns/net").st_ino == self.spaces[machine + 1]):
+                        and os.stat(f"/proc/{entry}/ns/net").st_ino in spaces):
                     yield int(entry), pathlib.Path("/proc", entry, "cmdline").read_bytes()
             except OSError:  # gone
                 continue
 
-    def signal(self, machine, number, part=b""):
-        for pid, words in self.processes(machine):
+    def signal(self, machines, number, part=b""):
+        for pid, words in self.processes(machines):
             if part in words:
                 try:
                     os.kill(pid, number)
                 except ProcessLookupError:
                     pass
 
-    def notice(self, machine):
-        self.signal(machine, signal.SIGTERM, b"host-agent")
+    def notice(self, machines):
+        self.signal(machines, signal.SIGTERM, b"host-agent")
 
-    def go(self, machine):
-        self.hosts.cut(machine + 1)
-        lock = open(self.locks / self.hosts.names[machine + 1], "w")
-        while True:  # a launcher command may just have begun another agent
-            self.signal(machine, signal.SIGKILL)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
+    def go(self, machines):
+        """All at once."""
+        at_once(lambda machine: self.hosts.cut(machine + 1), machines)
+        self.signal(machines, signal.SIGKILL)
+        left = {machine: open(self.locks / self.hosts.names[machine + 1], "w") for machine in machines}
+        while left:  # a launcher command may just have begun another agent
+            for machine, lock in list(left.items()):
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    self.held[machine] = left.pop(machine)
+                except BlockingIOError:
+                    pass
+            if left:
+                self.signal(left, signal.SIGKILL)
                 time.sleep(0.01)
-        self.signal(machine, signal.SIGKILL)
-        self.held[machine] = lock
+        self.signal(machines, signal.SIGKILL)
 
-    def come(self, machine):
-        self.hosts.restore(machine + 1)
-        self.held.pop(machine).close()
+    def come(self, machines):
+        at_once(lambda machine: self.hosts.restore(machine + 1), machines)
+        for machine in machines:
+            self.held.pop(machine).close()
 
     def end(self):
-        for machine in range(-1, len(self.spaces) - 1):  # also launcher commands that wait at home
-            self.signal(machine, signal.SIGKILL)
+        self.signal(range(-1, len(self.spaces) - 1), signal.SIGKILL)  # also launcher commands that wait at home
         for lock in self.held.values():
             lock.close()
         self.hosts.end()
@@ -118,8 +130,7 @@ class Market:
                                  "DUCTILE_TEST_START_MS": str(1000 * args.start)}
         self.machines = Machines(machines, self.folder / "locks")
         try:
-            for machine in range(there, machines):
-                self.machines.go(machine)
+            self.machines.go(range(there, machines))
             self.begin(args, machines, notice, there)
         except BaseException:
             self.end()

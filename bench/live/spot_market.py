@@ -3,7 +3,7 @@
 
 Usage: bench/live/spot_market.py sim TRACE... [--build build/release] [--out FILE]
        bench/live/spot_market.py live TRACE... [--minutes 5] [--windows busiest,1] [--rounds 1] [--every 20,100,400]
-                                 [--worker torch] [--build build/release] [--out FILE]
+                                 [--settle 1] [--worker torch] [--build build/release] [--out FILE]
 
 A TRACE says how many machines there are at each tick (JSON: metadata.gap_seconds, data); machine k is
 there while there are more than k. Goodput: the machine seconds that the committed steps take on
@@ -19,7 +19,7 @@ live plays parts of traces with a real `ductile server` and real jobs on emulate
 a second (spot_live.py says what is emulated, and what the rival is): the busiest part, or one at random by a number.
 Goodput is counted from the jobs' committed steps as the service tells them; what a step takes is measured before, on
 machines that stay. It needs root, and a quiet computer; takes
---minutes and some seconds for each part, and once more for each of --every; with --out it goes on where it stopped; and
+--minutes and some seconds for each part, and once more for each of --every with each of --settle; with --out it goes on where it stopped; and
 removes all that it made.
 """
 import argparse
@@ -158,6 +158,8 @@ def main():
     live.add_argument("--rounds", type=int, default=1)
     live.add_argument("--every", type=lambda t: [int(w) for w in t.split(",")], default=[20, 100, 400],
                       help="steps between the rival's checkpoints; ours has the first number")
+    live.add_argument("--settle", type=lambda t: [float(w) for w in t.split(",")], default=[1.0],
+                      help="seconds that rivals wait whether more changes; each is a rival of its own")
     live.add_argument("--jobs", type=int, default=2)
     live.add_argument("--step", type=float, default=0.3, help="seconds on all machines together")
     live.add_argument("--worker", choices=["torch", "plain"], default="plain")

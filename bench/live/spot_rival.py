@@ -1,10 +1,12 @@
 """The rivals of a spot market: gangs that restart from checkpoints, as elastic launchers do.
 
 Each job has its own part of the machines (machine k belongs to job k modulo their number) and runs as
-`ductile train --hosts` on those of them that are there. A change ends all of the job's processes, and new ones start
-at once, without a pause after failures. Told: the job saves when a machine's going is announced or one comes, so it
-loses no step. Killed: nobody tells it, so it goes on from its last periodic checkpoint where a machine went; for one
-that came it saves.
+`ductile train --hosts` on those of them that are there. A gang is told of all that happens in one instant at once, and
+waits for --settle seconds, in which it goes on with what it holds, whether more happens. Then one change ends all of
+the job's processes, and new ones start at once, without a pause after failures. Told: the job saves when a machine's
+going is announced or one comes, so it loses no step (where --settle is shorter than the notice). Killed: nobody tells
+it, so it goes on from its last periodic checkpoint where a machine went; for one that came it saves. What --settle is
+best for a rival depends on the trace and on the notice: give several.
 """
 import signal
 import subprocess
@@ -26,9 +28,9 @@ class Gang(threading.Thread):
         self.wanted, self.held, self.process, self.over, self.starts = set(), set(), None, False, 0
         self.changed = threading.Condition()
 
-    def want(self, machine, there):
+    def want(self, machines, there):
         with self.changed:
-            (self.wanted.add if there else self.wanted.discard)(machine)
+            (self.wanted.update if there else self.wanted.difference_update)(machines)
             self.changed.notify()
 
     def kill(self):
@@ -36,8 +38,7 @@ class Gang(threading.Thread):
         with self.changed:
             if self.process:
                 self.process.kill()
-            for machine in self.held:
-                self.market.machines.signal(machine, signal.SIGKILL)
+            self.market.machines.signal(self.held, signal.SIGKILL)
 
     def run(self):
         while True:
@@ -45,7 +46,9 @@ class Gang(threading.Thread):
                 self.changed.wait_for(lambda: self.over or self.wanted != self.held or self.ended(), 0.1)
                 if not (self.over or self.wanted != self.held or self.ended()):
                     continue
-            time.sleep(0.03)  # what happens at the same time is one change
+                self.changed.wait_for(lambda: self.over, self.market.settle if self.starts else 0)
+                if not (self.over or self.wanted != self.held or self.ended()):
+                    continue  # what went came back
             self.save_and_end()
             with self.changed:
                 if self.over:
@@ -84,12 +87,13 @@ class Gang(threading.Thread):
 class Told(Market):
     """Everybody saves before a machine goes."""
 
+    settle = 1.0  # seconds from the first sign of a change to the change
+
     def begin(self, args, machines, notice, there):
         (self.folder / "job.toml").write_text(self.job)
         self.gangs = [Gang(self, number) for number in range(args.jobs)]
         self.runs = [gang.run_folder for gang in self.gangs]
-        for machine in range(there):
-            self.owner(machine).want(machine, True)
+        self.want(range(there), True)
         for gang in self.gangs:
             gang.start()
 
@@ -100,19 +104,26 @@ class Told(Market):
     def used(self):
         return sum(len(gang.held) for gang in self.gangs)
 
-    def owner(self, machine):
-        return self.gangs[machine % len(self.gangs)]
+    def shares(self, machines):
+        """(gang, those of the machines that are its own), of the gangs that have any."""
+        for i, gang in enumerate(self.gangs):
+            if own := {machine for machine in machines if machine % len(self.gangs) == i}:
+                yield gang, own
 
-    def notice(self, machine):
-        self.owner(machine).want(machine, False)
+    def want(self, machines, there):
+        for gang, own in self.shares(machines):
+            gang.want(own, there)
 
-    def go(self, machine):
-        self.owner(machine).want(machine, False)
-        self.machines.go(machine)
+    def notice(self, machines):
+        self.want(machines, False)
 
-    def come(self, machine):
-        self.machines.come(machine)
-        self.owner(machine).want(machine, True)
+    def go(self, machines):
+        self.want(machines, False)
+        self.machines.go(machines)
+
+    def come(self, machines):
+        self.machines.come(machines)
+        self.want(machines, True)
 
     def save(self):
         for gang in self.gangs:
@@ -135,11 +146,11 @@ class Told(Market):
 class Killed(Told):
     """Machines go without a word, and with one all of its job."""
 
-    def notice(self, machine):
+    def notice(self, machines):
         pass
 
-    def go(self, machine):
-        gang = self.owner(machine)
-        if machine in gang.held:
-            gang.kill()
-        super().go(machine)
+    def go(self, machines):
+        for gang, own in self.shares(machines):
+            if own & gang.held:
+                gang.kill()
+        super().go(machines)

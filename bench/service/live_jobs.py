@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 """What a service carries of jobs that run, and how fast jobs begin: a real `ductile server` on this machine.
 
-Usage: bench/service/live_jobs.py [--jobs 1000] [--seconds 60] [--policies ductile,fifo] [--rounds 3]
-                                  [--admitted 1000] [--build build/release] [--out FILE]
+Usage: bench/service/live_jobs.py [--jobs 1000] [--max 1] [--devices N] [--beat 200] [--seconds 60] [--policies ductile,fifo]
+                                  [--rounds 3] [--admitted 1000] [--build build/release] [--out FILE]
 
-live       So many jobs, each on a device of its own, all at work: from the first submission until the worker of every
+live       So many jobs, each on a device of its own (with --max 8 on one to eight, so that the policy has a choice; it has more
+           of it with more --devices than jobs), all at work: from the first submission until the worker of every
            one has begun its steps; then, while a job is submitted and taken back each second, which makes the service decide, the time
            of its rounds (the policy's, and with all that the service does for it) as its /metrics say, requests,
            processor time and memory of the service.
@@ -40,7 +41,7 @@ OF_A_NODE = 64
 PATIENCE = 900
 JOB = """[train]
 max_steps = {steps}
-virtual_ranks = 1
+virtual_ranks = {ranks}
 batch_size = 64
 [elastic]
 peer_deadline = 10
@@ -57,7 +58,8 @@ class Service:
         (self.folder / "cluster.toml").write_text(
             f'[[nodes]]\ntype = "cpu"\ndevices = {-(-devices // nodes)}\nhosts = [{names}]\n')
         worker = args.build / "src" / "ductile" / "server" / "ductile_test_worker"
-        environment = dict(os.environ, DUCTILE_WORKER=str(worker), DUCTILE_TEST_STEP_MS="0", DUCTILE_TEST_BEAT_MS="200",
+        environment = dict(os.environ, DUCTILE_WORKER=str(worker), DUCTILE_TEST_STEP_MS="0",
+                           DUCTILE_TEST_BEAT_MS=str(args.beat),
                            DUCTILE_TEST_WORK_MS=str(1000 * work))
         words = [str(args.build / "bin" / "ductile"), "server", str(self.folder / "cluster.toml"), "--launcher",
                  "env NODE={host}", "--listen", "127.0.0.1", "--policy", policy, "--grace", "60", "--no-page",
@@ -150,8 +152,8 @@ class Service:
         return took
 
 
-def train_body(name, steps, **more):
-    return {"name": name, "min_devices": 1, "max_devices": 1, "spec": {"job": JOB.format(steps=steps)}, **more}
+def train_body(name, steps, most=1, **more):
+    return {"name": name, "min_devices": 1, "max_devices": most, "spec": {"job": JOB.format(steps=steps, ranks=most)}, **more}
 
 
 def free_megabytes():
@@ -163,19 +165,22 @@ def free_megabytes():
 
 def live(args, policy):
     free = free_megabytes()
-    service = Service(args, policy, args.jobs, args.step)
+    service = Service(args, policy, args.devices or args.jobs, args.step)
     kindly = False
     try:
         before = megabytes(service.process.pid)
         begin = time.monotonic()
-        service.submit_all([train_body(f"live-{i}", 100_000_000) for i in range(args.jobs)])
+        service.submit_all([train_body(f"live-{i}", 100_000_000, args.max) for i in range(args.jobs)])
         submitted = time.monotonic() - begin
         service.wait(service.at_work, args.jobs, "jobs at work")
-        out = {"jobs": args.jobs, "submitted_seconds": submitted, "live_seconds": time.monotonic() - begin,
+        out = {"jobs": args.jobs, "max": args.max, "devices": args.devices or args.jobs, "beat": args.beat,
+               "submitted_seconds": submitted, "live_seconds": time.monotonic() - begin,
                "empty_megabytes": before, "all_megabytes": free - free_megabytes()}
         out.update(watched(args, service))
         out["megabytes"], out["peak_megabytes"] = (megabytes(service.process.pid, w) for w in ("VmRSS", "VmHWM"))
-        out["anew"] = sum(job["generation"] > 1 for job in service.records())
+        records = service.records()
+        out["anew"] = sum(job["generation"] > 1 for job in records)
+        out["held"] = metrics(service.connection()).get("ductile_devices_held")
         kindly = True
     finally:
         took = service.end(kindly)
@@ -200,7 +205,7 @@ def watched(args, service):
         number += 1
         waits = timed(submissions, "POST", "/v1/jobs",
                       dict(train_body(f"waits-{number}", 1), team="waiting", min_devices=2, max_devices=2,
-                           spec={"job": JOB.format(steps=1).replace("virtual_ranks = 1", "virtual_ranks = 2")}))
+                           spec={"job": JOB.format(steps=1, ranks=2)}))
         for cancels in (False, True):
             time.sleep(0.5)
             if cancels:
@@ -246,7 +251,7 @@ def spread(values, factor=1, digits=1):
 def live_table(rows):
     print("\n| policy | jobs live | all at work after | round, ms: median (quartiles) | with all around it, ms | "
           "memory, MB (peak) | share of a core | page of 100, p50 / p99 ms | submission, p50 / p99 ms | "
-          "started anew | stop |\n" + "|---" * 11 + "|")
+          "resized or started anew | stop |\n" + "|---" * 11 + "|")
     for policy, r in rows.items():
         print(f"| {policy} | {r['jobs']} | {r['live_seconds']:.0f} s | {spread(r['rounds'], 1000)} | "
               f"{spread(r['turns'], 1000)} | {r['megabytes']:.0f} ({r['peak_megabytes']:.0f}) | "
@@ -274,6 +279,9 @@ def main():
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     parser.add_argument("--policies", default="ductile,fifo")
     parser.add_argument("--jobs", type=int, default=1000, help="that run; 0: none, only admissions")
+    parser.add_argument("--max", type=int, default=1, help="devices that such a job may have")
+    parser.add_argument("--devices", type=int, default=0, help="for them (default: as many as jobs)")
+    parser.add_argument("--beat", type=int, default=200, help="milliseconds between two heartbeats of a worker")
     parser.add_argument("--step", type=float, default=1.0, help="seconds")
     parser.add_argument("--seconds", type=float, default=60, help="that the live jobs are watched")
     parser.add_argument("--admitted", type=int, default=1000, help="0: none, only live jobs")
@@ -297,7 +305,7 @@ def main():
     print(f"load average {os.getloadavg()[0]:.1f}; command: {' '.join(sys.argv)}", flush=True)
     policies = args.policies.split(",")
     if args.jobs:
-        live_table({p: kept(f"live {args.jobs} {p}", lambda p=p: live(args, p)) for p in policies})
+        live_table({p: kept(f"live {args.jobs} {p} {args.max} {args.devices} {args.beat}", lambda p=p: live(args, p)) for p in policies})
     if args.admitted:
         admission_table(args, {(p, kind): [kept(f"admission {args.admitted} {p} {kind} {n}",
                                                 lambda p=p, kind=kind: admission(args, p, kind))

@@ -1,13 +1,23 @@
 #!/usr/bin/python3
 """What a service carries: submissions, pages and event streams, against a real one (`ductile up`) on this machine.
 
-A store with many ended jobs and a long queue, whose node is drained, so that everything waits. Measured:
-the start until the first answer, submissions at a fixed rate, pages of the list, event streams, the
-scheduler's rounds, and the memory of the service. Prints JSON, and one line for each demand.
+A store with many ended jobs and a long queue of training jobs of one device each, behind whatever holds the devices
+(--node, several are measured one after the other):
 
-Who submits and who reads the streams are processes of their own, so that no client waits for another one's turn in
-one interpreter. With --client threads all are threads of one process, as until November 2026: what differs between
-the two is the client's own.
+drained    the only node is drained: all wait, and each round finds that nothing can begin.
+open       jobs run on both devices, and when one ends another begins: they are what `ductile submit` hands in
+           without a file, the built-in example. They take processors of this machine; with DUCTILE_WORKER=ductile_test_worker
+           (of the tests) workers do next to nothing.
+
+Measured: the start until the first answer, submissions at a fixed rate, pages of the list; then for --beside seconds, at
+once, event streams that are read, submissions at that rate, one page at a time without a pause, and the
+scheduler's rounds (each that is seen by asking ten times a second); and the most memory that the service had, and its
+zygote (VmHWM; the zygote's counts what it shares with the service's files). Prints JSON, with how many jobs were
+in which phase, and one line for each demand.
+
+Who submits, who asks for pages, and who reads the streams are processes of their own, so that no client waits for another
+one's turn in one interpreter. With --client threads all are threads of one process, as until November 2026: what differs
+between the two is the client's own.
 """
 import argparse
 import json
@@ -54,14 +64,38 @@ class Service:
         self.process.send_signal(signal.SIGINT)
         self.process.wait()
 
+    def end(self, kindly):
+        """Where jobs run, they are saved first: their processes would outlive the service's."""
+        if kindly:
+            return self.stop()
+        self.process.kill()
+        self.process.wait()
+
     def megabytes(self):
-        return megabytes(self.process.pid)
+        """The most that the service had, and that its zygotes had, until now."""
+        return {"service": megabytes(self.process.pid, "VmHWM"),
+                "zygote": sum(megabytes(pid, "VmHWM") for pid in children(self.process.pid, b"zygote"))}
 
     def seconds(self):
         return processor_seconds(self.process.pid)
 
-    def metric(self, name):
-        return metrics(UnixConnection(self.socket)).get(name)
+    def phases(self):
+        """How many jobs are in which phase, and how many devices are held."""
+        return {name: value for name, value in metrics(UnixConnection(self.socket)).items()
+                if name.startswith(("ductile_jobs{", "ductile_devices_held"))}
+
+
+def children(parent, word):
+    """Those whose command line has this word."""
+    found = []
+    for entry in os.listdir("/proc"):
+        try:
+            if entry.isdigit() and word in open(f"/proc/{entry}/cmdline", "rb").read():
+                if int(open(f"/proc/{entry}/stat").read().rsplit(") ", 1)[1].split()[1]) == parent:
+                    found.append(int(entry))
+        except OSError:  # gone
+            continue
+    return found
 
 
 def spec_of(spec, i, same):
@@ -139,17 +173,37 @@ def submit_at(service, spec, same, rate, count, clients=4, processes=True):
     return [seconds for client in running for seconds in client.result()]
 
 
-def pages(service, count):
-    took = []
-    connection = UnixConnection(service.socket)
+def pages(path_of_socket, count=1 << 60, seconds=1e9):
+    """Seconds of each page; so many, or for so long."""
+    took, end = [], time.monotonic() + seconds
+    connection = UnixConnection(path_of_socket)
     for i in range(count):
+        if time.monotonic() > end:
+            break
         path = ["/v1/jobs?limit=100", "/v1/jobs?limit=100&live=1",
-                "/v1/jobs?limit=100&owner=user-7", f"/v1/jobs?limit=100&before={500 + 97 * i}"][i % 4]
+                "/v1/jobs?limit=100&owner=user-7", f"/v1/jobs?limit=100&before={500 + 97 * i % 50000}"][i % 4]
         begin = time.monotonic()
         status, _ = ask(connection, "GET", path)
         took.append(time.monotonic() - begin)
         assert status == 200
     return took
+
+
+def rounds(path_of_socket, seconds):
+    """Seconds of the scheduler's rounds, of the policy alone and with all around it: each that could be seen. How many there
+    were."""
+    alone, whole, first, seen, end = [], [], None, None, time.monotonic() + seconds
+    connection = UnixConnection(path_of_socket)
+    while time.monotonic() < end:
+        now = metrics(connection)
+        if first is None:
+            first = seen = now["ductile_rounds_total"]
+        if now["ductile_rounds_total"] > seen:
+            seen = now["ductile_rounds_total"]
+            alone.append(now["ductile_last_round_seconds"])
+            whole.append(now["ductile_last_turn_seconds"])
+        time.sleep(0.1)
+    return alone, whole, (seen or 0) - (first or 0)
 
 
 def open_streams(service, count, of_one):
@@ -190,66 +244,103 @@ def watch(streams, seconds):
     return total
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ductile", default="build/release/bin/ductile")
-    parser.add_argument("--policy", default="ductile")
-    parser.add_argument("--queued", type=int, default=10000)
-    parser.add_argument("--ended", type=int, default=90000)
-    parser.add_argument("--rate", type=float, default=200)
-    parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--streams", type=int, default=500)
-    parser.add_argument("--client", choices=["processes", "threads"], default="processes")
-    parser.add_argument("--same", action="store_true", help="all jobs have one text, which a service reads once")
-    arguments = parser.parse_args()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    out = {"load_average": os.getloadavg()[0]}
-    with tempfile.TemporaryDirectory(prefix="ductile-load-") as folder:
-        service = Service(arguments.ductile, folder, arguments.policy)
-        out["empty_start_seconds"] = service.start()
-        nodes = []
-        while not nodes:  # they are written after the start
-            nodes = json.loads(ask(UnixConnection(service.socket), "GET", "/v1/nodes")[1])["nodes"]
-        node = nodes[0]
-        ask(UnixConnection(service.socket), "POST", f"/v1/nodes/{node['node']}/drain", {})
-        subprocess.run([arguments.ductile, "-q", "submit", "--folder", folder, "--name", "first"],
-                       check=True, stdout=subprocess.DEVNULL)
-        text = json.loads(ask(UnixConnection(service.socket), "GET", "/v1/jobs/1")[1])["spec"]
-        service.stop()
-        fill(folder, text, arguments.queued, arguments.ended, arguments.same)
-        out["start_seconds"] = service.start()
-        out["start_megabytes"] = service.megabytes()
+def measure(arguments, node, folder):
+    """With the only node drained, or open."""
+    service = Service(arguments.ductile, folder, arguments.policy)
+    out = {"empty_start_seconds": service.start()}
+    nodes = []
+    while not nodes:  # they are written after the start
+        nodes = json.loads(ask(UnixConnection(service.socket), "GET", "/v1/nodes")[1])["nodes"]
+    name = nodes[0]["node"]
+    ask(UnixConnection(service.socket), "POST", f"/v1/nodes/{name}/drain", {})
+    subprocess.run([arguments.ductile, "-q", "submit", "--folder", folder, "--name", "first"],
+                   check=True, stdout=subprocess.DEVNULL)
+    text = json.loads(ask(UnixConnection(service.socket), "GET", "/v1/jobs/1")[1])["spec"]
+    service.stop()
+    fill(folder, text, arguments.queued, arguments.ended, arguments.same)
+    out["start_seconds"] = service.start()
+    out["start_megabytes"] = service.megabytes()
+    if node == "open":
+        ask(UnixConnection(service.socket), "POST", f"/v1/nodes/{name}/undrain", {})
+        until = time.monotonic() + 60
+        while service.phases().get("ductile_devices_held", 0) < 2 and time.monotonic() < until:
+            time.sleep(0.2)
+    try:
+        out["jobs_at_the_start"] = service.phases()
         print(json.dumps(out, indent=1), flush=True)
-        out["pages"] = figures(pages(service, 400))
-        processes = arguments.client == "processes"
-        count = int(arguments.rate * arguments.seconds)
-        before = service.seconds()
-        out["submissions"] = figures(
-            submit_at(service, text, arguments.same, arguments.rate, count, processes=processes))
-        out["cpu_seconds_alone"] = service.seconds() - before
-        burst = time.monotonic()
-        took = submit_at(service, text, arguments.same, 1e9, 1000, clients=8, processes=processes)
-        out["submissions_per_second"] = len(took) / (time.monotonic() - burst - 0.3)
-        streams = open_streams(service, arguments.streams, 50)
-        before = service.seconds()
-        reader = Client(processes, watch, streams, arguments.seconds / 2 + 1)
-        out["submissions_beside_streams"] = figures(
-            submit_at(service, text, arguments.same, arguments.rate, count // 2, processes=processes))
-        out["stream_bytes"] = reader.result()
-        out["cpu_seconds_beside_streams"] = service.seconds() - before
-        out["pages_beside_streams"] = figures(pages(service, 100))
-        out["last_round_seconds"] = service.metric("ductile_last_round_seconds")
+        out |= carried(arguments, service, text)
+        out["jobs_at_the_end"] = service.phases()
         out["megabytes"] = service.megabytes()
-        service.process.kill()
-        service.process.wait()
-    print(json.dumps(out, indent=1))
+    finally:
+        service.end(node == "open")
+    return out
+
+
+def carried(arguments, service, text):
+    out = {"pages": figures(pages(service.socket, 400))}
+    processes = arguments.client == "processes"
+    count = int(arguments.rate * arguments.seconds)
+    before = service.seconds()
+    out["submissions"] = figures(
+        submit_at(service, text, arguments.same, arguments.rate, count, processes=processes))
+    out["cpu_seconds_alone"] = service.seconds() - before
+    burst = time.monotonic()
+    took = submit_at(service, text, arguments.same, 1e9, 1000, clients=8, processes=processes)
+    out["submissions_per_second"] = len(took) / (time.monotonic() - burst - 0.3)
+    streams = open_streams(service, arguments.streams, 50)
+    before = service.seconds()
+    seconds = arguments.beside
+    reader = Client(processes, watch, streams, seconds + 1)
+    asker = Client(processes, pages, service.socket, 1 << 60, seconds)
+    looker = Client(processes, rounds, service.socket, seconds)
+    out["submissions_beside_streams"] = figures(
+        submit_at(service, text, arguments.same, arguments.rate, int(arguments.rate * seconds), processes=processes))
+    out["pages_beside_streams"] = figures(asker.result())
+    alone, whole, out["rounds_total"] = looker.result()
+    out["stream_bytes"] = reader.result()
+    out["cpu_seconds_beside_streams"] = service.seconds() - before
+    if alone:
+        out["rounds"], out["rounds_with_all_around"] = figures(alone), figures(whole)
+    return out
+
+
+def print_demands(node, out):
     for name, value, most in (
             ("submit p99 at the rate", out["submissions"]["p99_ms"], 20),
             ("submit p99 beside the streams", out["submissions_beside_streams"]["p99_ms"], 20),
             ("list page p99", out["pages"]["p99_ms"], 50),
-            ("megabytes", out["megabytes"], 300)):
-        print(f"{name}: {value:.1f}, wanted below {most}: {'yes' if value < most else 'NO'}")
+            ("list page p99 beside the streams", out["pages_beside_streams"]["p99_ms"], 50),
+            ("round p99, with all around it, ms", out.get("rounds_with_all_around", {}).get("p99_ms", float("nan")), 100),
+            ("megabytes, with the zygote's", sum(out["megabytes"].values()), 300)):
+        print(f"{node}: {name}: {value:.1f}, wanted below {most}: {'yes' if value < most else 'NO'}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ductile", default="build/release/bin/ductile")
+    parser.add_argument("--policy", default="ductile")
+    parser.add_argument("--node", default="drained,open")
+    parser.add_argument("--queued", type=int, default=10000)
+    parser.add_argument("--ended", type=int, default=90000)
+    parser.add_argument("--rate", type=float, default=200)
+    parser.add_argument("--seconds", type=float, default=20, help="of submissions without streams")
+    parser.add_argument("--beside", type=float, default=60, help="seconds beside the streams")
+    parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--client", choices=["processes", "threads"], default="processes")
+    parser.add_argument("--same", action="store_true", help="all jobs have one text, which a service reads once")
+    arguments = parser.parse_args()
+    if not set(arguments.node.split(",")) <= {"drained", "open"}:
+        parser.error("--node has drained and open")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    done = {}
+    for node in arguments.node.split(","):
+        load = os.getloadavg()[0]
+        with tempfile.TemporaryDirectory(prefix="ductile-load-") as folder:
+            done[node] = {"load_average": load, **measure(arguments, node, folder)}
+    print(json.dumps(done, indent=1))
+    for node, out in done.items():
+        print_demands(node, out)
 
 
 main()

@@ -12,6 +12,9 @@
 namespace ductile::cluster {
 namespace {
 
+// A host that has not answered by then may be dead, and jobs go where others are.
+constexpr std::chrono::seconds kFirstAnswers{5};
+
 net::Clock::duration duration_of(double seconds) {
   return std::chrono::duration_cast<net::Clock::duration>(std::chrono::duration<double>(seconds));
 }
@@ -20,7 +23,12 @@ net::Clock::duration duration_of(double seconds) {
 
 Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, StoreWriter& writer,
              double grace)
-    : loop_(loop), engine_(engine), writer_(writer), grace_(grace) {
+    : loop_(loop),
+      engine_(engine),
+      writer_(writer),
+      grace_(grace),
+      first_answers_(loop.now() + kFirstAnswers),
+      first_look_(loop.at(first_answers_, [this] { look(); })) {
   const double now = wall_seconds();
   std::vector<NodeRecord> records;
   std::vector<const spec::NodeGroup*> groups;
@@ -43,7 +51,7 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
     node.record.why = engine_.trouble(static_cast<int32_t>(n));
     node.down = !node.record.why.empty();
     node.lost = node.down && engine_.absent(static_cast<int32_t>(n));
-    node.coming = engine_.coming(static_cast<int32_t>(n));
+    node.coming = comes(static_cast<int32_t>(n));
     if (node.record.why.empty()) node.record.state = NodeState::up;
     if (node.lost) node.record.state = NodeState::lost;
     records[n] = node.record;
@@ -53,6 +61,10 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
   }
   writer_.write([records, now](Change& change) { change.set_nodes(records, now); });
   engine_.call_on_change([this] { look(); });
+}
+
+bool Nodes::comes(int32_t node) const {
+  return loop_.now() < first_answers_ && engine_.coming(node);
 }
 
 int64_t Nodes::devices() const {
@@ -89,7 +101,7 @@ void Nodes::look() {
   for (int32_t n = 0; n < count(); ++n) {
     Node& node = nodes_[static_cast<size_t>(n)];
     news = look_at_hardware(n) || news;
-    const bool coming = engine_.coming(n);
+    const bool coming = comes(n);
     news = std::exchange(node.coming, coming) != coming || news;
     const std::string leaves = engine_.leaving(n), trouble = engine_.trouble(n);
     const bool leaving = !leaves.empty(), down = !trouble.empty(), up = !leaving && !down;

@@ -36,8 +36,8 @@ class Nodes {
 
   // Something can be started there now.
   bool usable(int32_t node) const { return at(node).record.state == NodeState::up; }
-  // Nothing is to be granted there now. Not of one that is being called for the first time, as all
-  // are when a service begins: else who answers first would get all jobs.
+  // Nothing is to be granted there now. Not, for some seconds, of one that is being called for the
+  // first time, as all are when a service begins: else who answers first would get all jobs.
   bool away(int32_t node) const { return !usable(node) && !at(node).coming; }
   // Jobs may stay there: it is neither drained nor lost, nor about to be taken back.
   bool keeps_jobs(int32_t node) const {
@@ -74,6 +74,7 @@ class Nodes {
     net::Loop::Timer grace;
   };
   const Node& at(int32_t node) const { return nodes_[static_cast<size_t>(node)]; }
+  bool comes(int32_t node) const;
   void look();
   void lose(Node& node);
   void begin_notice(int32_t n);
@@ -84,7 +85,9 @@ class Nodes {
   Engine& engine_;
   StoreWriter& writer_;
   const double grace_;
+  const net::Deadline first_answers_;
   std::vector<Node> nodes_;
+  net::Loop::Timer first_look_;
   int64_t hardware_changes_ = 0;
   std::function<void()> on_change_;
   std::function<double(int32_t)> find_leave_;

@@ -184,6 +184,23 @@ TEST(Nodes, ALostNodesJobsGoOnElsewhere) {
   for (const JobId one : {id, other}) service.expect_result(one);
 }
 
+// What a host answers is waited for at first, but not for as long as a launcher may take.
+TEST(Nodes, JobsDoNotWaitForAHostThatDoesNotAnswer) {
+  LiveService service([&](ServiceOptions& options) {
+    on_nodes({"dead", "live"}, 2, 1000)(options);
+    options.launcher =
+        "env NODE={host} sh -c 'test {host} != dead || exec sleep 1000; exec \"$0\" \"$@\"'";
+  });
+  service.slow_steps(true);
+  const JobId one = service.submit("one", 300), two = service.submit("two", 300);
+  for (const JobId id : {one, two}) {
+    service.wait_for(id, "running");
+    EXPECT_EQ(node_of(service, "dead").value("reason", ""), "it is being called");
+  }
+  service.slow_steps(false);
+  for (const JobId id : {one, two}) service.expect_result(id);
+}
+
 // Its agent answers again, and says so.
 void expect_is_leaving(LiveService& service, const std::string& node) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;

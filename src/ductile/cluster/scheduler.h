@@ -270,6 +270,7 @@ class Scheduler {
   sched::JobView view_of(const Job& job, double now) const;
   void note_of_kind(const Job& job, int32_t type, const sched::StepSample& sample);
   KindSpeeds speeds_of_kind(const std::string& kind, int64_t batch, int32_t most);
+  KindSpeeds speeds_of_average(int64_t batch, int32_t most);
   void tell_speeds(std::vector<sched::JobView>& views);
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
   std::vector<sched::JobView> that_fit_a_node(std::vector<sched::JobView> views,

@@ -46,52 +46,49 @@ Scheduler::KindSpeeds Scheduler::speeds_of_kind(const std::string& kind, int64_t
 }
 
 // A kind that never ran is taken for an average one: put last it might wait for ever, and put
-// first it might hold up everybody. A batch that is fixed is worth its speed, whatever the noise of
-// its gradients, which nobody measures then.
+// first it might hold up everybody.
+Scheduler::KindSpeeds Scheduler::speeds_of_average(int64_t batch, int32_t most) {
+  KindSpeeds sum;
+  double kinds = 0;
+  for (const std::string& kind : shared_.applications()) {
+    const KindSpeeds one = speeds_of_kind(kind, batch, most);
+    if (one.empty()) continue;
+    if (kinds++ == 0) sum.assign(one.size(), std::vector<double>(one.front().size()));
+    for (size_t type = 0; type < one.size(); ++type)
+      for (size_t k = 0; k < one[type].size(); ++k) sum[type][k] += one[type][k];
+  }
+  for (std::vector<double>& list : sum)
+    for (double& seconds : list) seconds /= kinds;
+  return sum;
+}
+
 void Scheduler::tell_speeds(std::vector<sched::JobView>& views) {
   if (policy_->traits().measures) return;
   kind_speeds_.clear();
-  std::vector<double> sum;  // of all kinds, on 1, 2, ... devices
-  double kinds = 0;
-  const auto speeds = [&](const sched::JobView& view) -> KindSpeeds& {
-    const Job& job = jobs_.at(view.id);
-    const std::string& kind = job.agent->facts().application;
-    const auto [found, fresh] = kind_speeds_.try_emplace({kind, job.batch, most_devices(view)});
-    if (!fresh) return found->second;
-    found->second = speeds_of_kind(kind, job.batch, most_devices(view));
-    if (found->second.empty()) return found->second;
-    const std::vector<double>& list = found->second.front();
-    while (sum.size() < kMostDevices) sum.push_back(0);
-    for (size_t k = 0; k < sum.size(); ++k) sum[k] += list[std::min(k, list.size() - 1)];
-    ++kinds;
-    return found->second;
-  };
-  const auto trains = [&](const sched::JobView& view) {
-    const Job& job = jobs_.at(view.id);
-    return !view.service && !job.staged && job.batch >= 1;
-  };
-  for (const sched::JobView& view : views)
-    if (trains(view)) speeds(view);
   for (sched::JobView& view : views) {
+    // A batch that is fixed is worth its speed, whatever the noise of its gradients, which nobody
+    // measures then.
     if (view.scaling == sched::Scaling::strong && !view.noise)
       view.noise = sched::GradientNoise{1, 1};
-    if (!trains(view) || kinds == 0) continue;
-    KindSpeeds& known = speeds(view);
-    if (known.empty()) {
-      known.resize(cluster_.types.size());
-      for (std::vector<double>& list : known)
-        for (int32_t k = 0; k < most_devices(view); ++k)
-          list.push_back(sum[static_cast<size_t>(k)] / kinds);
-    }
+    const Job& job = jobs_.at(view.id);
+    if (view.service || job.staged || job.batch < 1) continue;
+    const int32_t most = most_devices(view);
+    const auto known = [&](const std::string& kind, const auto& find) -> const KindSpeeds& {
+      const auto [found, fresh] = kind_speeds_.try_emplace({kind, job.batch, most});
+      if (fresh) found->second = find();
+      return found->second;
+    };
+    const std::string& kind = job.agent->facts().application;
+    const KindSpeeds* speeds = &known(kind, [&] { return speeds_of_kind(kind, job.batch, most); });
+    if (speeds->empty()) speeds = &known("", [&] { return speeds_of_average(job.batch, most); });
+    if (speeds->empty()) continue;
     const int32_t held = view.allocation.empty() ? 0 : view.allocation.front().node;
     view.known_step_seconds =
-        known[static_cast<size_t>(cluster_.node_type[static_cast<size_t>(held)])];
+        (*speeds)[static_cast<size_t>(cluster_.node_type[static_cast<size_t>(held)])];
     if (view.scaling != sched::Scaling::rigid) continue;
-    for (size_t type = 0; type < known.size(); ++type)
-      view.types[type].requested_rate =
-          view.requested_batch /
-          known[type]
-               [static_cast<size_t>(std::clamp(view.requested_devices, 1, most_devices(view))) - 1];
+    const auto asked = static_cast<size_t>(std::clamp(view.requested_devices, 1, most));
+    for (size_t type = 0; type < speeds->size(); ++type)
+      view.types[type].requested_rate = view.requested_batch / (*speeds)[type][asked - 1];
   }
 }
 

@@ -490,7 +490,7 @@ void Service::Impl::resize(Live& live, const spec::Allocation& devices) {
           scheduler_.withdrawn(id);
           return;
         }
-        live.leaves.clear();
+        if (!live.stopping) live.leaves.clear();
         live.record.reason = why;
         scheduler_.holds(id, devices, schedule_time());
         writer_.write_newest(fmt::format("holdings {}", id),

@@ -164,7 +164,7 @@ double Service::Impl::time_to_leave(int32_t node) const {
     const JobProgress progress = live.runner->progress();
     const double save = std::max(live.save, progress.save);
     if (save <= 0) return INFINITY;
-    longest = std::max({longest, save, progress.pause});
+    longest = std::max({longest, save, progress.pause_of_start ? 0 : progress.pause});
   }
   return std::max(kTimes * longest, kLeastPart * nodes_.notice(node));
 }

@@ -158,6 +158,13 @@ std::shared_ptr<Measurements> SharedMeasurements::of(const std::string& applicat
   return known;
 }
 
+std::vector<std::string> SharedMeasurements::applications() const {
+  std::vector<std::string> out;
+  for (const auto& [key, measurements] : known_)
+    if (out.empty() || out.back() != key.first) out.push_back(key.first);
+  return out;
+}
+
 Measurements* SharedMeasurements::find(const std::string& application, const std::string& type) {
   const auto found = known_.find({application, type});
   return found == known_.end() ? nullptr : found->second.get();

@@ -85,6 +85,7 @@ class Measurements {
 class SharedMeasurements {
  public:
   std::shared_ptr<Measurements> of(const std::string& application, const std::string& type);
+  std::vector<std::string> applications() const;
   Measurements* find(const std::string& application, const std::string& type);  // null: none
 
   nlohmann::json state() const;

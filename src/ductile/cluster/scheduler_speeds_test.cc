@@ -1,0 +1,118 @@
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ductile/cluster/testing/obedient_world.h"
+
+namespace ductile::cluster {
+namespace {
+
+using testing::demand;
+using testing::kInterval;
+using testing::ObedientWorld;
+using testing::one_machine;
+
+JobDemand of_kind(const std::string& kind, JobId id, int32_t least = 1, int32_t most = 1) {
+  JobDemand out = demand(id, least, most);
+  out.application = kind;
+  return out;
+}
+
+// Its batch is its own, so that nobody measures the noise of its gradients.
+TEST(SchedulerSpeeds, AJobOfAFixedBatchGrowsUnderEachPolicyThatGrowsJobs) {
+  for (const std::string policy : {"sia", "pollux", "ductile"}) {
+    ObedientWorld world(one_machine(2), policy);
+    world.add(of_kind("kind", 1, 1, 2));
+    for (int round = 0; round < 30; ++round) {
+      world.decide();
+      world.scheduler.measured(1, 95.0 * world.devices(1));
+      if (world.runs(1)) world.scheduler.paused(1, 0.1, round == 0);
+    }
+    EXPECT_EQ(world.devices(1), 2) << policy;
+  }
+}
+
+// One machine, and two jobs of kinds that ran there before.
+TEST(SchedulerSpeeds, TheShortestIsFirstByWhatItsKindWasSeenToTake) {
+  ObedientWorld world(one_machine(1), "srtf");
+  JobId next = 0;
+  const auto run_one = [&](const std::string& kind, double speed) {
+    world.add(of_kind(kind, ++next));
+    world.decide();
+    ASSERT_TRUE(world.runs(next));
+    world.scheduler.measured(next, speed);
+    world.remove(next);
+  };
+  run_one("slow", 64);   // a step takes a second
+  run_one("fast", 640);  // a tenth
+  const JobId slow = ++next, fast = ++next, unknown = ++next;
+  world.add(of_kind("slow", slow));
+  world.add(of_kind("fast", fast));
+  world.add(of_kind("never seen", unknown));
+  world.scheduler.progress(slow, 0, 100);     // 100 s
+  world.scheduler.progress(fast, 0, 500);     // 50 s
+  world.scheduler.progress(unknown, 0, 100);  // 55 s, as the mean of the kinds
+  world.decide();
+  EXPECT_TRUE(world.runs(fast));
+  EXPECT_EQ(world.scheduler.why(fast).find("inf"), std::string::npos);
+  world.remove(fast);
+  world.decide();
+  EXPECT_TRUE(world.runs(unknown));
+  world.remove(unknown);
+  world.decide();
+  EXPECT_TRUE(world.runs(slow));
+}
+
+TEST(SchedulerSpeeds, WhatKindsTookIsKnownAfterARestart) {
+  ObedientWorld before(one_machine(1), "srtf");
+  before.add(of_kind("slow", 1));
+  before.decide();
+  before.scheduler.measured(1, 64);
+  const nlohmann::json state = before.scheduler.state();
+  ObedientWorld after(one_machine(1), "srtf");
+  after.add(of_kind("slow", 2));
+  after.add(of_kind("slow", 3));
+  after.scheduler.restore(state, 0);
+  after.scheduler.progress(2, 0, 100);
+  after.scheduler.progress(3, 0, 10);
+  after.decide();
+  EXPECT_TRUE(after.runs(3));
+}
+
+// Optimus gives a device to whom it saves most.
+TEST(SchedulerSpeeds, ADeviceGoesToWhomItSavesMost) {
+  ObedientWorld world(one_machine(3), "optimus");
+  world.add(of_kind("long", 1, 1, 2));
+  world.add(of_kind("short", 2, 1, 2));
+  for (int round = 0; round < 3; ++round) {
+    world.decide();
+    world.scheduler.measured(1, 100.0 * world.devices(1));
+    world.scheduler.measured(2, 100.0 * world.devices(2));
+    world.scheduler.progress(1, 0, 1000);
+    world.scheduler.progress(2, 0, 10);
+  }
+  EXPECT_EQ(world.devices(1), 2);
+  EXPECT_EQ(world.devices(2), 1);
+}
+
+// A change of what a job holds takes less than a start, and counts as that.
+TEST(SchedulerSpeeds, ChangesAndStartsAreTwoFigures) {
+  for (const bool cheap : {true, false}) {
+    ObedientWorld world(one_machine(2), "ductile");
+    world.add(of_kind("kind", 1, 1, 2));
+    world.add(of_kind("kind", 2, 1, 2));
+    world.decide();
+    for (const JobId id : {1, 2}) {
+      world.scheduler.measured(id, 64);
+      world.scheduler.progress(id, 10, 60);  // for a minute
+      world.scheduler.paused(id, 40, true);
+      if (cheap) world.scheduler.paused(id, 0.1, false);
+    }
+    world.remove(2);  // a device is free
+    world.decide();
+    EXPECT_EQ(world.devices(1), cheap ? 2 : 1);
+  }
+}
+
+}  // namespace
+}  // namespace ductile::cluster
