@@ -275,21 +275,6 @@ TEST(Nodes, AMachineThatIsNotTakenBackIsUsedAgain) {
   service.expect_result(service.submit("job", 20));
 }
 
-// As systemd sends it to all processes of a unit.
-TEST(Nodes, TheSignalThatStopsAServiceIsNoNotice) {
-  LiveService service([](ServiceOptions& options) {
-    on_nodes({"one"}, 1)(options);
-    options.cluster->groups.front().notice = 1000;
-  });
-  wait_for_node(service, "one", "up");
-  const std::set<pid_t> agents = service.agents("one");
-  service.kill_agent("one", SIGTERM);
-  EXPECT_EQ(service.stop(), 0);
-  for (const pid_t pid : agents) ::waitpid(pid, nullptr, 0);  // they are ours now
-  service.start();
-  wait_for_node(service, "one", "up");
-}
-
 // Where there is no room elsewhere, the job is saved within the notice, and waits.
 TEST(Nodes, ANoticeSavesWhatHasNoOtherPlace) {
   LiveService service([&](ServiceOptions& options) {
