@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/cluster/store.h"
@@ -103,6 +104,21 @@ TEST(Absence, JobsGoOnWithoutAServiceAndTheNextOneFindsThem) {
   EXPECT_EQ(service.stop(), 0);
   EXPECT_TRUE(service.workers().empty());
   EXPECT_TRUE(Reader(service.folder() / "store.db").check().empty());
+}
+
+// As systemd sends it to all processes of a unit.
+TEST(Nodes, TheSignalThatStopsAServiceIsNoNotice) {
+  LiveService service([](ServiceOptions& options) {
+    on_nodes({"one"}, 1)(options);
+    options.cluster->groups.front().notice = 1000;
+  });
+  wait_for_node(service, "one", "up");
+  const std::set<pid_t> agents = service.agents("one");
+  service.kill_agent("one", SIGTERM);
+  EXPECT_EQ(service.stop(), 0);
+  for (const pid_t pid : agents) ::waitpid(pid, nullptr, 0);  // they are ours now
+  service.start();
+  wait_for_node(service, "one", "up");
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ struct AttemptEnd {
   enum class Kind : uint8_t {
     exited,   // by itself, with `code`
     killed,   // by `signal`, which its keeper did not send
-    stopped,  // it was asked to
+    stopped,  // it was asked to, before it ended by itself
     late,     // its time limit had come
     refused,  // it could not be started: `text`
     lost,     // its keeper was killed
@@ -75,9 +75,11 @@ std::optional<KeeperOrders> read_orders(const fs::path& run);
 // The whole of a keeper's life (the program ductile-keeper): takes the run's lock, kills what an
 // earlier attempt has left, starts the command in a session of its own and waits for its end; then
 // kills every process that came of it, and writes the attempt's end. SIGTERM: the command gets
-// SIGTERM, and SIGKILL after its grace. SIGQUIT: SIGKILL at once. SIGTERM, SIGQUIT and SIGCHLD are
-// to be blocked. If another attempt was made since the orders were written, or they are of another
-// keeper, nothing is started. Throws conflict if another keeper has the lock.
+// SIGTERM, and SIGKILL after its grace. SIGQUIT: SIGKILL at once. A command that has ended by
+// itself before it was asked keeps its own end, however late the keeper comes to it. SIGTERM,
+// SIGQUIT and SIGCHLD are to be blocked. If another attempt was made since the orders were written,
+// or they are of another keeper, nothing is started. Throws conflict if another keeper has the
+// lock.
 //
 // With a lease it looks at its orders each second: if they are another keeper's, or it has not seen
 // them for as long as the lease, it kills all at once. So whoever gives the orders to another one

@@ -18,6 +18,7 @@
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/commands.h"
 #include "ductile/cluster/testing/live_nodes.h"
+#include "ductile/link/worker_processes.h"
 #include "ductile/server/core_pool.h"
 
 namespace ductile::cluster {
@@ -386,9 +387,10 @@ TEST(CommandOnNodes, ItsDevicesAreOnOneNode) {
 // A keeper, without a service.
 class LoneKeeper {
  public:
-  LoneKeeper(const fs::path& run, double lease, bool begins = true) {
+  LoneKeeper(const fs::path& run, double lease, bool begins = true,
+             const std::string& script = "setsid sleep 1000 & sleep 1000") {
     KeeperOrders orders;
-    orders.command = {{"/bin/sh", "-c", "echo >> begun; setsid sleep 1000 & sleep 1000"}, run};
+    orders.command = {{"/bin/sh", "-c", "echo $$ >> begun; " + script}, run};
     orders.command.environment = {{"DUCTILE_RUN_DIR", run.string()}};
     orders.attempt = orders.keeper = 1;
     orders.lease = lease;
@@ -411,6 +413,7 @@ class LoneKeeper {
     ::kill(process_, SIGQUIT);
     ::waitpid(process_, nullptr, 0);
   }
+  void signal(int number) const { ::kill(process_, number); }
   void wait_for_end() {
     ::waitpid(process_, nullptr, 0);
     process_ = ::fork();
@@ -420,6 +423,52 @@ class LoneKeeper {
  private:
   pid_t process_ = -1;
 };
+
+// It comes late to the end of its command, and hears at the same time that it is to end it.
+// Formerly the command counted as stopped, and was run again.
+TEST(LoneKeeper, WhatHasEndedBeforeItWasAskedKeepsItsEnd) {
+  for (int round = 0; round < 20; ++round) {
+    const TempFolder run;
+    const int code = round % 2 * 3;
+    LoneKeeper keeper(run.path(), 0, true,
+                      "while [ ! -e go ]; do sleep 0.005; done; exit " + std::to_string(code));
+    const int command = std::stoi(read_file(run.path() / "begun"));
+    keeper.signal(SIGSTOP);
+    write_file_atomic(run.path() / "go", "");
+    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto has_ended = [&] {
+      const auto state = link::state_of(command);
+      return state && state->letter == 'Z';
+    };
+    while (!has_ended() && std::chrono::steady_clock::now() < deadline)
+      std::this_thread::sleep_for(1ms);
+    ASSERT_TRUE(has_ended());
+    keeper.signal(round % 3 == 0 ? SIGQUIT : SIGTERM);
+    keeper.signal(SIGCONT);
+    keeper.wait_for_end();
+    const Attempt attempt = read_attempt(run.path());
+    ASSERT_TRUE(attempt.end);
+    EXPECT_EQ(attempt.end->kind, AttemptEnd::Kind::exited) << round;
+    EXPECT_EQ(attempt.end->code, code) << round;
+    EXPECT_EQ(attempt.failures, code == 0 ? 0 : 1) << round;
+  }
+}
+
+// Whatever it answers to that: it may have saved, and goes on with it.
+TEST(LoneKeeper, WhatEndsBecauseItIsAskedCountsAsStopped) {
+  for (const char* answer : {"exit 0", "exit 3", "kill -SEGV $$"}) {
+    const TempFolder run;
+    LoneKeeper keeper(
+        run.path(), 0, true,
+        std::string("trap '") + answer + "' TERM; echo >> begun; while :; do sleep 0.005; done");
+    wait_for_lines(run.path() / "begun", 2);
+    keeper.signal(SIGTERM);
+    keeper.wait_for_end();
+    const Attempt attempt = read_attempt(run.path());
+    ASSERT_TRUE(attempt.end) << answer;
+    EXPECT_EQ(attempt.end->kind, AttemptEnd::Kind::stopped) << answer;
+  }
+}
 
 TEST(KeeperLease, WhoseOrdersAreAnothersKillsAll) {
   const TempFolder run;

@@ -225,6 +225,29 @@ TEST(CommandJob, AStoppedKeeperIsWokenUpToEndIt) {
   cluster.wait_for_no_workers();
 }
 
+// By itself, before its keeper has heard that it is to end it: it is not run a second time.
+TEST(CommandJob, OneThatHasEndedIsDoneWhateverWasAskedMeanwhile) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command(
+      "job", alone("echo $$ >> begun; while [ ! -e go ]; do sleep 0.01; done"));
+  wait_for_lines(cluster.folder() / "begun", 1);
+  const int command = std::stoi(text_of(cluster.folder() / "begun"));
+  const pid_t keeper = keeper_of(cluster);
+  ASSERT_GT(keeper, 0);
+  ::kill(keeper, SIGSTOP);
+  write_file_atomic(cluster.folder() / "go", "");
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto has_ended = [&] {
+    const auto state = link::state_of(command);
+    return state && state->letter == 'Z';
+  };
+  while (!has_ended() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(5ms);
+  cluster.act(id, "pause");
+  cluster.wait_for(id, "finished");
+  EXPECT_EQ(text_of(cluster.folder() / "starts"), "0\n");
+}
+
 TEST(CommandJob, AStopOfTheServiceSavesItAndTheNextOneGoesOn) {
   LiveService cluster;
   const JobId id =

@@ -81,6 +81,9 @@ class Engine {
   // Nodes may go at any time: the most seconds between checkpoints of a job; 0: as the job says.
   virtual int64_t checkpoint_every() const { return 0; }
 
+  // The service has begun to stop in good order.
+  virtual void stop() {}
+
   virtual int64_t nodes() const = 0;
   virtual bool only_here() const { return false; }  // all workers run on this machine
   virtual std::string listen() const = 0;  // the address under which workers reach this machine

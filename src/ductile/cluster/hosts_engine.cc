@@ -65,6 +65,7 @@ class HostsEngine final : public Engine {
   void call_on_change(std::function<void()> on_change) override {
     agents_->call_on_change(std::move(on_change));
   }
+  void stop() override { agents_->stop(); }
   int64_t nodes() const override { return static_cast<int64_t>(agents_->hosts()); }
   std::string listen() const override { return listen_; }
 

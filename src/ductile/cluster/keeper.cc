@@ -331,8 +331,27 @@ class Keeping {
     }
   }
 
+  // Whether it has ended, or is ending, without being asked: who is on the way out does not stop
+  // any more. A signal tells nobody whether it came in time, and this process may be late, so the
+  // command is held before it is asked: what it had done by then is done, and must not be done
+  // again.
+  bool ends_by_itself() const {
+    constexpr int kLooks = 1000;
+    ::kill(child_, SIGSTOP);
+    for (int look = 0; look < kLooks; ++look, std::this_thread::sleep_for(milliseconds(1))) {
+      siginfo_t what{};
+      if (::waitid(P_PID, static_cast<id_t>(child_), &what,
+                   WEXITED | WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+          what.si_pid == child_)
+        return what.si_code == CLD_EXITED || what.si_code == CLD_KILLED ||
+               what.si_code == CLD_DUMPED;
+    }
+    return false;  // it waits for something that cannot be interrupted, as a disk
+  }
+
   void ask_to_end(Kind why) {
     if (end_) return;
+    if (why != Kind::lost && ends_by_itself()) return;  // reap() finds it, and its own end counts
     end_ = why;
     limit_ = steady_clock::time_point::max();
     last_ = steady_clock::now() + seconds(command_.grace);

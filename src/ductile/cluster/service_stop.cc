@@ -82,6 +82,7 @@ void Service::Impl::stop(std::function<void()> on_stopped) {
   http_.reset();
   on_stopped_ = std::move(on_stopped);
   stopping_ = true;
+  engine_->stop();
   store_.note_stop();
   double grace = 0;
   for (const auto& [id, live] : live_)

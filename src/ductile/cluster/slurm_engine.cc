@@ -289,6 +289,7 @@ class SlurmEngine final : public Engine {
   void call_on_change(std::function<void()> on_change) override {
     on_change_ = std::move(on_change);
   }
+  void stop() override { agents_->stop(); }
   int64_t nodes() const override { return static_cast<int64_t>(own_.size() + pool_.nodes()); }
   std::string listen() const override {
     if (!listen_.empty()) return listen_;

@@ -11,6 +11,7 @@
 
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -149,6 +150,30 @@ TEST(PlanChange, WhatSomebodyHasWrittenSinceStays) {
       testing::text_of([&] { PlanChange::left_open(run.folder); }, ErrorCode::data_loss);
   EXPECT_NE(text.find("former_plan.json: job must be text, it is 1; "), std::string::npos) << text;
   EXPECT_NE(text.find("remove it"), std::string::npos) << text;
+}
+
+// A job of a service fails for each of them, so each says what can be done about it.
+TEST(PlanChange, WhateverIsWrongWithItsFileIsSaidWithARemedy) {
+  const ChangedRun run;
+  const auto expect_remedy = [&](const std::string& what) {
+    const std::string text =
+        testing::text_of([&] { PlanChange::left_open(run.folder); }, ErrorCode::data_loss);
+    EXPECT_NE(text.find("former_plan.json"), std::string::npos) << what << ": " << text;
+    EXPECT_NE(text.find("remove it, and the run goes on as job.toml says"), std::string::npos)
+        << what << ": " << text;
+    fs::remove_all(run.former);
+  };
+  for (const char* damaged : {"", "{\"job\": \"", "[]", "null", "\xff\xfe", "{}"}) {
+    write_file_atomic(run.former, damaged);
+    expect_remedy(damaged);
+  }
+  ASSERT_EQ(::mkfifo(run.former.c_str(), 0600), 0);
+  expect_remedy("a FIFO");
+  fs::create_directory(run.former);
+  expect_remedy("a folder");
+  fs::create_symlink("/dev/zero", run.former);
+  expect_remedy("a device");
+  EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
 }
 
 // The changes that the diary tells of.

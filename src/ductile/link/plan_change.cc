@@ -1,8 +1,10 @@
 #include "ductile/link/plan_change.h"
 
+#include <cstddef>
 #include <system_error>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -47,9 +49,13 @@ void check_event(const nlohmann::json& event, const std::string& where) {
 
 std::optional<PlanChange> PlanChange::read(const run::RunFolder& folder) {
   const fs::path file = former_plan(folder);
-  if (kind_of(file) == FileKind::none) return std::nullopt;
-  const nlohmann::json value = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
   try {
+    if (kind_of(file) == FileKind::none) return std::nullopt;
+    std::vector<std::byte> bytes;
+    read_regular_file(file, kMostText, bytes);  // which waits for the writer of no FIFO
+    const nlohmann::json value =
+        parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, file.string(),
+                   ErrorCode::data_loss);
     const JsonFields fields(value, file.string());
     Texts before{fields.text("job"), std::nullopt};
     if (fields.has("plan")) before.plan = fields.text("plan");
@@ -63,6 +69,7 @@ std::optional<PlanChange> PlanChange::read(const run::RunFolder& folder) {
     now.workers_before = fields.integer_or("workers", 0, 0, kMostWorkers);
     return PlanChange(folder, std::move(before), std::move(now));
   } catch (const Error& error) {
+    if (error.code() == ErrorCode::unavailable) throw;  // it cannot be read now
     fail(ErrorCode::data_loss,
          "{}; it holds the plan that the run had before the last --plan: remove it, and the run "
          "goes on as job.toml says",

@@ -11,6 +11,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
+#include "ductile/link/addresses.h"
 #include "ductile/process/find_program.h"
 #include "ductile/process/spawn.h"
 #include "ductile/server/agent_link_impl.h"
@@ -133,7 +134,7 @@ std::vector<json> AgentLink::take() {
   } else if (state_ == State::greeting && now > dialled_at_ + options_.patience) {
     fall(fmt::format("host {}: '{}' did not answer in {} s", host_.name, command(),
                      options_.patience.count() / 1000));
-  } else if (now > heard_at_ + std::max<milliseconds>(kAgentSilence, options_.patience)) {
+  } else if (state_ == State::ready && now > heard_at_ + options_.silence) {
     fall(fmt::format("host {}: silent for {} s", host_.name,
                      std::chrono::duration_cast<std::chrono::seconds>(now - heard_at_).count()));
   }
@@ -190,7 +191,8 @@ std::string AgentLink::hear_line(const json& value) {
         {{"worker", options_.worker.string()},
          {"keeper", options_.keeper.string()},
          {"devices", options_.devices ? host_.places : 0},
-         {"notice", host_.notice}}}});
+         {"notice", host_.notice},
+         {"machine", link::PeerAddress::here(host_.name).place}}}});
   return "";
 }
 
@@ -202,6 +204,7 @@ std::string AgentLink::hear_message(json value, std::vector<json>& said) {
     cores_ = cores.is_number_integer() ? cores.get<int64_t>() : 0;
     const json leaving = ready.is_object() ? ready.value("leaving", json()) : json();
     leaving_ = leaving.is_number() ? leaving.get<double>() : 0;
+    beside_ = ready.is_object() && ready.value("beside", json()) == true;
   } else if (!value.contains("beat")) {
     said.push_back(std::move(value));
   }

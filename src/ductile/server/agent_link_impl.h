@@ -36,6 +36,7 @@ class AgentLink {
   const std::string& error() const { return error_; }  // why it is down; empty: it was never up
   int64_t cores() const { return cores_; }
   double leaving() const { return leaving_; }  // as it said when it became ready: Agents::leaving()
+  bool beside() const { return beside_; }      // its agent is on this machine, and has said so
 
   void dial(const net::Secret& secret);  // starts the agent
   bool may_dial() const;
@@ -70,6 +71,7 @@ class AgentLink {
   std::string error_;
   int64_t cores_ = 0;
   double leaving_ = 0;
+  bool beside_ = false;
   pid_t pid_ = -1;
   Descriptor to_, from_, talk_;
   net::Loop::Watch to_watch_, from_watch_, talk_watch_;  // the first while words wait for it

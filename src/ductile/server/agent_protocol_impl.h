@@ -18,8 +18,6 @@ namespace ductile::server {
 constexpr int64_t kAgentProtocol = 2;
 
 constexpr std::chrono::seconds kAgentBeat{1};
-// An agent that was silent for longer has lost its connection, whatever that says of itself.
-constexpr std::chrono::seconds kAgentSilence{15};
 
 // Of a first line's value.
 int64_t agent_protocol_of(const nlohmann::json& value);

@@ -118,12 +118,11 @@ void AgentWire::send(std::span<const std::byte> sealed) {
 }
 
 bool AgentWire::flush(int fd) {
-  size_t done = 0;
   bool takes = true;
-  while (done < unsent_.size()) {
-    const ssize_t n = ::write(fd, unsent_.data() + done, unsent_.size() - done);
+  while (has_unsent()) {
+    const ssize_t n = ::write(fd, unsent_.data() + sent_, unsent());
     if (n > 0) {
-      done += static_cast<size_t>(n);
+      sent_ += static_cast<size_t>(n);
     } else if (n < 0 && errno == EINTR) {
       continue;
     } else {
@@ -131,7 +130,10 @@ bool AgentWire::flush(int fd) {
       break;
     }
   }
-  unsent_.erase(unsent_.begin(), unsent_.begin() + static_cast<ptrdiff_t>(done));
+  if (2 * sent_ >= unsent_.size()) {  // a long rest is not moved for each part of it
+    unsent_.erase(unsent_.begin(), unsent_.begin() + static_cast<ptrdiff_t>(sent_));
+    sent_ = 0;
+  }
   return takes;
 }
 

@@ -35,7 +35,8 @@ class AgentWire {
 
   // Writes what the descriptor takes now; false: it takes nothing more, ever.
   bool flush(int fd);
-  bool has_unsent() const { return !unsent_.empty(); }
+  bool has_unsent() const { return unsent() > 0; }
+  size_t unsent() const { return unsent_.size() - sent_; }  // bytes
 
  private:
   void check(const std::string& line);
@@ -47,6 +48,7 @@ class AgentWire {
   std::optional<net::Seal> seal_;
   std::vector<std::string> waiting_;  // to be said when it is ready
   std::vector<std::byte> unsent_;
+  size_t sent_ = 0;  // of these, the first
 };
 
 }  // namespace ductile::server

@@ -9,8 +9,11 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/log.h"
+#include "ductile/base/text.h"
+#include "ductile/link/boot_clock.h"
 #include "ductile/server/agent_link_impl.h"
 #include "ductile/server/agent_protocol_impl.h"
+#include "ductile/server/notice_impl.h"
 
 namespace ductile::server {
 namespace {
@@ -20,6 +23,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kTick{250};  // looks for silence, and calls those that are down
 constexpr milliseconds kCensusSoon{300}, kCensus{10000};
+constexpr std::chrono::minutes kSweep{10};
+constexpr size_t kMostOfAComplaint = 1000;
 
 }  // namespace
 
@@ -37,9 +42,26 @@ Agents::Agents(net::Loop& loop, AgentsOptions options)
     }
   }
   tick_ = loop_.every(kTick, [this] { turn(); });
+  sweep_notices(options_.folder);
+  sweep_ = loop_.every(kSweep, [this] { sweep_notices(options_.folder); });
 }
 
-Agents::~Agents() { *alive_ = false; }
+// An agent on this machine may have got the signal that ends this process, and no word of it yet.
+Agents::~Agents() {
+  *alive_ = false;
+  for (const State& state : states_) state.link->hang_up();
+  const control::Time began = stop_.value_or(link::boot_time());
+  for (const State& state : states_)
+    if (const Host& host = state.link->host(); host.notice > 0)
+      forget_notice_of_stop(options_.folder, host.name,
+                            std::chrono::duration<double>(began).count());
+}
+
+void Agents::stop() {
+  stop_ = link::boot_time();
+  for (size_t h = 0; h < states_.size(); ++h)
+    if (states_[h].link->beside()) say(h, {{"stop", json::object()}});
+}
 
 const Host& Agents::host(size_t h) const { return states_[h].link->host(); }
 
@@ -152,6 +174,10 @@ void Agents::hear(size_t h, const json& said) {
       return changed(h);
     }
     if (said.contains("hardware")) return hear_hardware(h, said["hardware"]);
+    if (said.contains("complaint"))
+      return log_line(
+          fmt::format("host {}: {}", host(h).name,
+                      to_utf8(said["complaint"].get<std::string>().substr(0, kMostOfAComplaint))));
     const auto only = said.begin();
     const json& value = only.value();
     const auto job = jobs_.find(value.at("run").get<std::string>());

@@ -35,6 +35,7 @@ struct AgentsOptions {
   std::string lent_launcher = {};
   bool devices = false;  // each place of a host is a device: a share of its cores for one worker
   std::chrono::milliseconds patience = std::chrono::seconds(30);  // for a host to answer
+  std::chrono::milliseconds silence = std::chrono::seconds(15);   // of one that has answered
 };
 
 // The agents of several hosts (host_agent.h), one each, at the other end of a launcher command's
@@ -86,6 +87,10 @@ class Agents {
   void hold(size_t h, std::string why);
   void call(size_t h);  // it is there: from now on it is called, at once
 
+  // This process is about to end in good order. What tells it may have told the agents on this
+  // machine, too, within some seconds: to these that is no notice.
+  void stop();
+
   void say(size_t h, const nlohmann::json& request);
   void join(const std::string& run, Job& job);
   void leave(const std::string& run);
@@ -124,7 +129,8 @@ class Agents {
   std::map<std::string, Job*> jobs_;
   std::function<void()> on_change_;
   bool awake_ = false, meeting_ = false;
-  net::Loop::Timer tick_;
+  net::Loop::Timer tick_, sweep_;
+  std::optional<control::Time> stop_;  // when it began
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

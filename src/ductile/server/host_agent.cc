@@ -6,6 +6,8 @@
 #include <csignal>
 #include <cstring>
 #include <map>
+#include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -29,12 +31,13 @@
 #include "ductile/link/worker_processes.h"
 #include "ductile/net/loop.h"
 #include "ductile/net/secret.h"
+#include "ductile/process/spawn.h"
 #include "ductile/process/worker.h"
-#include "ductile/run/folder.h"
 #include "ductile/server/agent_protocol_impl.h"
 #include "ductile/server/agent_wire_impl.h"
 #include "ductile/server/launcher.h"
 #include "ductile/server/node_devices.h"
+#include "ductile/server/notice_impl.h"
 #include "ductile/server/sole_agent_impl.h"
 #include "ductile/server/zygotes.h"
 
@@ -43,24 +46,33 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kBeatsOfALook = 5;  // at the devices
-constexpr std::chrono::milliseconds kControllersEnd{200};
-constexpr double kForget = 2;  // times a notice, after which it is forgotten
+constexpr int kBeatsOfALook = 5;           // at the devices
+constexpr std::chrono::seconds kAgain{1};  // of a notice that could not be written
+// Of a controller that reads nothing. More than the longest message, which it may yet take.
+constexpr size_t kMostUnsent = size_t{128} << 20;
 
 class HostAgent {
  public:
-  HostAgent(int in, int out) : in_(in), out_(out) {}
+  // SIGTERM waits until it is known whether it is a notice, so that none is lost.
+  HostAgent(int in, int out) : in_(in), out_(out) {
+    const sigset_t mask = term();
+    ::pthread_sigmask(SIG_BLOCK, &mask, &mask_before_);
+  }
+  ~HostAgent() { ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr); }
 
   int run() {
-    fcntl(in_, F_SETFL, fcntl(in_, F_GETFL) | O_NONBLOCK);
+    for (const int fd : {in_, out_}) fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     in_watch_ = loop_.watch(in_, net::Interest::read, [this](net::Ready) { hear(); });
+    out_watch_ = loop_.watch(out_, net::Interest::none, [this](net::Ready) { flush(); });
     const net::Loop::Timer beat = loop_.every(kAgentBeat, [this] {
       look_at_all();
       look_at_devices();
-      if (!wire_.sealed() || wire_.ready()) say({{"beat", true}});
+      if ((!wire_.sealed() || wire_.ready()) && !wire_.has_unsent()) say({{"beat", true}});
     });
     say({{"beat", true}});
     if (!broken_) loop_.run();
+    // A machine that is taken back ends its connections in the same moment.
+    if (signals_ && !beside_) hear_signals();
     return 0;
   }
 
@@ -97,6 +109,7 @@ class HostAgent {
       if (what == "begin") return begin(value);
       if (!place_) fail(ErrorCode::invalid_argument, "'{}' before 'begin'", what);
       if (what == "census") return census();
+      if (what == "stop") return hear_of_stop();
       const std::string run = value.at("run");
       if (what == "open") open(run, value);
       if (what == "end") end(run, value.at("worker"));
@@ -165,10 +178,16 @@ class HostAgent {
       keeper_ = fs::read_symlink("/proc/self/exe").parent_path() / "ductile-keeper";
     if (const int64_t devices = value.at("devices"); devices > 0)
       devices_ = std::make_unique<NodeDevices>(devices);
-    if (const double notice = value.value("notice", 0.0); notice > 0) heed(notice);
-    json ready = {{"cores", usable_cores().size()}};
-    if (const double notice = known_notice(); notice > 0) ready["leaving"] = notice;
+    beside_ = value.value("machine", "") == link::PeerAddress::here(host_).place;
+    if (notice_ = value.value("notice", 0.0); notice_ > 0)
+      heed();
+    else
+      ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+    json ready = {{"cores", usable_cores().size()}, {"beside", beside_}};
+    std::string damage;
+    if (const double notice = known_notice(damage); notice > 0) ready["leaving"] = notice;
     say({{"ready", ready}});
+    if (!damage.empty()) complain(damage);
     if (devices_) say({{"hardware", json(to_json(devices_->hardware()))}});
     if (devices_) warm();
   }
@@ -185,71 +204,122 @@ class HostAgent {
     warm_up(workers);
   }
 
-  // Workers inherit that the signal is blocked (local_launcher.cc), so that the end of a machine,
-  // which tells all of its processes, ends none of them too early.
-  void heed(double notice) {
+  static sigset_t term() {
     sigset_t mask;
     sigemptyset(&mask);
     sigaddset(&mask, SIGTERM);
-    ::pthread_sigmask(SIG_BLOCK, &mask, nullptr);
-    signals_ = opened(::signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK), "signalfd");
-    signal_watch_ = loop_.watch(signals_.get(), net::Interest::read, [this, notice](net::Ready) {
-      signalfd_siginfo info;
-      while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
-        say({{"leaving", notice}});
-        // What ends a controller on this machine may signal its agents, too: their input ends then.
-        keep_ = loop_.after(kControllersEnd, [this, notice] { keep_notice(notice); });
-      }
-    });
+    return mask;
   }
 
-  fs::path notice_file() const { return folder_ / "server" / "leaving" / run::file_name_of(host_); }
+  // Workers inherit that the signal is blocked (local_launcher.cc), so that the end of a machine,
+  // which tells all of its processes, ends none of them too early.
+  void heed() {
+    if (signals_) return;
+    const sigset_t mask = term();
+    signals_ = opened(::signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK), "signalfd");
+    signal_watch_ =
+        loop_.watch(signals_.get(), net::Interest::read, [this](net::Ready) { hear_signals(); });
+  }
+
+  // What ends a controller on this machine may signal its agents, too, as systemd does with a
+  // control group. Else a signal is a notice, whatever becomes of the connection: one too many is
+  // forgotten after a while, and one that is lost costs the work of all jobs here.
+  void hear_signals() {
+    signalfd_siginfo info;
+    bool told = false;
+    while (::read(signals_.get(), &info, sizeof info) == sizeof info) told = true;
+    if (!told || (beside_ && (controller_stops() || input_has_ended()))) return;
+    say({{"leaving", notice_}});
+    keep_notice();
+    if (beside_ && input_has_ended()) forget_notice();  // it ended meanwhile
+  }
+
+  bool input_has_ended() const {
+    pollfd end{in_, 0, 0};
+    return ::poll(&end, 1, 0) > 0;
+  }
+
+  bool controller_stops() const {
+    return stop_ && loop_.now() < *stop_ + std::chrono::duration_cast<net::Clock::duration>(
+                                               std::chrono::duration<double>(kSecondsOfAStop));
+  }
+
+  void hear_of_stop() {
+    if (!beside_) return;
+    stop_ = loop_.now();
+    if (kept_ && notice_now(host_, notice_).came - kept_->came < kSecondsOfAStop) forget_notice();
+  }
+
+  void forget_notice() {
+    kept_.reset();
+    again_.cancel();
+    stay_.cancel();
+    remove_notice(folder_, host_);
+    say({{"leaving", 0.0}});
+  }
 
   // One that is still there so much later is not taken back after all.
   void stay_after(double seconds) {
     const std::chrono::duration<double> wait(seconds);
-    stay_ = loop_.after(std::chrono::duration_cast<std::chrono::milliseconds>(wait), [this] {
-      std::error_code gone;
-      fs::remove(notice_file(), gone);
-      say({{"leaving", 0.0}});
-    });
+    stay_ = loop_.after(std::chrono::duration_cast<std::chrono::milliseconds>(wait),
+                        [this] { forget_notice(); });
   }
 
   // A machine is told once, and the next agent has to know it, too, as after a restart of the
   // service.
-  void keep_notice(double notice) {
-    const std::chrono::duration<double> now = link::boot_time();
-    const json kept = {{"machine", link::PeerAddress::here(host_).place},
-                       {"notice", notice},
-                       {"until", now.count() + kForget * notice}};
-    stay_after(kForget * notice);
+  void keep_notice() {
+    Notice now = notice_now(host_, notice_);
+    if (kept_ && !again_.armed() && now.came - kept_->came < 1) return;  // said again and again
+    kept_ = std::move(now);
+    stay_after(kForget * notice_);
+    write_kept();
+  }
+
+  // Again and again, as where the disk is full, until it is written or forgotten.
+  void write_kept() {
+    if (!kept_) return;
     try {
-      fs::create_directories(notice_file().parent_path());
-      write_file_atomic(notice_file(), dump_json(kept));
+      write_notice(folder_, *kept_);
+      again_.cancel();
+      if (std::exchange(complained_, false)) complain("its notice could be written after all");
     } catch (const std::exception& error) {
-      log_line(
-          fmt::format("host-agent: the notice is known to this agent alone: {}", error.what()));
+      again_ = loop_.after(kAgain, [this] { write_kept(); });
+      if (std::exchange(complained_, true)) return;
+      complain(
+          fmt::format("its notice is known to its present agent alone, which tries again to "
+                      "write it down: {}",
+                      error.what()));
     }
   }
 
   // Seconds, as the notice had them that is not over yet; 0: there is none.
-  double known_notice() {
-    if (kind_of(notice_file()) != FileKind::file) return 0;
+  double known_notice(std::string& damage) {
+    const fs::path file = notice_file(folder_, host_);
     try {
-      const json kept = parse_json(read_file(notice_file()));
-      const std::chrono::duration<double> now = link::boot_time();
-      const double left = kept.at("until").get<double>() - now.count();
-      const double notice = kept.at("notice");
-      // One of an earlier machine of this name is over, whatever its time.
-      if (left > 0 && kept.at("machine") == link::PeerAddress::here(host_).place) {
-        stay_after(std::min(left, kForget * notice));
-        return notice;
+      const std::optional<Notice> kept = read_notice(file);
+      if (!kept) return 0;
+      if (!kept->host.empty() && kept->host != host_) {
+        damage = fmt::format("{} is the notice of host {}", file.string(), kept->host);
+        return 0;
       }
-      fs::remove(notice_file());
+      // One of an earlier machine of this name is over, whatever its time.
+      if (const double left = kept->left(); left > 0) {
+        kept_ = kept;
+        stay_after(left);
+        return kept->seconds;
+      }
+      fs::remove(file);
     } catch (const std::exception& error) {
-      log_line(fmt::format("host-agent: {}: {}", notice_file().string(), error.what()));
+      damage = fmt::format("a notice that cannot be read counts as none: {}; {}", error.what(),
+                           set_aside(file));
     }
     return 0;
+  }
+
+  // In the log of the service, too.
+  void complain(const std::string& text) {
+    log_line(fmt::format("host-agent: {}", text));
+    say({{"complaint", text}});
   }
 
   void open(const std::string& run, const json& value) {
@@ -410,30 +480,39 @@ class HostAgent {
     flush();
   }
 
+  // Never waits: there may be a notice to heed. A controller that reads nothing for long is one
+  // whose connection broke.
   void flush() {
-    while (wire_.has_unsent() && !broken_) {
-      if (!wire_.flush(out_)) {
-        broken_ = true;
-        loop_.stop();
-      } else if (wire_.has_unsent()) {
-        pollfd room{out_, POLLOUT, 0};
-        ::poll(&room, 1, 1000);
-      }
-    }
+    if (broken_) return;
+    const bool takes_more = wire_.flush(out_);
+    if (takes_more && wire_.unsent() <= kMostUnsent)
+      return out_watch_.set(wire_.has_unsent() ? net::Interest::write : net::Interest::none);
+    if (takes_more)
+      log_line(fmt::format("host-agent: the controller does not read the {} bytes that wait for it",
+                           wire_.unsent()));
+    broken_ = true;
+    out_watch_.end();
+    loop_.stop();
   }
 
   const int in_, out_;
   net::Loop loop_;
-  net::Loop::Watch in_watch_;
+  net::Loop::Watch in_watch_, out_watch_;  // the latter while words wait for it
   AgentWire wire_;
   bool broken_ = false;  // nobody reads what it says
   Descriptor place_;     // while it is held, this is the host's agent
   Descriptor signals_;
   net::Loop::Watch signal_watch_;
+  sigset_t mask_before_;
   fs::path folder_, program_, keeper_;
   std::string host_, place_name_;
   std::unique_ptr<NodeDevices> devices_;
-  net::Loop::Timer keep_, stay_;
+  double notice_ = 0;                  // seconds that SIGTERM tells of; 0: it ends the agent
+  bool beside_ = false;                // the controller is on this machine
+  bool complained_ = false;            // that the notice cannot be written
+  std::optional<Notice> kept_;         // that is not over
+  std::optional<net::Deadline> stop_;  // when the controller began to stop
+  net::Loop::Timer again_, stay_;
   int beats_ = 0;
   std::shared_ptr<Zygotes> zygotes_;  // of the built-in worker; null: each is started
   std::map<std::string, Job> jobs_;   // by their runs
@@ -461,6 +540,7 @@ net::Mac agent_key(const net::Secret& secret, const std::string& controller_nonc
 
 int run_host_agent(int in, int out) {
   std::signal(SIGPIPE, SIG_IGN);
+  process::forget_parent();  // whose end its input tells: a signal would look like a notice
   return HostAgent(in, out).run();
 }
 

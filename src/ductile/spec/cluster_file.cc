@@ -102,6 +102,12 @@ void check_group(const NodeGroup& g, const std::string& where) {
   for (const auto* names : {&g.hosts, &g.addresses})
     if (std::find(names->begin(), names->end(), "") != names->end())
       wrong("a host or an address is empty");
+  for (const std::string& host : g.hosts)
+    if (host.find('/') != std::string::npos || host == "." || host == "..")
+      wrong(fmt::format(
+          "host \"{}\" cannot be named in the paths of requests, as `ductile drain` makes them; "
+          "write a name without '/', which ssh may know as a Host of its configuration",
+          host));
   if (g.leave > g.notice)
     wrong(fmt::format("leave = {:g} seconds are the last ones of a notice, and notice is {:g}; {}",
                       g.leave, g.notice, remedy_of_leave(g)));
