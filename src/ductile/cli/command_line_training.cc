@@ -22,6 +22,31 @@ void add_hosts(CLI::App& app, HostsRequest& hosts) {
       ->option_text("ADDRESS");
 }
 
+void add_plan(CLI::App& sub, TrainCommand& c) {
+  sub.add_option(
+         "--plan", c.plan,
+         "run by this pipeline plan, as `ductile plan --json` writes it: its stages are "
+         "the virtual ranks; a resumed run goes on by it from its last checkpoint, and says "
+         "whether the result is the same")
+      ->option_text("FILE")
+      ->excludes("--replay");
+  sub.add_option(
+         "--devices", c.devices,
+         "measure the model, plan its stages for the devices in this cluster file, or for so many "
+         "of this machine, and run by that plan, which the run keeps; as many workers as it has "
+         "devices")
+      ->option_text("FILE|N")
+      ->excludes("--plan")
+      ->excludes("--resume")
+      ->excludes("--replay");
+  sub.add_option("--replicas", c.replicas,
+                 "with --devices: replicas of each stage; 1 cuts the model where a stage with "
+                 "replicas would be faster (default: as many as serve it best)")
+      ->option_text("N")
+      ->check(Range(1, 1 << 16))
+      ->needs("--devices");
+}
+
 void add_train(CLI::App& app, Parsed& parsed) {
   TrainCommand& c = parsed.train;
   CLI::App* sub = app.add_subcommand("train", "train a model");
@@ -70,28 +95,7 @@ void add_train(CLI::App& app, Parsed& parsed) {
                   "number of processes that share the job (default 1, or as many as before)")
       ->option_text("N")
       ->check(Range(int64_t{1}, int64_t{1} << 20));
-  sub->add_option(
-         "--plan", c.plan,
-         "run by this pipeline plan, as `ductile plan --json` writes it: its stages are "
-         "the virtual ranks; a resumed run goes on by it from its last checkpoint, and says "
-         "whether the result is the same")
-      ->option_text("FILE")
-      ->excludes("--replay");
-  sub->add_option(
-         "--devices", c.devices,
-         "measure the model, plan its stages for the devices in this cluster file, or for so many "
-         "of this machine, and run by that plan, which the run keeps; as many workers as it has "
-         "devices")
-      ->option_text("FILE|N")
-      ->excludes("--plan")
-      ->excludes("--resume")
-      ->excludes("--replay");
-  sub->add_option("--replicas", c.replicas,
-                  "with --devices: replicas of each stage; 1 cuts the model where a stage with "
-                  "replicas would be faster (default: as many as serve it best)")
-      ->option_text("N")
-      ->check(Range(1, 1 << 16))
-      ->needs("--devices");
+  add_plan(*sub, c);
   sub->add_option(
          "--weights", c.weights,
          "begin with the weights in this file, of torch.save() or safetensors, in place of "
