@@ -25,13 +25,17 @@ export function searchOf(text) {
   return { part, number: number ? Number(number) : 0 };
 }
 /**
- * Of each queued job whose reason says how many come before it: its place in line. The order is the
- * policy's, which weighs more than tier and age, so that nothing else says it than `ductile why` does.
+ * Of each queued job its place in line, where the policy has a line: `fifo` has one by tier and age;
+ * of others it is what the reason says, as `ductile why` does, since they weigh more than that.
  */
-export function places(jobs) {
-  const out = new Map();
-  for (const job of jobs) {
-    if (job.phase !== "queued") continue;
+export function places(jobs, policy) {
+  const queued = jobs.filter(job => job.phase === "queued"), out = new Map();
+  if (policy === "fifo") {
+    const rank = job => (kTiers.indexOf(job.tier) + 3) % 3;
+    queued.sort((a, b) => rank(a) - rank(b) || a.id - b.id).forEach((job, i) => out.set(job.id, i + 1));
+    return out;
+  }
+  for (const job of queued) {
     const before = /(\d+) other waiting jobs? comes? before it/.exec(job.reason);
     if (before) out.set(job.id, Number(before[1]) + 1);
     else if (/^waits: it can start on /.test(job.reason)) out.set(job.id, 1);

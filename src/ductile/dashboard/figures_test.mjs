@@ -51,8 +51,11 @@ test("places in line are those that the reasons name, whatever the numbers of th
   const places = f.places([job(1, `${can}; 2 other waiting jobs come before it. It starts after them`),
     job(2, `${can}; 1 other waiting job comes before it. It starts when 3 more are free`),
     job(3, `${can}. It starts when 2 more are free`), job(4, "It was just submitted."),
-    job(5, `${can}; 1 other waiting job comes before it.`, "running")]);
+    job(5, `${can}; 1 other waiting job comes before it.`, "running")], "ductile");
   assert.deepEqual([...places], [[1, 3], [2, 2], [3, 1]]);
+  const tiers = [{ tier: "basic" }, { tier: "premium" }, { tier: "basic" }, { tier: "standard" }];
+  const fifo = f.places(tiers.map((one, i) => ({ ...one, id: i + 1, reason: "", phase: "queued" })), "fifo");
+  assert.deepEqual([...fifo], [[2, 1], [4, 2], [1, 3], [3, 4]]);
 });
 
 test("the rows of a timeline hold each device once, and all that is held", () => {

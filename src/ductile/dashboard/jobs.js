@@ -47,7 +47,7 @@ export function jobsPage(root, query) {
   const body = element("tbody", {}, top, bottom);
   const grid = element("table", { class: "jobs" }, element("thead", {}, element("tr", {},
     ...kHeads.map(([head, look]) => element("th", { scope: "col", class: look,
-      ...(head === "Place" ? { title: "in the order of tiers and of submission; the policy decides who is next" } : {}) },
+      ...(head === "Place" ? { title: "who is next, by the policy; it changes with every job" } : {}) },
     head)))), body);
   const scroll = element("div", { class: "list", tabindex: "0", role: "region", "aria-label": "jobs" }, grid);
   root.replaceChildren(element("div", { class: "bar" }, element("h1", {}, "Jobs"), element("div", { class: "row" }, together,
@@ -84,7 +84,7 @@ export function jobsPage(root, query) {
 
   function refresh() {
     const all = [...state.jobs.values()];
-    line = places(all);
+    line = places(all, state.overview?.policy);
     const fits = { live: isLive, ended: job => !isLive(job), all: () => true }[phase]
       || (job => job.phase === phase);
     shown = all.filter(job => fits(job) && (!text || matches(job, text))).sort((a, b) => b.id - a.id);
