@@ -435,14 +435,7 @@ TEST(LoneKeeper, WhatHasEndedBeforeItWasAskedKeepsItsEnd) {
     const int command = std::stoi(read_file(run.path() / "begun"));
     keeper.signal(SIGSTOP);
     write_file_atomic(run.path() / "go", "");
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    const auto has_ended = [&] {
-      const auto state = link::state_of(command);
-      return state && state->letter == 'Z';
-    };
-    while (!has_ended() && std::chrono::steady_clock::now() < deadline)
-      std::this_thread::sleep_for(1ms);
-    ASSERT_TRUE(has_ended());
+    ASSERT_TRUE(ends_unreaped(command));
     keeper.signal(round % 3 == 0 ? SIGQUIT : SIGTERM);
     keeper.signal(SIGCONT);
     keeper.wait_for_end();

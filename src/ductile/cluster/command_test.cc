@@ -236,13 +236,7 @@ TEST(CommandJob, OneThatHasEndedIsDoneWhateverWasAskedMeanwhile) {
   ASSERT_GT(keeper, 0);
   ::kill(keeper, SIGSTOP);
   write_file_atomic(cluster.folder() / "go", "");
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  const auto has_ended = [&] {
-    const auto state = link::state_of(command);
-    return state && state->letter == 'Z';
-  };
-  while (!has_ended() && std::chrono::steady_clock::now() < deadline)
-    std::this_thread::sleep_for(5ms);
+  EXPECT_TRUE(ends_unreaped(command));
   cluster.act(id, "pause");
   cluster.wait_for(id, "finished");
   EXPECT_EQ(text_of(cluster.folder() / "starts"), "0\n");

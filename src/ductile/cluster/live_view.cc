@@ -10,6 +10,12 @@ int rank_of(const std::string& tier) { return tier == "premium" ? 0 : tier == "s
 
 namespace {
 
+template <typename Figures>
+std::optional<Figures> known_of(const std::map<JobId, Figures>& all, JobId job) {
+  const auto found = all.find(job);
+  return found == all.end() ? std::nullopt : std::optional(found->second);
+}
+
 // What waits for other jobs, for its user or for a larger service takes devices from nobody.
 bool competes(const LiveState& state) {
   using Cause = LiveState::Cause;
@@ -78,8 +84,7 @@ void LiveView::set_training(JobId job, const TrainingFigures& figures) {
 
 std::optional<TrainingFigures> LiveView::training(JobId job) const {
   const std::lock_guard lock(mutex_);
-  const auto found = training_.find(job);
-  return found == training_.end() ? std::nullopt : std::optional(found->second);
+  return known_of(training_, job);
 }
 
 void LiveView::set_staged(JobId job, const StagedFigures& figures) {
@@ -89,8 +94,7 @@ void LiveView::set_staged(JobId job, const StagedFigures& figures) {
 
 std::optional<StagedFigures> LiveView::staged(JobId job) const {
   const std::lock_guard lock(mutex_);
-  const auto found = staged_.find(job);
-  return found == staged_.end() ? std::nullopt : std::optional(found->second);
+  return known_of(staged_, job);
 }
 
 std::map<JobId, int64_t> LiveView::gpus() const {

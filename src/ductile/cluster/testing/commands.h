@@ -11,6 +11,7 @@
 #include "ductile/base/files.h"
 #include "ductile/cluster/store.h"
 #include "ductile/cluster/testing/live_service.h"
+#include "ductile/link/worker_processes.h"
 
 // What commands of tests write into the service's folder.
 namespace ductile::cluster::testing {
@@ -36,6 +37,17 @@ inline pid_t keeper_of(const LiveService& service) {
 // Says `twice` where another one of its kind, or anything that came of one, is alive.
 inline std::string alone(const std::string& rest) {
   return "exec 9>only; flock -n 9 || echo twice >> twice\necho $DUCTILE_RESTART >> starts\n" + rest;
+}
+
+// Waits until it has ended and nobody has reaped it; whether it came to that.
+inline bool ends_unreaped(pid_t pid) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (std::chrono::steady_clock::now() < deadline) {
+    const auto state = link::state_of(pid);
+    if (state && state->letter == 'Z') return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
 }
 
 // Kills the service `pause` * i after it acknowledged command i, for i < `kills`: each command runs
