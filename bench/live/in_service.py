@@ -153,10 +153,11 @@ class Up:
 
 
 LENGTH = 2  # of the jobs of a profile
+NOBODY = "nobody"
 
 
 def profile(args):
-    """{kind: profile}: {slots: {kind on the other slots: seconds per step}}, the seconds from the moment in which a job
+    """{kind: profile}: {slots: {kind on the other slots, or "nobody": seconds per step}}, the seconds from the moment in which a job
     is given its slots to its first step, those of its end, and those without a step when its size changes while it runs.
     The service has run jobs of all kinds before: a workload has one cold start at most."""
     up = Up(args, "fifo")
@@ -175,7 +176,7 @@ def profile_of(args, up, kind):
     out, start, end = {}, [], []
     for slots in range(1, args.slots + 1):
         times = out[str(slots)] = {}
-        for other in KINDS if slots < args.slots else [kind]:
+        for other in [NOBODY, *KINDS] if slots < args.slots else [NOBODY]:
             record = run_beside(args, up, kind, slots, other)
             rows = [r for r in records(pathlib.Path(record["run"]), "metrics.jsonl") if "train/loss" in r]
             times[other] = (rows[-1]["time"] - rows[0]["time"]) / (rows[-1]["step"] - rows[0]["step"])
@@ -188,8 +189,8 @@ def profile_of(args, up, kind):
 
 
 def run_beside(args, up, kind, slots, other):
-    """The record of a job that ran on so many slots while all others had jobs of another kind."""
-    beside = int(slots < args.slots)
+    """The record of a job that ran on so many slots while all others had jobs of another kind, or none."""
+    beside = int(other != NOBODY)
     if beside:  # the other one first, so that all of this one is beside it
         up.submit(f"beside-{kind}-{slots}-{other}-0", 1, 1, other, LENGTH)
         while not any(job["phase"] == "running" for job in get(up.folder, "/v1/jobs?live=1&limit=1000")["jobs"]):
@@ -198,7 +199,7 @@ def run_beside(args, up, kind, slots, other):
     while (phase := up.record(number)["phase"]) != "finished":
         assert phase in ("queued", "running"), phase
         waiting = [job for job in get(up.folder, "/v1/jobs?live=1&limit=1000")["jobs"] if job["phase"] == "queued"]
-        if slots < args.slots and not waiting:
+        if beside and not waiting:
             up.submit(f"beside-{kind}-{slots}-{other}-{beside}", 1, 1, other, 1)
             beside += 1
         time.sleep(0.2)
@@ -257,8 +258,9 @@ def pauses(run):
 
 
 def measured(run):
-    """Of a job that has run in a service: [slots, steps, seconds] of each generation that logged twice."""
-    return [[slots, rows[-1]["step"] - rows[0]["step"], rows[-1]["time"] - rows[0]["time"]]
+    """Of a job that has run in a service: [slots, steps, from, to] of each generation that logged twice, in seconds since
+    the epoch."""
+    return [[slots, rows[-1]["step"] - rows[0]["step"], rows[0]["time"], rows[-1]["time"]]
             for _, slots, rows in generations(run).values() if len(rows) > 1]
 
 
@@ -275,18 +277,20 @@ def real(args, name, label, digests):
             time.sleep(max(0.0, begin + arrival - time.time()))
             numbers[job] = up.submit(job, *slots_of(args, label, asked), kind, length)
         up.finish()
-        return [facts_of(up, numbers[job[0]], digests, *job) for job in jobs]
+        return [facts_of(up, numbers[job[0]], digests, begin, *job) for job in jobs]
     finally:
         up.end()
 
 
-def facts_of(up, number, digests, job, kind, length, asked, arrival):
+def facts_of(up, number, digests, begin, job, kind, length, asked, arrival):
+    """Times are seconds since the workload began."""
     record = up.record(number)
     run, submitted = pathlib.Path(record["run"]), record["submitted"]
     return {"name": job, "kind": kind, "length": length, "asked": asked, "arrival": arrival,
             "jct": record["ended"] - submitted, "waited": record["started"] - submitted,
-            "allocations": record["generation"], "phase": record["phase"], "measured": measured(run),
-            "granted": [[when - submitted, slots] for when, slots in up.allocations(number)], "pauses": pauses(run),
+            "allocations": record["generation"], "phase": record["phase"], "ended": record["ended"] - begin,
+            "measured": [[slots, steps, since - begin, to - begin] for slots, steps, since, to in measured(run)],
+            "granted": [[when - begin, slots] for when, slots in up.allocations(number)], "pauses": pauses(run),
             "same_bits": digest_of(run) == digests[f"{kind}-{length}"]}
 
 

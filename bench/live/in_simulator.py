@@ -6,31 +6,47 @@ import shutil
 import statistics
 import subprocess
 
-from in_service import FIXED_SIZE, KINDS, interval_of, parts_of, workload  # noqa: E402
+from in_service import FIXED_SIZE, KINDS, NOBODY, interval_of, parts_of, workload  # noqa: E402
 
 
 def in_workload(args, name, profiles):
-    """Seconds per step by slots alone: beside each kind as often as the workload has work of it."""
-    work = dict.fromkeys(KINDS, 0.0)
+    """Seconds per step by slots, with nobody on the others; and how many times as long steps take while others are
+    there: each kind beside each as often as the workload has work of both."""
+    work = dict.fromkeys(KINDS, 0.0)  # seconds on one slot
     for _, kind, length, *_ in workload(name, args.slots):
-        work[kind] += length * KINDS[kind][2] * statistics.mean(profiles[kind]["steps"]["1"].values())
+        work[kind] += length * KINDS[kind][2] * profiles[kind]["steps"]["1"][NOBODY]
+    beside = [(work[kind] * work[other], seconds / times[NOBODY]) for kind, p in profiles.items()
+              for times in p["steps"].values() for other, seconds in times.items() if other != NOBODY]
+    neighbours = sum(weight * factor for weight, factor in beside) / sum(weight for weight, _ in beside)
+    return {kind: {**p, "steps": {n: times[NOBODY] for n, times in p["steps"].items()},
+                   "neighbours": max(1.0, neighbours)} for kind, p in profiles.items()}
 
-    def weighted(times):
-        total = sum(work[k] for k in times)
-        return sum(work[k] * t for k, t in times.items()) / total if total else statistics.mean(times.values())
 
-    return {kind: {**p, "steps": {n: weighted(times) for n, times in p["steps"].items()}} for kind, p in profiles.items()}
+def seconds_beside(jobs, job, since, to):
+    """For how much of that time some other job held slots."""
+    edges, held = [], 0.0
+    for other in jobs:
+        if other is job:
+            continue
+        ends = [when for when, _ in other["granted"][1:]] + [other["ended"]]
+        edges += [(max(since, when), min(to, end)) for (when, slots), end in zip(other["granted"], ends) if slots]
+    for begin, end in sorted(edges):
+        held += max(0.0, end - max(begin, since))
+        since = max(since, end)
+    return held
 
 
 def profiles_during(jobs, profiles):
     """The profiles with the times that the jobs of one turn had, and how many times as long as in the profile its steps
-    took. What did not run in the turn takes as many times as long as what did."""
+    took; the time beside other jobs counts as what it would have been alone. What did not run in the turn takes as many
+    times as long as what did."""
     sums = {}
     for job in jobs:
-        for slots, steps, seconds in job["measured"]:
+        slowed = profiles[job["kind"]]["neighbours"]
+        for slots, steps, since, to in job["measured"]:
             entry = sums.setdefault((job["kind"], str(slots)), [0, 0.0])
             entry[0] += steps
-            entry[1] += seconds
+            entry[1] += to - since - seconds_beside(jobs, job, since, to) * (1 - 1 / slowed)
     expected = sum(steps * profiles[kind]["steps"][n] for (kind, n), (steps, _) in sums.items())
     factor = sum(seconds for _, seconds in sums.values()) / expected if expected else 1.0
     found = {key: seconds / steps for key, (steps, seconds) in sums.items()}
@@ -97,7 +113,7 @@ def simulated(args, name, label, profiles, draw=None, budget="exact"):
     pause = statistics.mean(profiles[kind]["start"] + profiles[kind]["end"] for _, kind, *_ in jobs)
     words = [args.build / "bin" / "ductile", "sim", folder / "jobs.csv", "--applications", folder / "traces",
              "--cluster", folder / "cluster.toml", "--policy", policy, "--interval", str(interval_of(args, label)),
-             "--as-service", "--budget", budget, "--information", args.information, "--restart", str(pause), "--json",
+             "--as-service", "--neighbours", str(next(iter(profiles.values()))["neighbours"]), "--budget", budget, "--information", args.information, "--restart", str(pause), "--json",
              "--out", folder / "out"]
     if knows_resize(args):
         words += ["--resize", str(min(pause, statistics.mean(profiles[kind]["resize"] for _, kind, *_ in jobs)))]

@@ -5,10 +5,11 @@ Usage: bench/live/real_vs_sim.py OUT [--policies fifo,tiresias,pollux,sia,ductil
                                  [--slots 2] [--rounds 1] [--interval 0.5,pollux=1] [--profiles before,after]
                                  [--jitter 0] [--budget exact] [--data FOLDER] [--build build/release]
 
-1. Each kind of job runs in a service on each number of slots, beside jobs of each kind on the others, which
+1. Each kind of job runs in a service on each number of slots, alone and beside jobs of each kind on the others, which
    slow it down more or less: its time per step, and the seconds that a start (from the moment in which it is given its
-   slots), an end, and a change of size while it runs take (the profile).
-   In a workload it runs beside each kind as often as there is work of that kind.
+   slots), an end, and a change of size while it runs take (the profile). The simulator is told the time alone, and
+   one factor for the time during which others run (`ductile sim --neighbours`): each kind beside each, as often as the
+   workload has work of both.
    By default profiles are taken before the first workload and after the last one, and their means count.
    The machine's speed changes within an hour, so the jobs of each turn (one workload under one policy) are
    measured as they run as well, and the simulator is given those times too: what is left is its own error.

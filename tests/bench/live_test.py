@@ -38,7 +38,7 @@ class Runs(unittest.TestCase):
         # A step takes 1 s, then 0.5 s; between steps 10 and 20 there are 5 of each, and 3 s of neither.
         run = write_run(self.folder, [(0, 1), (15, 2)], [(1, 5, 105), (1, 10, 110), (2, 20, 120.5), (2, 30, 125.5)])
         self.assertEqual(in_service.pauses(run), [[1, 2, 3.0]])
-        self.assertEqual(in_service.measured(run), [[1, 5, 5], [2, 10, 5.0]])
+        self.assertEqual(in_service.measured(run), [[1, 5, 105, 110], [2, 10, 120.5, 125.5]])
 
     def test_a_line_that_is_being_written_is_not_read(self):
         run = write_run(self.folder, [(0, 1)], [(1, 5, 105), (1, 10, 110)])
@@ -60,11 +60,31 @@ class Runs(unittest.TestCase):
 
 class Tables(unittest.TestCase):
     def test_what_did_not_run_in_a_turn_is_as_much_slower_as_what_did(self):
-        profiles = {"gpt": {"steps": {"1": 1.0, "2": 0.6}}, "resnet8": {"steps": {"1": 4.0, "2": 2.0}}}
-        during, factor = in_simulator.profiles_during([{"kind": "gpt", "measured": [[1, 10, 15.0]]}], profiles)
+        profiles = {"gpt": {"steps": {"1": 1.0, "2": 0.6}, "neighbours": 1.25},
+                    "resnet8": {"steps": {"1": 4.0, "2": 2.0}, "neighbours": 1.25}}
+        job = {"kind": "gpt", "measured": [[1, 10, 5.0, 20.0]], "granted": [[0.0, 1]], "ended": 21.0}
+        during, factor = in_simulator.profiles_during([job], profiles)
         self.assertEqual(factor, 1.5)
         self.assertEqual({k: p["steps"] for k, p in during.items()},
                          {"gpt": {"1": 1.5, "2": 0.6 * 1.5}, "resnet8": {"1": 6.0, "2": 3.0}})
+
+    def test_time_beside_others_counts_as_it_would_have_been_alone(self):
+        profiles = {"gpt": {"steps": {"1": 1.0, "2": 0.6}, "neighbours": 1.25}}
+        job = {"kind": "gpt", "measured": [[1, 10, 5.0, 20.0]], "granted": [[0.0, 1]], "ended": 21.0}
+        # From 0 to 6, from 8 to 10, and, twice over, from 16 to the end: 1 + 2 + 4 of the 15 seconds.
+        others = [{"kind": "gpt", "measured": [], "granted": [[0.0, 1], [6.0, 0], [8.0, 1]], "ended": 10.0},
+                  {"kind": "gpt", "measured": [], "granted": [[16.0, 1]], "ended": 30.0},
+                  {"kind": "gpt", "measured": [], "granted": [[17.0, 1]], "ended": 18.0}]
+        self.assertEqual(in_simulator.seconds_beside([job, *others], job, 5.0, 20.0), 7.0)
+        during, _ = in_simulator.profiles_during([job, *others], profiles)
+        self.assertAlmostEqual(during["gpt"]["steps"]["1"], (8 + 7 / 1.25) / 10)
+
+    def test_the_factor_of_neighbours_weighs_pairs_by_their_work(self):
+        times = {kind: {"nobody": 1.0, **dict.fromkeys(in_service.KINDS, 1.2)} for kind in in_service.KINDS}
+        profiles = {kind: {"steps": {"1": times[kind], "2": {"nobody": 0.6}}} for kind in times}
+        found = in_simulator.in_workload(types.SimpleNamespace(slots=2), "a", profiles)
+        self.assertAlmostEqual(found["gpt"]["neighbours"], 1.2)
+        self.assertEqual(found["gpt"]["steps"], {"1": 1.0, "2": 0.6})
 
     def test_another_policy_begins_in_each_round(self):
         args = types.SimpleNamespace(policies=["fifo", "ductile"], sizes=["asked", "one"], workloads=["b"], rounds=2)

@@ -331,6 +331,7 @@ struct SimCommand {
   std::optional<double> restart;  // seconds; default: those of the applications
   std::optional<double> resize;   // seconds; default: as a restart
   double interference = 0;
+  double neighbours = 1;
   bool as_service = false;
   bool bound = false;
   bool tiers = false;

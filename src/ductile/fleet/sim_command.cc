@@ -170,6 +170,7 @@ sim::ExperimentOptions experiment_of(const SimCommand& command) {
   options.sim.budget = budget_of(command.budget);
   options.sim.check = command.check;
   options.sim.interference = command.interference;
+  options.sim.neighbours = command.neighbours;
   options.sim.as_service = command.as_service;
   options.sim.control = command.control;
   options.sim.noise = command.noise;

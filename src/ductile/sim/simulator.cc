@@ -56,6 +56,7 @@ class Simulation {
   void end_segment(int32_t job, double at);
   Conditions conditions(int32_t job) const;
   void find_interference();
+  void find_neighbours();
   bool nothing_runs() const;
   void check_round() const;
   void check_devices_left() const;
@@ -91,7 +92,7 @@ class Simulation {
   MessageFaults messages_;
   std::vector<int32_t> data_;  // by job: the region of its data; -1: everywhere
   std::vector<std::unique_ptr<ControlledJob>> controlled_;  // by job, with options_.control
-  std::vector<uint8_t> interfered_;                         // by job
+  std::vector<uint8_t> interfered_, beside_others_;         // by job
   std::vector<double> segment_start_;
   std::vector<double> contention_, rounds_lived_;
   std::vector<sched::SlaAccount> accounts_;
@@ -167,6 +168,7 @@ Simulation::Simulation(const Workload& workload, const Catalog& catalog,
   most_workers_ = static_cast<int32_t>(std::min<int64_t>(largest, 4096));
   segment_start_.assign(jobs, 0);
   interfered_.assign(jobs, 0);
+  beside_others_.assign(jobs, 0);
   contention_.assign(jobs, 0);
   rounds_lived_.assign(jobs, 0);
   node_slow_.assign(cluster_.nodes(), 1);
@@ -283,6 +285,7 @@ Conditions Simulation::conditions(int32_t job) const {
   Conditions out;
   for (const sched::NodeShare& share : runs_[job].allocation())
     out.compute = std::max(out.compute, node_slow_[share.node]);
+  if (beside_others_[job]) out.compute *= options_.neighbours;
   out.network = network_slow_;
   if (interfered_[job]) out.interference = options_.interference;
   return out;
@@ -505,6 +508,16 @@ void Simulation::find_interference() {
         if (spread[s.node] > 1) interfered_[j] = 1;
 }
 
+void Simulation::find_neighbours() {
+  if (options_.neighbours <= 1) return;
+  std::vector<int32_t> jobs(cluster_.nodes(), 0);
+  for (const int32_t j : active_)
+    for (const sched::NodeShare& s : runs_[j].allocation()) ++jobs[s.node];
+  for (const int32_t j : active_)
+    beside_others_[j] = std::ranges::any_of(
+        runs_[j].allocation(), [&](const sched::NodeShare& s) { return jobs[s.node] > 1; });
+}
+
 void Simulation::check_round() const {
   std::vector<int32_t> used(cluster_.nodes(), 0);
   for (const int32_t j : active_)
@@ -561,6 +574,7 @@ void Simulation::round() {
   if (options_.check) sched::check_decisions(round, decisions);
   carry_out(decisions);
   find_interference();
+  find_neighbours();
   if (options_.check) check_round();
   RoundSample sample;
   sample.time = now_;
@@ -644,6 +658,7 @@ SimResult Simulation::run() {
            workload_.name, policy_.name(), options_.most_seconds);
     pass(until);
     const bool ended = active_.size() < unfinished;
+    if (ended) find_neighbours();
     arrive();
     if (event) {
       const bool asked = traits_.on_events || nothing_runs();
