@@ -9,9 +9,10 @@ open       jobs run on both devices, and when one ends another begins: they are 
            without a file, the built-in example. They take processors of this machine; with DUCTILE_WORKER=ductile_test_worker
            (of the tests) workers do next to nothing.
 
-Measured: the start until the first answer, submissions at a fixed rate, pages of the list; then for --beside seconds, at
-once, event streams that are read, submissions at that rate, one page at a time without a pause, and the
-scheduler's rounds (each that is seen by asking ten times a second); and the most memory that the service had, and its
+Measured: the start until the first answer, submissions at a fixed rate, pages of the list; then for --beside seconds in
+pieces of ten, at once, event streams that are read, submissions at that rate, one page at a time without a pause, and the
+scheduler's rounds (each that is seen by asking ten times a second). What was submitted is taken back between the pieces, so
+that the queue is as long as was asked; and the most memory that the service had, and its
 zygote (VmHWM; the zygote's counts what it shares with the service's files). Prints JSON, with how many jobs were
 in which phase, and one line for each demand.
 
@@ -131,7 +132,7 @@ def fill(folder, spec, queued, ended, same):
 
 
 def submit_some(path, spec, same, rate, indices, begin):
-    """Seconds of each, from when it was due."""
+    """Seconds of each, from when it was due, and its number."""
     took = []
     connection = UnixConnection(path)
     connection.connect()
@@ -141,8 +142,16 @@ def submit_some(path, spec, same, rate, indices, begin):
         time.sleep(max(0, due - time.monotonic()))
         status, text = ask(connection, "POST", "/v1/jobs", body)
         assert status == 201, text
-        took.append(time.monotonic() - due)
+        took.append((time.monotonic() - due, json.loads(text)["id"]))
     return took
+
+
+def take_back(path, jobs):
+    connection = UnixConnection(path)
+    for job in jobs:
+        status, text = ask(connection, "POST", f"/v1/jobs/{job}/cancel", {})
+        assert status == 200, text
+        time.sleep(0.01)  # a user has 1,000 requests a second
 
 
 class Client:
@@ -166,11 +175,17 @@ class Client:
 
 
 def submit_at(service, spec, same, rate, count, clients=4, processes=True):
-    """Submissions at a fixed rate; each counts from when it was due."""
+    """Submissions at a fixed rate; the seconds of each count from when it was due. All are taken back after the last."""
     begin = time.monotonic() + 0.3  # all have begun
     running = [Client(processes, submit_some, service.socket, spec, same, rate, range(i, count, clients), begin)
                for i in range(clients)]
-    return [seconds for client in running for seconds in client.result()]
+    took, jobs = zip(*(pair for client in running for pair in client.result()))
+    for client in [Client(processes, take_back, service.socket, jobs[i::clients]) for i in range(clients)]:
+        client.result()
+    return list(took)
+
+
+PIECE = 10  # seconds of submissions after which they are taken back, so that the queue stays as long as it is to be
 
 
 def pages(path_of_socket, count=1 << 60, seconds=1e9):
@@ -284,20 +299,22 @@ def carried(arguments, service, text):
     out["submissions"] = figures(
         submit_at(service, text, arguments.same, arguments.rate, count, processes=processes))
     out["cpu_seconds_alone"] = service.seconds() - before
-    burst = time.monotonic()
     took = submit_at(service, text, arguments.same, 1e9, 1000, clients=8, processes=processes)
-    out["submissions_per_second"] = len(took) / (time.monotonic() - burst - 0.3)
+    out["submissions_per_second"] = len(took) / max(took)
     streams = open_streams(service, arguments.streams, 50)
     before = service.seconds()
-    seconds = arguments.beside
-    reader = Client(processes, watch, streams, seconds + 1)
-    asker = Client(processes, pages, service.socket, 1 << 60, seconds)
-    looker = Client(processes, rounds, service.socket, seconds)
-    out["submissions_beside_streams"] = figures(
-        submit_at(service, text, arguments.same, arguments.rate, int(arguments.rate * seconds), processes=processes))
-    out["pages_beside_streams"] = figures(asker.result())
-    alone, whole, out["rounds_total"] = looker.result()
-    out["stream_bytes"] = reader.result()
+    took, paged, alone, whole, out["rounds_total"], out["stream_bytes"] = [], [], [], [], 0, 0
+    for _ in range(max(1, round(arguments.beside / PIECE))):
+        reader = Client(processes, watch, streams, PIECE + 1)
+        asker = Client(processes, pages, service.socket, 1 << 60, PIECE)
+        looker = Client(processes, rounds, service.socket, PIECE)
+        took += submit_at(service, text, arguments.same, arguments.rate, int(arguments.rate * PIECE), processes=processes)
+        paged += asker.result()
+        for all_of, some in zip((alone, whole), (seen := looker.result())):
+            all_of += some
+        out["rounds_total"] += seen[2]
+        out["stream_bytes"] += reader.result()
+    out["submissions_beside_streams"], out["pages_beside_streams"] = figures(took), figures(paged)
     out["cpu_seconds_beside_streams"] = service.seconds() - before
     if alone:
         out["rounds"], out["rounds_with_all_around"] = figures(alone), figures(whole)
