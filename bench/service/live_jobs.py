@@ -10,7 +10,8 @@ live       So many jobs, each on a device of its own (with --max 8 on one to eig
            of its rounds (the policy's, and with all that the service does for it) as its /metrics say, requests,
            processor time and memory of the service.
 admission  --admitted jobs that end at once, submitted together, on as many devices: from the first submission to the
-           last start, as the service's records say. Of jobs of one step, and of commands (`true`).
+           last one that is given devices, and to the last start, as the service's records say. Of jobs of one step, and of
+           commands (`true`).
 
 Emulated: the nodes are this machine under other names, with up to 64 devices each; a job has no model, its worker
 (ductile_test_worker, to be built with the tests) sleeps --step seconds in place of a step. Real: the service, an
@@ -110,6 +111,18 @@ class Service:
             thread.start()
         for thread in all_threads:
             thread.join()
+
+    def granted(self):
+        """When each job was given devices for the first time."""
+        first, after = {}, 0
+        while True:
+            page = json.loads(ask(self.connection(), "GET", f"/v1/events?after={after}&limit=1000")[1])
+            for event in page["events"]:
+                if event["kind"] == "allocation" and event["body"]["nodes"]:
+                    first.setdefault(event["job"], event["time"])
+            if len(page["events"]) < 1000:
+                return list(first.values())
+            after = page["after"]
 
     def records(self):
         out, page = [], "/v1/jobs?limit=1000"
@@ -235,7 +248,8 @@ def admission(args, policy, kind):
         service.wait(lambda: metrics(service.connection()).get(ended, 0), args.admitted, "jobs that are done")
         jobs = service.records()
         first = min(job["submitted"] for job in jobs)
-        return {"per_second": len(jobs) / (max(job["started"] for job in jobs) - first),
+        return {"granted_per_second": len(jobs) / (max(service.granted()) - first),
+                "per_second": len(jobs) / (max(job["started"] for job in jobs) - first),
                 "ends_per_second": len(jobs) / (max(job["ended"] for job in jobs) - first),
                 "waited": statistics.median(job["started"] - job["submitted"] for job in jobs)}
     finally:
@@ -265,12 +279,15 @@ def live_table(rows):
 
 
 def admission_table(args, rows):
-    print("\n| policy | jobs that end at once | begun per second: median (lowest to highest) | ended per second | "
-          "waited, median s | rounds |\n" + "|---" * 6 + "|")
+    print("\n| policy | jobs that end at once | given devices per second: median (lowest to highest) | begun per second | "
+          "ended per second | waited, median s | rounds |\n" + "|---" * 7 + "|")
     for (policy, kind), found in rows.items():
-        rates = [r["per_second"] for r in found]
-        print(f"| {policy} | {args.admitted} of kind {kind} | {statistics.median(rates):.1f} ({min(rates):.1f} to "
-              f"{max(rates):.1f}) | {statistics.median(r['ends_per_second'] for r in found):.1f} | "
+        def rate(name):
+            rates = [r[name] for r in found]
+            return f"{statistics.median(rates):.1f} ({min(rates):.1f} to {max(rates):.1f})"
+
+        print(f"| {policy} | {args.admitted} of kind {kind} | {rate('granted_per_second')} | {rate('per_second')} | "
+              f"{statistics.median(r['ends_per_second'] for r in found):.1f} | "
               f"{statistics.median(r['waited'] for r in found):.2f} | {len(found)} |")
 
 
