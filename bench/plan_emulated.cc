@@ -31,8 +31,9 @@ namespace {
 using namespace ductile;
 
 constexpr size_t kNumPlans = 20;
-constexpr double kAllowed = 0.03;  // between predicted and emulated
-constexpr double kNear = 1.1;      // a plan of a chain is run if its prediction is within this
+constexpr double kTimeLimit = 600;  // of a search, so that a busy machine does not cut it short
+constexpr double kAllowed = 0.03;   // between predicted and emulated
+constexpr double kNear = 1.1;       // a plan of a chain is run if its prediction is within this
 
 struct Row {
   const char* model;
@@ -72,6 +73,7 @@ plan::Devices devices_of(const Row& row) {
 plan::PlannerOptions options_of(const Row& row) {
   plan::PlannerOptions options;
   options.batch = row.batch;
+  options.time_limit = kTimeLimit;
   return options;
 }
 
