@@ -223,6 +223,7 @@ struct Outcome {
   std::string error;      // of a failed one
   bool resumable = true;  // failed: the same command may get further when something was mended
   ErrorCode error_code = ErrorCode::internal;  // of a failed one
+  std::string lost = {};                       // interrupted: what was not saved, in words
 };
 
 Outcome failed(ErrorCode code, const std::string& text) {
@@ -235,8 +236,15 @@ Outcome failed(ErrorCode code, const std::string& text) {
 
 Outcome outcome_of(const link::JobEnd& end, const Listener& listener,
                    const run::RunFolder& folder) {
-  if (end.killed || end.phase == control::Phase::preempted)
-    return {kInterrupted, "interrupted", ""};
+  if (end.killed || end.phase == control::Phase::preempted) {
+    Outcome outcome{kInterrupted, "interrupted", ""};
+    if (end.killed && end.step > std::max<int64_t>(end.checkpoint, 0))
+      outcome.lost =
+          fmt::format("The workers were ended before they had saved: {} will be done again.",
+                      end.checkpoint > 0 ? fmt::format("the steps since {}", end.checkpoint)
+                                         : std::string("all steps"));
+    return outcome;
+  }
   if (end.phase == control::Phase::finished) return {kDone, "done", ""};
   if (!end.crashed) return failed(end.error_code, end.reason);
   std::string words = listener.error();
@@ -452,6 +460,7 @@ ExitCode tell(const TrainCommand& command, const Outcome& outcome, const Json& f
   }
   if (outcome.status == "failed") console.error(outcome.error);
   if (outcome.code == kInterrupted) {
+    if (!outcome.lost.empty()) console.err() << outcome.lost << std::endl;
     console.err() << "Interrupted. To go on: " << resume_command(folder) << std::endl;
   } else if (outcome.code == kJobFailed) {
     console.err() << "The log is " << folder.log_file().string() << std::endl;
