@@ -200,11 +200,13 @@ void check_room(const TrainCommand& command, const spec::JobOptions& job, const 
   check_fewest(job, plan, *command.plan, workers > 0 ? workers : before, setup);
 }
 
-// Looks for the operators of a new run's plan before there is a run: one that cannot begin would
-// stay, as the latest. A plan that was made for this command is of this model. Returns whether to
-// go on: no signal came.
+// Looks for the operators of a plan before there is a run, or workers of one that goes on: a run
+// that cannot begin would stay, as the latest, and each worker would come to the same error. A plan
+// that was made for this command is of this model, but may give a captured one other micro-batches
+// than it takes. Returns whether to go on: no signal came.
 bool check_operators(const TrainCommand& command, JobConfig& config) {
-  if (!command.plan || command.plan_text || command.resume) return true;
+  if (!command.plan) return true;
+  if (command.plan_text && config.job.model.library.empty()) return true;
   config.make_paths_absolute();
   const std::optional<std::string> fault = fault_of_plan(config.options.to_toml());
   if (fault && !fault->empty())
@@ -483,11 +485,10 @@ void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers)
 }
 
 ExitCode print_job(const TrainCommand& command, JobConfig& config, Console& console) {
-  if (command.json) {
-    console.print("{}\n", dump_json(config.options.to_json(), 2));
-  } else {
-    console.print("{}", config.options.to_toml());
-  }
+  const std::string text = command.json ? dump_json(config.options.to_json(), 2) + "\n"
+                                        : config.options.to_toml();  // its paths as they were given
+  if (!check_operators(command, config)) return kInterrupted;
+  console.print("{}", text);
   return kDone;
 }
 
