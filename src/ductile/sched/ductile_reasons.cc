@@ -42,6 +42,14 @@ int32_t DuctilePolicy::Impl::nearest(const State& s) const {
     const double ratio = price > 0 ? choices[i].value / price : HUGE_VAL;
     if (choices[i].value > 0 && ratio > best.second) best = {static_cast<int32_t>(i), ratio};
   }
+  if (best.first >= 0) return best.first;
+  // Of devices that services, and jobs that keep what they have, hold all, no claim is weighed.
+  for (size_t i = 0; i < s.configurations.size(); ++i) {
+    const Configuration& c = s.configurations[i];
+    if (allocator_->capacity()[static_cast<size_t>(c.pool)] > 0) continue;
+    if (best.first < 0 || c.devices < s.configurations[static_cast<size_t>(best.first)].devices)
+      best.first = static_cast<int32_t>(i);
+  }
   return best.first;
 }
 

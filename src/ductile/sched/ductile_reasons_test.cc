@@ -64,6 +64,28 @@ JobView trained(JobId id, double milliseconds_a_sample) {
   return job;
 }
 
+JobView idle_service(JobId id) {
+  JobView job;
+  job.id = id;
+  job.name = "service-" + std::to_string(id);
+  job.tier = Tier::premium;
+  job.service = ServiceView{0, 0, 0.5, 0.99, 1, {20}};
+  job.types.resize(1);
+  return job;
+}
+
+TEST(DuctileReasons, AJobBesideServicesThatHoldEverythingSaysWhoHoldsIt) {
+  const Cluster cluster = homogeneous_cluster(1, 2);
+  DuctilePolicy policy;
+  const std::vector<JobView> jobs{idle_service(1), idle_service(2), trained(3, 1)};
+  policy.decide({0, 60, cluster, jobs});
+  const std::string why = policy.explain(3);
+  EXPECT_TRUE(
+      why.starts_with("waits: it can start on 1 t4. None of 2 are free: service-1 holds 1 "
+                      "and service-2 holds 1. It starts when 1 more is free"))
+      << why;
+}
+
 // It runs on one device of two: the other one was somebody's until now, and the readings by which
 // it would gain nothing there turn out to be wrong.
 TEST(DuctileReasons, AJobThatIsAloneNeitherSpeaksOfOthersNorStaysSmall) {
