@@ -60,8 +60,21 @@ void check_model(const std::vector<std::string>& before, spec::JobOptions& job,
        file.string(), planned.name, own.name, difference);
 }
 
-// Whether the run's last end left no step: its newest checkpoint is the state with which it ended,
-// and a target that it reached is still the one that it is to reach.
+// Of the run; empty: it has none.
+std::string kept_plan(const run::RunFolder& folder) {
+  const fs::path file = run::plan_file(folder);
+  return kind_of(file) == FileKind::file ? read_file(file) : "";
+}
+
+std::string stages_text(const json& figures) {
+  const auto stages = figures.at("stages").get<double>();
+  return fmt::format("{}, {} replicas of each and {} micro-batches", page::plural(stages, "stage"),
+                     figures.at("replicas").get<std::string>(),
+                     figures.at("micro_batches").get<int64_t>());
+}
+
+}  // namespace
+
 bool is_done(const run::RunFolder& folder) {
   json end;
   run::for_each_diary_line(folder.events_file(), [&](const json& line) {
@@ -79,21 +92,6 @@ bool is_done(const run::RunFolder& folder) {
   return state.contains("job") && state.at("job").is_object() &&
          state.at("job").value("target", json()) == OptionSet(job).to_json().at("target");
 }
-
-// Of the run; empty: it has none.
-std::string kept_plan(const run::RunFolder& folder) {
-  const fs::path file = run::plan_file(folder);
-  return kind_of(file) == FileKind::file ? read_file(file) : "";
-}
-
-std::string stages_text(const json& figures) {
-  const auto stages = figures.at("stages").get<double>();
-  return fmt::format("{}, {} replicas of each and {} micro-batches", page::plural(stages, "stage"),
-                     figures.at("replicas").get<std::string>(),
-                     figures.at("micro_batches").get<int64_t>());
-}
-
-}  // namespace
 
 bool had_parts(const run::RunFolder& folder) {
   bool out = false;

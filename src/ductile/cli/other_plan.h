@@ -39,11 +39,16 @@ OtherPlan other_plan(spec::JobOptions& job, const fs::path& file, bool had_parts
 // By the run's events.
 bool had_parts(const run::RunFolder& folder);
 
+// Whether the run's last end left no step: its newest checkpoint is the state with which it ended,
+// and a target that it reached is still the one that it is to reach. The record of a done run would
+// say of another plan what was not so.
+bool is_done(const run::RunFolder& folder);
+
 // Once the lock of the run is held, and before anything in its folder is changed: throws conflict
-// where no step is left that another plan could do, as the record of a done run would say what was
-// not so; and where only a plan of the same stages will do, and this is another one: a service has
-// the run, which knows its stages and may start it at any time; or it repeats another run to the
-// bit (`repeats`), and the result is another one.
+// where no step is left that another plan could do (is_done()); and where only a plan of the same
+// stages will do, and this is another one: a service has the run, which knows its stages and may
+// start it at any time; or it repeats another run to the bit (`repeats`), and the result is another
+// one.
 void check_may_change(const run::RunFolder& folder, const OtherPlan& plan, bool repeats);
 
 // The event `replan` of the change, from the newest checkpoint on.

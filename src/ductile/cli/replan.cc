@@ -107,6 +107,16 @@ ReadState read_state_of(const run::RunFolder& folder) {
   }
 }
 
+// A done run is not planned anew: no step would be done by the new plan.
+void check_has_steps(const run::RunFolder& folder, int64_t workers) {
+  if (!is_done(folder)) return;
+  fail(
+      ErrorCode::conflict,
+      "memory of {}: too little for the stages of the run's plan; the run is done, and has no step "
+      "left for another plan: resume it with as many workers as it had (--workers)",
+      page::plural(static_cast<double>(workers), "worker"));
+}
+
 // Whether the run goes by a plan that was made for the workers that were left. Nobody is asked for
 // one of a change that its user did not ask for.
 bool was_planned_anew(const run::RunFolder& folder, const std::optional<link::PlanChange>& open) {
@@ -274,6 +284,7 @@ int64_t Replanner::begin(int64_t workers, bool named) {
   if (!memory) return workers;
   const int64_t asked = workers > 0 ? workers : wanted_in(state);
   if (memory->fits(asked, memory_here(setup_))) return workers;
+  check_has_steps(folder_, asked);
   WorkersLeft left{asked};
   if (named) left.hosts = hosts_of_workers(setup_.hosts, asked);
   put(PlanSearch(config_.job, plan_, left, setup_).found(), asked);
@@ -289,6 +300,7 @@ bool Replanner::find_plan(const WorkersLeft& left) {
   try {
     if (std::exchange(tried_for_, left) != left) {
       give_up();  // one for others
+      check_has_steps(folder_, left.count);
       search_ = std::make_unique<PlanSearch>(config_.job, plan_, left, setup_);
     }
     if (search_ && search_->ended()) {

@@ -113,7 +113,8 @@ class Replanner {
   // Before a run goes on with so many workers (0: as many as before; where nobody knows that and
   // one has no room, as many as the plan has stages, with all replicas): plans anew where they have
   // no room. Returns their number. `named`: this command says which hosts there are, so they are on
-  // these; else some of those of before may be gone. Throws as PlanSearch does.
+  // these; else some of those of before may be gone. Throws conflict, before anything is changed,
+  // for a run that is done; and as PlanSearch does.
   int64_t begin(int64_t workers, bool named);
   bool planned_anew() const { return planned_anew_; }  // since this object was made
   // So many workers have to be there at least; 1 where the plan says nothing of memory.

@@ -4,6 +4,7 @@
 
 #include <exception>
 #include <optional>
+#include <span>
 #include <sstream>
 #include <string>
 
@@ -12,9 +13,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/testing.h"
+#include "ductile/ckpt/writer.h"
 #include "ductile/cli/console.h"
 #include "ductile/cli/job_config.h"
 #include "ductile/link/plan_change.h"
@@ -35,6 +39,14 @@ constexpr const char* kNew = "name = \"new\"\n";
 
 Json figures(int64_t stages) {
   return {{"stages", stages}, {"replicas", "1"}, {"micro_batches", 4}, {"ranks", stages}};
+}
+
+void save_checkpoint(const run::RunFolder& folder, int64_t step) {
+  const float weight = 1;
+  const ckpt::TensorView tensor{"w", DType::f32, {1}, std::as_bytes(std::span(&weight, 1))};
+  ckpt::CheckpointWriter writer(folder.checkpoints());
+  writer.save(step, Json::object(), std::span(&tensor, 1));
+  writer.wait();
 }
 
 // Of two stages and as many workers, of which one is left, for which it is planned anew.
@@ -81,18 +93,23 @@ struct LostRun {
   }
 };
 
-// Its command was killed before the controller's state was written: nobody said one worker.
-TEST(Replan, OfARunThatNeverBeganGoesOnWithAsManyWorkersAsThePlanHas) {
-  LostRun run;
+// A plan of three stages, of which a worker has room for one.
+void give_stages(const LostRun& run, JobConfig& config) {
   Json stages = Json::array();
   for (int s = 0; s < 3; ++s)
     stages.push_back({{"peak_memory", 30}, {"memory_limit", 35}, {"state_memory", 1}});
   write_file_atomic(run::plan_file(run.folder),
                     dump_json(Json{{"evaluation", {{"stages", stages}, {"state_memory", 3}}}}));
-  JobConfig config;
   config.job.train.method = "pipelined";
   config.job.train.virtual_ranks = 3;
   config.job.train.shard_optimizer = true;
+}
+
+// Its command was killed before the controller's state was written: nobody said one worker.
+TEST(Replan, OfARunThatNeverBeganGoesOnWithAsManyWorkersAsThePlanHas) {
+  LostRun run;
+  JobConfig config;
+  give_stages(run, config);
   server::HostSetup hosts;
   hosts.hosts = server::parse_hosts("a:2,b:2");
   const fs::path program = "no-worker";
@@ -104,6 +121,32 @@ TEST(Replan, OfARunThatNeverBeganGoesOnWithAsManyWorkersAsThePlanHas) {
   run.save_state(3, 3);
   EXPECT_EQ(begin(), 0) << "as many as before";
   EXPECT_EQ(run.told(), 0);
+}
+
+// Its record would tell of a plan that no step was done by.
+TEST(Replan, IsRefusedForARunThatIsDone) {
+  LostRun run;
+  JobConfig config;
+  give_stages(run, config);
+  run.save_state(3, 3);
+  save_checkpoint(run.folder, 5);
+  run::Diary(run.folder.events_file()).append({{"kind", "end"}, {"status", "done"}, {"step", 5}});
+  const std::string plan = read_file(run::plan_file(run.folder));
+  server::HostSetup hosts;
+  hosts.hosts = server::parse_hosts("a:2,b:2");
+  const fs::path program = "no-worker";
+  Replanner replanner(config, run.folder, hosts, program, run.console);
+  const std::string text =
+      testing::text_of([&] { replanner.begin(1, false); }, ErrorCode::conflict);
+  EXPECT_NE(text.find("memory of 1 worker: "), std::string::npos) << text;
+  EXPECT_NE(text.find("the run is done"), std::string::npos) << text;
+  EXPECT_FALSE(replanner.find_plan({1}));
+  EXPECT_NE(run.said.str().find("the run is done"), std::string::npos);
+  EXPECT_EQ(replanner.begin(3, false), 3) << "they have room";
+  EXPECT_EQ(run.told(), 0);
+  EXPECT_EQ(read_file(run.folder.job_file()), kOld);
+  EXPECT_EQ(read_file(run::plan_file(run.folder)), plan);
+  EXPECT_EQ(run.state().at("wanted"), 3);
 }
 
 // Behind the job, and before the state: the controller would find workers of the plan before.

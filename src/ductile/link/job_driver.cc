@@ -138,6 +138,7 @@ void JobDriver::restore(const Found& found) {
   }
   if (membership_ && membership_->phase() == Phase::finished) {
     wishes.spent = membership_->cost();
+    wanted_before_ = membership_->wanted_workers();
     membership_.reset();
   }
   if (!membership_) membership_.emplace(wishes);
@@ -152,15 +153,32 @@ void JobDriver::start(int64_t workers, OnAnswer on_answer) {
     return std::holds_alternative<PublishCheckpoint>(command);
   });
   first_.must_save = true;  // also: that this job has a control
+  if (membership_->phase() == Phase::queued)
+    return begin(workers > 0 ? workers : wanted_before_, std::move(on_answer));
   handle(std::exchange(first_, {}));
   const Phase phase = membership_->phase();
-  if (phase == Phase::queued) {
-    request(StartJob{std::max<int64_t>(1, workers)}, on_answer);
-  } else if (phase == Phase::preempted || phase == Phase::failed || phase == Phase::preempting) {
+  if (phase == Phase::preempted || phase == Phase::failed || phase == Phase::preempting) {
     request(ResumeJob{workers}, on_answer);
   } else if (workers > 0 && workers != membership_->wanted_workers()) {
     request(ResizeJob{workers}, on_answer);
   }
+}
+
+// What is saved first says how many workers are wanted: nobody who is killed at once leaves a state
+// by which that is one, and a beginning that is refused leaves none.
+void JobDriver::begin(int64_t workers, OnAnswer on_answer) {
+  Outcome outcome = membership_->apply(StartJob{workers}, heard_);
+  if (membership_->phase() == Phase::queued) {
+    std::string why;
+    for (const Command& command : outcome.commands)
+      if (const auto* note = std::get_if<Note>(&command)) why = note->text;
+    return on_answer({why, ""});
+  }
+  answering_ = std::move(on_answer);
+  outcome.must_save = true;
+  outcome.commands.insert(outcome.commands.begin(), first_.commands.begin(), first_.commands.end());
+  first_ = {};
+  handle(std::move(outcome));
 }
 
 // ---- The course.

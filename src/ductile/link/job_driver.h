@@ -79,8 +79,9 @@ class JobDriver {
   // Restores the stored state of the job. Throws data_loss if it is damaged.
   void restore(const Found& found);
   void restore() { restore(look(options_.run)); }
-  // Starts the job, or goes on with it. `workers` 0: as many as before, or 1. Throws
-  // invalid_argument if that many workers cannot share the job; or tells `on_answer`, if given.
+  // Starts the job, or goes on with it. `workers` 0: as many as before, also where it had finished,
+  // or 1. Throws invalid_argument if that many workers cannot share the job; or tells `on_answer`,
+  // if given. A start that is refused so saves nothing.
   void start(int64_t workers, OnAnswer on_answer = {});
 
   // ---- the course; now() is from 0 on
@@ -132,6 +133,7 @@ class JobDriver {
     OnAnswer on_answer;
   };
 
+  void begin(int64_t workers, OnAnswer on_answer);
   bool saved() const { return saving_ == Saving::none; }
   void apply(const std::vector<control::Event>& events);
   void handle(control::Outcome outcome);
@@ -169,6 +171,7 @@ class JobDriver {
 
   std::optional<control::Membership> membership_;
   control::Outcome first_;
+  int64_t wanted_before_ = 1;  // by a state that had finished
   std::vector<control::Event> inbox_;
   std::deque<Asked> asked_;
   OnAnswer answering_;      // who asked for what is being handled
