@@ -179,13 +179,14 @@ std::string replan_text(const json& event, bool same) {
                      who, step, says(event, "may_round") ? ", but for rounding" : "", kept);
 }
 
-// "4 stages, 1 replicas of each and 8 micro-batches".
+// "4 stages, 1 replica of each and 8 micro-batches".
 std::string plan_text(const json& event, const char* key) {
   if (!event.contains(key) || !event[key].is_object()) return "?";
   const json& plan = event[key];
-  return fmt::format("{}, {} replicas of each and {} micro-batches",
-                     page::plural(number_at(plan, "stages", 0), "stage"), text_at(plan, "replicas"),
-                     count_text(number_at(plan, "micro_batches")));
+  const std::string replicas = text_at(plan, "replicas");
+  return fmt::format("{}, {} replica{} of each and {} micro-batches",
+                     page::plural(number_at(plan, "stages", 0), "stage"), replicas,
+                     replicas == "1" ? "" : "s", count_text(number_at(plan, "micro_batches")));
 }
 
 std::string other_plan_text(const json& event, bool same) {

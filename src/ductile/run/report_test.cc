@@ -421,7 +421,7 @@ TEST(Report, SaysWhatAnotherPlanDoesToTheResult) {
                 {"before", before}, {"now", now}, {"same_result", false}};
   EXPECT_EQ(report::describe_event(event).text,
             "Another plan, which its user gave it: 1 stage, 2, 1 replicas of each and 8 "
-            "micro-batches in place of 2 stages, 1 replicas of each and 4 micro-batches; from step "
+            "micro-batches in place of 2 stages, 1 replica of each and 4 micro-batches; from step "
             "40 on the result is that of another plan");
   event["same_result"] = true;
   EXPECT_TRUE(report::describe_event(event).text.ends_with("the result is the same to the bit"));
