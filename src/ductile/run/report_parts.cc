@@ -200,6 +200,37 @@ std::string other_plan_text(const json& event, bool same) {
                      count_text(number_at(event, "step")), result);
 }
 
+std::string capitalised(std::string text) {
+  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z')
+    text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  return text;
+}
+
+// Of the controller: "launch", "worker 1: 2 workers are wanted".
+std::string control_text(const json& event) {
+  std::string what = text_at(event, "event"), text = text_at(event, "text");
+  if (what == "generation") return capitalised(std::move(text));
+  if (what == "phase") {  // "queued -> starting: why"
+    const size_t arrow = text.find(" -> ");
+    if (arrow != std::string::npos) text.replace(arrow, 4, " to ");
+    return "From " + text;
+  }
+  std::ranges::replace(what, '_', ' ');
+  return fmt::format("{}: {}", capitalised(std::move(what)), text);
+}
+
+// What a worker knew of the run when it had done its last step.
+std::string summary_text(const json& event) {
+  std::string text = "Figures of the run";
+  const auto best = event.find("best");
+  if (best == event.end() || !best->is_object()) return text;
+  const double accuracy = number_at(*best, "accuracy"), loss = number_at(*best, "loss");
+  if (std::isfinite(accuracy)) text += ": best accuracy " + as_percent(accuracy);
+  if (std::isfinite(loss))
+    text += fmt::format("{}loss {}", std::isfinite(accuracy) ? ", " : ": ", as_number(loss));
+  return text;
+}
+
 }  // namespace
 
 std::string text_at(const json& object, const char* key) {
@@ -255,6 +286,9 @@ Row describe_event(const json& event) {
     return {kind, same ? "notice" : "bad",
             says(event, "asked") ? other_plan_text(event, same) : replan_text(event, same)};
   }
+  if (kind == "control" && event.contains("event") && event.contains("text"))
+    return {kind, "plain", control_text(event)};
+  if (kind == "summary") return {kind, "plain", summary_text(event)};
   if (kind == "tune") return {kind, "plain", tuning_text(event)};
   if (kind == "memory") return {kind, "plain", memory_text(event)};
   if (kind == "error") return {kind, "bad", text_at(event, "message")};
