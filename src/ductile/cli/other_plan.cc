@@ -89,8 +89,8 @@ std::string kept_plan(const run::RunFolder& folder) {
 std::string stages_text(const json& figures) {
   const auto stages = figures.at("stages").get<double>();
   const auto replicas = figures.at("replicas").get<std::string>();
-  return fmt::format("{}, {} replica{} of each and {} micro-batches",
-                     page::plural(stages, "stage"), replicas, replicas == "1" ? "" : "s",
+  return fmt::format("{}, {} replica{} of each and {} micro-batches", page::plural(stages, "stage"),
+                     replicas, replicas == "1" ? "" : "s",
                      figures.at("micro_batches").get<int64_t>());
 }
 
