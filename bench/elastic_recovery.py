@@ -77,7 +77,7 @@ class Job:
         if self.process.poll() is None:
             for number in (signal.SIGINT, signal.SIGINT):
                 self.process.send_signal(number)
-                time.sleep(0.2)
+                time.sleep(1.2)  # what comes within a second is the same request
             self.process.wait()
 
     def after(self, moment, generations=1):

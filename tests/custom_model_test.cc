@@ -159,6 +159,9 @@ TEST(CustomModel, RefusesWhatIsNoModelAndSaysWhatToDo) {
   const std::string text = ::testing::TempDir() + "not_a_library.so";
   std::ofstream(text) << "text";
   EXPECT_NE(refusal(text, ErrorCode::invalid_argument).find("cannot be loaded"), std::string::npos);
+  EXPECT_NE(
+      refusal(text, ErrorCode::invalid_argument).find("ductile capture FILE.py:CLASS --model"),
+      std::string::npos);
   EXPECT_NE(refusal(EMPTY_LIBRARY, ErrorCode::invalid_argument).find("DUCTILE_EXPORT_MODEL"),
             std::string::npos);
   EXPECT_NE(refusal(OLD_ABI, ErrorCode::invalid_argument).find("another version of Ductile"),

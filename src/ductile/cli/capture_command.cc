@@ -7,6 +7,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/graph_file.h"
 #include "ductile/cli/python_job.h"
@@ -50,6 +51,10 @@ ExitCode capture(const CaptureCommand& command, Context& context) {
          "capture: {} names no Python class; give FILE.py:CLASS, or MODULE:CLASS. The operators of "
          "a job file's model are measured by ductile profile",
          word.string());
+  // FILE.py:CLASS; of MODULE:CLASS its Python knows where it is.
+  const fs::path script = object->substr(0, object->rfind(':'));
+  if (script.extension() == ".py" && kind_of(script) == FileKind::none)
+    fail(ErrorCode::invalid_argument, "capture: {}: there is no such file", script.string());
   const spec::JobOptions asked = asked_of(command.job, context.environment);
   if (command.out) check_graph_file(*command.out);
   if (command.model && command.no_check) {

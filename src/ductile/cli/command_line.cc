@@ -4,6 +4,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -84,11 +85,24 @@ std::string unknown_word(const CLI::App& app, const std::string& word) {
   return text;
 }
 
-ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& console) {
+// Whether the option stands before the command, to which it may belong.
+bool is_before_command(const CLI::App& app, const std::string& word,
+                       std::span<const char* const> words) {
+  if (app.get_parent() == nullptr || !word.starts_with("-")) return false;
+  const auto option = std::ranges::find(words, std::string_view(word));
+  const auto command = std::ranges::find(words, std::string_view(app.get_name()));
+  return option < command && command != words.end();
+}
+
+ExitCode usage_error(CLI::App& app, const CLI::ParseError& error,
+                     std::span<const char* const> words, Console& console) {
   const CLI::App* at = innermost(app);
   const std::vector<std::string> unknown = app.remaining(true);
   std::string text =
       unknown.empty() ? subject(*at) + error.what() : unknown_word(*at, unknown.front());
+  if (!unknown.empty() && is_before_command(*at, unknown.front(), words))
+    text = fmt::format("'{0}' stands before the command; say it after the verb: {1} {0} ...",
+                       unknown.front(), full_name(at));
   console.error(text);
   console.err() << "Try '" << full_name(at) << " --help'.\n";
   return kUsage;
@@ -237,19 +251,20 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context,
     }
   }
   argc = take_command(argc, argv, parsed);
+  const std::span words(argv, static_cast<size_t>(argc));
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
     const CLI::App* at = innermost(app);
     if (at->get_name() != "bench" && app.remaining_size(true) > 0)
-      return usage_error(app, help, console);
+      return usage_error(app, help, words, console);
     console.out() << parsed.example[at] << "\n" << app.help();
     return kDone;
   } catch (const CLI::CallForVersion& version) {
     console.out() << version.what() << "\n";
     return kDone;
   } catch (const CLI::ParseError& error) {
-    return usage_error(app, error, console);
+    return usage_error(app, error, words, console);
   }
   console.verbosity = parsed.quiet ? -1 : parsed.verbose ? 1 : 0;
 

@@ -77,6 +77,23 @@ void JobConfig::read_saved_text(const std::string& text, const fs::path& file) {
   spec::check(job);
 }
 
+namespace {
+
+void refuse_other_files(const fs::path& file) {
+  const FileKind kind = kind_of(file);
+  if (kind == FileKind::none)
+    fail(ErrorCode::not_found,
+         "{}: no such file; a job is a TOML file, as `ductile config` prints one, or FILE.py:CLASS",
+         file.string());
+  if (kind == FileKind::file && (file.extension() == ".pt" || file.extension() == ".pth"))
+    fail(ErrorCode::invalid_argument,
+         "{0} is a model, not a job file (TOML); a job trains one that ductile capture --model "
+         "wrote: --set model.name=custom --set model.library={0}",
+         file.string());
+}
+
+}  // namespace
+
 void JobConfig::read_data(const JobRequest& request, const char* const* environment) {
   if (request.file) {
     std::error_code ignored;
@@ -84,6 +101,7 @@ void JobConfig::read_data(const JobRequest& request, const char* const* environm
       fail(ErrorCode::invalid_argument, "{} is a folder, not a job file (TOML)",
            request.file->string());
     }
+    refuse_other_files(*request.file);
     options.read_toml(*request.file);
   }
   if (environment != nullptr) options.read_environment(environment);

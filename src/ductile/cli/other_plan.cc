@@ -68,8 +68,9 @@ std::string kept_plan(const run::RunFolder& folder) {
 
 std::string stages_text(const json& figures) {
   const auto stages = figures.at("stages").get<double>();
-  return fmt::format("{}, {} replicas of each and {} micro-batches", page::plural(stages, "stage"),
-                     figures.at("replicas").get<std::string>(),
+  const auto replicas = figures.at("replicas").get<std::string>();
+  return fmt::format("{}, {} replica{} of each and {} micro-batches", page::plural(stages, "stage"),
+                     replicas, replicas == "1" ? "" : "s",
                      figures.at("micro_batches").get<int64_t>());
 }
 

@@ -76,6 +76,20 @@ std::optional<std::string> fault_of_plan(const std::string& job) {
   return answer->value("wrong", std::string());
 }
 
+bool check_operators(const TrainCommand& command, JobConfig& config) {
+  const spec::TrainOptions& train = config.job.train;
+  const bool is_cut = train.method == "pipelined" && train.pipelined.stages.empty() &&
+                      spec::num_stages(config.job) > 1 && !command.resume && !command.replay;
+  if (!command.plan && !is_cut) return true;
+  if (command.plan_text && config.job.model.library.empty()) return true;
+  config.make_paths_absolute();
+  const std::optional<std::string> fault = fault_of_plan(config.options.to_toml());
+  if (fault && !fault->empty())
+    fail(ErrorCode::invalid_argument, "{}: {}",
+         command.plan ? command.plan->string() : "train.method = \"pipelined\"", *fault);
+  return fault.has_value();
+}
+
 namespace {
 
 constexpr int64_t kMostDevices = 1024;  // of this machine

@@ -27,6 +27,12 @@ std::optional<nlohmann::json> measured_graph(const JobConfig& config,
 // where a signal ended it.
 std::optional<std::string> fault_of_plan(const std::string& job);
 
+// Looks for the operators of stages before there is a run, or workers of one that goes on: a run
+// that cannot begin would stay, as the latest, and each worker would come to the same error. A plan
+// that was made for this command is of this model, but may give a captured one other micro-batches
+// than it takes. Returns whether to go on: no signal came.
+bool check_operators(const TrainCommand& command, JobConfig& config);
+
 struct OwnPlan {
   std::string text;   // as `ductile plan --json` writes it
   fs::path name;      // no file: what messages call it, by the devices that were given

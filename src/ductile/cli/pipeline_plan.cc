@@ -252,8 +252,19 @@ std::string note_on_split(const spec::JobOptions& job, const std::string& text,
       divided.size() == 1 ? "is" : "are");
 }
 
+namespace {
+
+std::string read_plan_text(const fs::path& file) {
+  if (kind_of(file) == FileKind::none)
+    fail(ErrorCode::not_found, "--plan {}: no such file; `ductile plan GRAPH --json` writes a plan",
+         file.string());
+  return read_text(file);
+}
+
+}  // namespace
+
 std::string set_plan(spec::JobOptions& job, const fs::path& file) {
-  return set_plan_text(job, read_text(file), file);
+  return set_plan_text(job, read_plan_text(file), file);
 }
 
 std::string set_plan_text(spec::JobOptions& job, std::string text, const fs::path& file) {
@@ -354,7 +365,7 @@ std::string read_planned(const JobRequest& request, const fs::path& file,
     if (!field.origin.is_default() && value != to_toml(field.default_value))
       asked[field.path] = value;
   }
-  std::string plan = set_plan_text(config.job, text ? *text : read_text(file), file);
+  std::string plan = set_plan_text(config.job, text ? *text : read_plan_text(file), file);
   for (const auto& [path, value] : asked) {
     const OptionField& field = *config.options.find(path);
     const std::string now = to_toml(field.ref);

@@ -200,20 +200,6 @@ void check_room(const TrainCommand& command, const spec::JobOptions& job, const 
   check_fewest(job, plan, *command.plan, workers > 0 ? workers : before, setup);
 }
 
-// Looks for the operators of a plan before there is a run, or workers of one that goes on: a run
-// that cannot begin would stay, as the latest, and each worker would come to the same error. A plan
-// that was made for this command is of this model, but may give a captured one other micro-batches
-// than it takes. Returns whether to go on: no signal came.
-bool check_operators(const TrainCommand& command, JobConfig& config) {
-  if (!command.plan) return true;
-  if (command.plan_text && config.job.model.library.empty()) return true;
-  config.make_paths_absolute();
-  const std::optional<std::string> fault = fault_of_plan(config.options.to_toml());
-  if (fault && !fault->empty())
-    fail(ErrorCode::invalid_argument, "{}: {}", command.plan->string(), *fault);
-  return fault.has_value();
-}
-
 std::string resume_command(const run::RunFolder& folder) {
   return fmt::format("ductile train --resume {}", folder.path().string());
 }

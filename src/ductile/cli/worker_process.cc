@@ -43,12 +43,13 @@ class WorkerGuard {
   pid_t pid_;
 };
 
-void handle_signal(int signal_number, pid_t worker, WorkerEnd& end) {
+void handle_signal(int signal_number, pid_t worker, EndRequests& requests, WorkerEnd& end) {
   switch (signal_number) {
     case SIGINT:
     case SIGTERM:
     case SIGHUP:
-      kill(worker, end.interrupted ? SIGKILL : signal_number == SIGHUP ? SIGTERM : signal_number);
+      if (!requests.any()) kill(worker, signal_number == SIGHUP ? SIGTERM : signal_number);
+      if (requests.repeats()) kill(worker, SIGKILL);
       end.interrupted = true;
       break;
     case SIGTSTP:
@@ -118,6 +119,7 @@ WorkerEnd run_worker(const WorkerLaunch& launch,
   worker_side.close();
 
   LineReader lines;
+  EndRequests requests;
   bool open = true;
   while (true) {
     pollfd watched[2] = {{signals.fd(), POLLIN, 0}, {open ? progress.get() : -1, POLLIN, 0}};
@@ -125,7 +127,7 @@ WorkerEnd run_worker(const WorkerLaunch& launch,
     if (open) open = lines.read(progress.get(), on_line);
     signalfd_siginfo info;
     while (read(signals.fd(), &info, sizeof info) == sizeof info) {
-      handle_signal(static_cast<int>(info.ssi_signo), worker, end);
+      handle_signal(static_cast<int>(info.ssi_signo), worker, requests, end);
     }
     int status = 0;
     if (waitpid(worker, &status, WNOHANG) == worker) {

@@ -54,7 +54,7 @@ std::string Membership::State::broken() {
         worker->report.promised <= plan->number)
       return fmt::format("worker {} halted: {}", member.worker, worker->report.note);
   }
-  if (plan->members.empty()) return "no generation yet";
+  if (plan->members.empty()) return "the workers begin";
   bool apart = true;
   for (const Member& member : plan->members) {
     const WorkerRecord& worker = *find(member.worker);

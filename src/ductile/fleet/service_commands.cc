@@ -412,10 +412,7 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
   const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
     signalfd_siginfo info;
     while (read(held.fd(), &info, sizeof info) == sizeof info) {
-      if (info.ssi_signo == SIGTSTP) {
-        raise(SIGSTOP);
-        continue;
-      }
+      if (info.ssi_signo == SIGTSTP) raise(SIGSTOP);
       if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGHUP)
         continue;
       const bool is_first = !stopping.any();

@@ -1,5 +1,6 @@
 #include "ductile/nn/custom_model.h"
 
+#include <fstream>
 #include <string_view>
 
 #include <dlfcn.h>
@@ -18,6 +19,15 @@ const ModelExport& open_library(const std::filesystem::path& library) {
          "model.library = \"{}\": no such file (looked for {}); build the library first, or give "
          "its full path",
          library.string(), path.string());
+  }
+  char begin[4] = {};
+  std::ifstream(path).read(begin, sizeof begin);
+  if (std::string_view(begin, sizeof begin) != std::string_view("\177ELF", 4)) {
+    fail(ErrorCode::invalid_argument,
+         "model.library = \"{}\" cannot be loaded: it is neither a shared library nor a model that "
+         "ductile capture --model wrote; `ductile capture FILE.py:CLASS --model net.pt` writes a "
+         "module of PyTorch so",
+         library.string());
   }
   void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {

@@ -158,11 +158,8 @@ class ScriptModel final : public Model,
     op.parameters = picked(fields, "parameters", weights_);
     op.buffers = picked(fields, "buffers", statistics_);
     std::vector<Cell> cells = cells_of(fields, op.name, op.inputs.size());
-    std::set<int64_t> of_all;  // that each operator so far takes
-    for (const Cell& cell : cells)
-      if (graph_.operators().empty() || samples_.contains(cell.samples))
-        of_all.insert(cell.samples);
-    samples_ = std::move(of_all);
+    // What has the same shapes for other numbers of samples has one method for all of them.
+    for (const Cell& cell : cells) samples_.insert(cell.samples);
     std::vector<at::Tensor> held;
     for (const NamedTensor& t : op.parameters) held.push_back(t.tensor);
     for (const NamedTensor& t : op.buffers) held.push_back(t.tensor);
@@ -207,7 +204,7 @@ class ScriptModel final : public Model,
   torch::jit::Method evaluate_;
   std::vector<NamedTensor> weights_, statistics_;  // handles
   OperatorGraph graph_;
-  std::set<int64_t> samples_;  // at once, that all operators were captured for
+  std::set<int64_t> samples_;  // at once, that it was captured for
 };
 
 // Whether the file is there and is an archive, and no shared library.

@@ -143,6 +143,11 @@ RunFolder RunFolder::open(const fs::path& path) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
   if (is_absence(error)) {
+    if (!path.has_parent_path() && !path.empty())
+      fail(ErrorCode::not_found,
+           "{0}: no such run directory here; of a job of a service, `ductile why {0} --json` names "
+           "it (run)",
+           path.string());
     fail(ErrorCode::not_found, "{}: no such run directory ({})", path.string(), error.message());
   }
   if (error) fail_errno(path.string(), error.value());

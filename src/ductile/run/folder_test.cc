@@ -74,6 +74,9 @@ TEST(RunFolder, RefusesWhatIsNoRunAndSaysWhy) {
   EXPECT_NE(failure([&] { RunFolder::open(temp.path() / "none"); }, ErrorCode::not_found)
                 .find("no such run"),
             std::string::npos);
+  EXPECT_NE(failure([&] { RunFolder::open("3"); }, ErrorCode::not_found)
+                .find("`ductile why 3 --json` names it"),
+            std::string::npos);
   EXPECT_NE(failure([&] { RunFolder::open(temp.path()); }, ErrorCode::not_found).find("job.toml"),
             std::string::npos);
   write_file_atomic(temp.path() / "file", "x");

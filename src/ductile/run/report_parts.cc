@@ -179,13 +179,14 @@ std::string replan_text(const json& event, bool same) {
                      who, step, says(event, "may_round") ? ", but for rounding" : "", kept);
 }
 
-// "4 stages, 1 replicas of each and 8 micro-batches".
+// "4 stages, 1 replica of each and 8 micro-batches".
 std::string plan_text(const json& event, const char* key) {
   if (!event.contains(key) || !event[key].is_object()) return "?";
   const json& plan = event[key];
-  return fmt::format("{}, {} replicas of each and {} micro-batches",
-                     page::plural(number_at(plan, "stages", 0), "stage"), text_at(plan, "replicas"),
-                     count_text(number_at(plan, "micro_batches")));
+  const std::string replicas = text_at(plan, "replicas");
+  return fmt::format("{}, {} replica{} of each and {} micro-batches",
+                     page::plural(number_at(plan, "stages", 0), "stage"), replicas,
+                     replicas == "1" ? "" : "s", count_text(number_at(plan, "micro_batches")));
 }
 
 std::string other_plan_text(const json& event, bool same) {
@@ -197,6 +198,37 @@ std::string other_plan_text(const json& event, bool same) {
   return fmt::format("Another plan, which its user gave it: {} in place of {}; from step {} on {}",
                      plan_text(event, "now"), plan_text(event, "before"),
                      count_text(number_at(event, "step")), result);
+}
+
+std::string capitalised(std::string text) {
+  if (!text.empty() && text[0] >= 'a' && text[0] <= 'z')
+    text[0] = static_cast<char>(text[0] - 'a' + 'A');
+  return text;
+}
+
+// Of the controller: "launch", "worker 1: 2 workers are wanted".
+std::string control_text(const json& event) {
+  std::string what = text_at(event, "event"), text = text_at(event, "text");
+  if (what == "generation") return capitalised(std::move(text));
+  if (what == "phase") {  // "queued -> starting: why"
+    const size_t arrow = text.find(" -> ");
+    if (arrow != std::string::npos) text.replace(arrow, 4, " to ");
+    return "From " + text;
+  }
+  std::ranges::replace(what, '_', ' ');
+  return fmt::format("{}: {}", capitalised(std::move(what)), text);
+}
+
+// What a worker knew of the run when it had done its last step.
+std::string summary_text(const json& event) {
+  std::string text = "Figures of the run";
+  const auto best = event.find("best");
+  if (best == event.end() || !best->is_object()) return text;
+  const double accuracy = number_at(*best, "accuracy"), loss = number_at(*best, "loss");
+  if (std::isfinite(accuracy)) text += ": best accuracy " + as_percent(accuracy);
+  if (std::isfinite(loss))
+    text += fmt::format("{}loss {}", std::isfinite(accuracy) ? ", " : ": ", as_number(loss));
+  return text;
 }
 
 }  // namespace
@@ -254,6 +286,9 @@ Row describe_event(const json& event) {
     return {kind, same ? "notice" : "bad",
             says(event, "asked") ? other_plan_text(event, same) : replan_text(event, same)};
   }
+  if (kind == "control" && event.contains("event") && event.contains("text"))
+    return {kind, "plain", control_text(event)};
+  if (kind == "summary") return {kind, "plain", summary_text(event)};
   if (kind == "tune") return {kind, "plain", tuning_text(event)};
   if (kind == "memory") return {kind, "plain", memory_text(event)};
   if (kind == "error") return {kind, "bad", text_at(event, "message")};

@@ -414,6 +414,19 @@ TEST(Report, ShowsWhatTuningCostBesideTheWholeRun) {
   EXPECT_EQ(page::page_fault(read_file(run.report_file())), "");
 }
 
+TEST(DescribeEvent, OfTheControllerAndOfASummaryIsASentence) {
+  const auto text = [](const json& event) { return report::describe_event(event).text; };
+  EXPECT_EQ(text({{"kind", "control"}, {"event", "phase"}, {"text", "queued -> starting: asked"}}),
+            "From queued to starting: asked");
+  EXPECT_EQ(text({{"kind", "control"}, {"event", "launch_failed"}, {"text", "worker 1"}}),
+            "Launch failed: worker 1");
+  EXPECT_EQ(text({{"kind", "control"}, {"event", "generation"}, {"text", "generation 1 from"}}),
+            "Generation 1 from");
+  EXPECT_EQ(text({{"kind", "summary"}, {"best", {{"accuracy", 0.5}, {"samples", 4}}}}),
+            "Figures of the run: best accuracy 50.00 %");
+  EXPECT_EQ(text({{"kind", "summary"}}), "Figures of the run");
+}
+
 TEST(Report, SaysWhatAnotherPlanDoesToTheResult) {
   const json before = {{"stages", 2}, {"replicas", "1"}, {"micro_batches", 4}};
   const json now = {{"stages", 1}, {"replicas", "2, 1"}, {"micro_batches", 8}};
@@ -421,7 +434,7 @@ TEST(Report, SaysWhatAnotherPlanDoesToTheResult) {
                 {"before", before}, {"now", now}, {"same_result", false}};
   EXPECT_EQ(report::describe_event(event).text,
             "Another plan, which its user gave it: 1 stage, 2, 1 replicas of each and 8 "
-            "micro-batches in place of 2 stages, 1 replicas of each and 4 micro-batches; from step "
+            "micro-batches in place of 2 stages, 1 replica of each and 4 micro-batches; from step "
             "40 on the result is that of another plan");
   event["same_result"] = true;
   EXPECT_TRUE(report::describe_event(event).text.ends_with("the result is the same to the bit"));

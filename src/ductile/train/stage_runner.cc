@@ -205,7 +205,13 @@ Pipeline pipeline_of_job(const spec::JobOptions& job, const OperatorGraph& opera
 std::string fault_of_stages(const spec::JobOptions& job) {
   const Ingredients ingredients = blank_ingredients(job, recipe_of(job));
   try {
-    (void)split_of_job(job, ingredients);
+    const size_t operators = split_of_job(job, ingredients).graph.operators().size();
+    const auto stages = static_cast<size_t>(spec::num_stages(job));
+    if (job.train.pipelined.stages.empty() && stages > operators)
+      fail(ErrorCode::invalid_argument,
+           "{} stages of {} operators (the loss among them): some would have nothing to do; set "
+           "train.virtual_ranks so that there are {} or fewer",
+           stages, operators, operators);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::invalid_argument) throw;
     return error.what();

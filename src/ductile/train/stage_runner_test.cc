@@ -483,6 +483,15 @@ TEST(Stages, APlanIsLookedAtWithoutTheFirstWeights) {
   EXPECT_NE(fault_of_stages(job).find("fc19"), std::string::npos);
 }
 
+// A run that has begun goes on, and comes to the same bits, but nobody wants to begin one.
+TEST(Stages, MoreOfThemThanOperatorsAreAFault) {
+  spec::JobOptions job = small_job("cnn", 7);
+  EXPECT_EQ(fault_of_stages(job), "") << "conv1 pool1 conv2 pool2 fc1 fc2 loss";
+  job.train.virtual_ranks = 8;
+  EXPECT_NE(fault_of_stages(job).find("8 stages of 7 operators"), std::string::npos)
+      << fault_of_stages(job);
+}
+
 // The plan of a model whose operators bear the same names would train, or end late.
 TEST(Stages, APlanOfAnotherModelIsRefusedByNameBeforeTheFirstStep) {
   spec::JobOptions job = small_job("mlp", 2);
