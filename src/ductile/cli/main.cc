@@ -9,15 +9,13 @@
 
 namespace {
 
-// `ductile` alone and `ductile help [COMMAND]` are `ductile [COMMAND] --help`. Ends with a null.
+// `ductile` alone and `ductile help [COMMAND]` are `ductile [COMMAND] --help`, and `help` is no
+// command that has one of its own. Ends with a null.
 std::vector<char*> words_of(int argc, char** argv) {
   static char help[] = "--help";
   std::vector<char*> words(argv, argv + argc);
-  if (argc == 1) words.push_back(help);
-  if (argc > 1 && std::string_view(argv[1]) == "help") {
-    words.erase(words.begin() + 1);
-    words.push_back(help);
-  }
+  while (words.size() > 1 && std::string_view(words[1]) == "help") words.erase(words.begin() + 1);
+  if (argc == 1 || words.size() < static_cast<size_t>(argc)) words.push_back(help);
   words.push_back(nullptr);
   return words;
 }

@@ -121,5 +121,28 @@ TEST(Nodes, TheSignalThatStopsAServiceIsNoNotice) {
   wait_for_node(service, "one", "up");
 }
 
+// It is held up when the signal comes to both, for longer than a signal takes.
+TEST(Nodes, TheSignalThatStopsAServiceLateIsNoNotice) {
+  LiveService service([](ServiceOptions& options) {
+    on_nodes({"one"}, 1)(options);
+    options.cluster->groups.front().notice = 1000;
+  });
+  wait_for_node(service, "one", "up");
+  const std::set<pid_t> agents = service.agents("one");
+  ::kill(service.process(), SIGSTOP);
+  service.kill_agent("one", SIGTERM);
+  const fs::path notice = service.folder() / "server" / "leaving" / "one";
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (!fs::exists(notice) && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::sleep_for(5ms);
+  EXPECT_TRUE(fs::exists(notice));
+  std::this_thread::sleep_for(6s);
+  ::kill(service.process(), SIGTERM);
+  ::kill(service.process(), SIGCONT);
+  EXPECT_EQ(service.stop(), 0);
+  for (const pid_t pid : agents) ::waitpid(pid, nullptr, 0);  // they are ours now
+  EXPECT_FALSE(fs::exists(notice));
+}
+
 }  // namespace
 }  // namespace ductile::cluster

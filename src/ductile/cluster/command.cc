@@ -157,4 +157,9 @@ std::optional<KeeperOrders> read_orders(const fs::path& run) try {
   fail(ErrorCode::data_loss, "{}", error.what());
 }
 
+bool may_run(const KeeperOrders& orders, const Attempt& last) {
+  if (orders.withdrawn && orders.lease <= 0) return false;
+  return !last.end || last.number < orders.attempt;
+}
+
 }  // namespace ductile::cluster

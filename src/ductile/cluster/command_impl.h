@@ -72,6 +72,10 @@ void write_orders(const fs::path& run, const KeeperOrders& orders);
 // Nothing where there are none yet. Throws data_loss for a damaged file.
 std::optional<KeeperOrders> read_orders(const fs::path& run);
 
+// Whether a keeper may be at work by these orders: as far as the run directory knows, its end is
+// not written, and its lease is not over.
+bool may_run(const KeeperOrders& orders, const Attempt& last);
+
 // The whole of a keeper's life (the program ductile-keeper): takes the run's lock, kills what an
 // earlier attempt has left, starts the command in a session of its own and waits for its end; then
 // kills every process that came of it, and writes the attempt's end. SIGTERM: the command gets

@@ -127,9 +127,7 @@ class CommandRunner : public JobRunner {
       return;
     }
     if (orders) last_keeper_ = orders->keeper;
-    const bool nothing_runs = !orders || (orders->withdrawn && orders->lease <= 0) ||
-                              (last.end && last.number >= orders->attempt);
-    if (nothing_runs) return go_on(last);
+    if (!orders || !may_run(*orders, last)) return go_on(last);
     keeper_ = orders->withdrawn ? orders->keeper - 1 : orders->keeper;
     keeper_lease_ = orders->lease;
     attempt_ = orders->attempt;

@@ -77,6 +77,47 @@ TEST(Service, AnOlderCopyOfAStoreUsesNoNumberTwiceAndRunsNothingTwice) {
   EXPECT_FALSE(check_store(cluster.folder()).is_behind);
 }
 
+// Since the copy was made it began, or began anew, and it runs on while the service is away. It is
+// nobody's to find by the store, and whoever cancelled it would leave it running.
+TEST(Service, ACommandThatRunsThoughItWaitsByAnOlderStoreIsFollowed) {
+  for (const bool paused : {false, true}) {
+    LiveService cluster(1);
+    const fs::path begun = cluster.folder() / "begun";
+    const auto has_begun = [&](int64_t times) {
+      return [&begun, times](const Json&) {
+        return fs::exists(begun) && fs::file_size(begun) >= static_cast<size_t>(times);
+      };
+    };
+    const JobId first = cluster.submit_command("first", "sleep 1000");
+    cluster.wait_for(first, "running");
+    const JobId second = cluster.submit_command("second", "echo >> begun; sleep 1000");
+    int64_t times = 0;
+    if (paused) {
+      cluster.act(first, "cancel");
+      cluster.wait(second, has_begun(++times));
+      cluster.act(second, "pause");
+      cluster.wait_for(second, "paused");
+    }
+    const fs::path copy = cluster.folder() / "copy.db";
+    back_up_store(cluster.folder(), copy);
+    cluster.act(paused ? second : first, paused ? "resume" : "cancel");
+    cluster.wait(second, has_begun(++times));
+    cluster.kill_service();
+    for (const char* name : {"store.db", "store.db-wal", "store.db-shm"})
+      fs::remove(cluster.folder() / name);
+    fs::rename(copy, cluster.folder() / "store.db");
+    cluster.start();
+    if (paused) cluster.wait_for(second, "paused");
+    cluster.act(second, "cancel");
+    cluster.wait_for(second, "cancelled");
+    if (!paused) {
+      cluster.act(first, "cancel");
+      cluster.wait_for(first, "cancelled");
+    }
+    cluster.wait_for_no_workers();
+  }
+}
+
 // A process may make something in a folder that is just being removed.
 void remove_for_good(const fs::path& folder) {
   std::error_code error;

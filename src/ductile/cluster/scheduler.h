@@ -210,6 +210,11 @@ class Scheduler {
  private:
   using NodeCounts = std::map<int32_t, int32_t>;        // by node
   using KindSpeeds = std::vector<std::vector<double>>;  // scheduler_speeds.cc
+  struct KnownSpeeds {
+    KindSpeeds speeds;
+    uint64_t version = 0;  // of its kind
+    bool used = false;     // in this decision
+  };
 
   // Samples per second that a job with times was seen to take.
   struct SeenRate {
@@ -269,8 +274,12 @@ class Scheduler {
   void take_back(JobId id);
   sched::JobView view_of(const Job& job, double now) const;
   void note_of_kind(const Job& job, int32_t type, const sched::StepSample& sample);
-  KindSpeeds speeds_of_kind(const std::string& kind, int64_t batch, int32_t most);
-  KindSpeeds speeds_of_average(int64_t batch, int32_t most);
+  std::optional<uint64_t> version_of_kind(const std::string& kind);
+  KindSpeeds speeds_of_kind(const std::string& kind, int64_t batch, int32_t most) const;
+  KindSpeeds speeds_of_average(int64_t batch) const;
+  void look_at_average(std::span<const sched::JobView> views);
+  bool has_speed(const sched::JobView& view) const;
+  const KindSpeeds& speeds_of(const Job& job, int32_t most);
   void tell_speeds(std::vector<sched::JobView>& views);
   std::vector<sched::JobView> within_quotas(std::vector<sched::JobView> views);
   std::vector<sched::JobView> that_fit_a_node(std::vector<sched::JobView> views,
@@ -315,8 +324,12 @@ class Scheduler {
   std::unique_ptr<sched::Policy> policy_;
   sched::FitCache fits_;
   sched::SharedMeasurements shared_;
-  // By kind, batch and most devices: what views of the last decision refer to.
-  std::map<std::tuple<std::string, int64_t, int32_t>, KindSpeeds> kind_speeds_;
+  // What views of the last decision refer to, which is kept until somebody has measured: of kinds
+  // that ran, by kind, batch and most devices; and of an average one, by batch.
+  std::map<std::tuple<std::string, int64_t, int32_t>, KnownSpeeds> kind_speeds_;
+  std::map<int64_t, KindSpeeds> average_speeds_;
+  std::vector<std::pair<std::string, uint64_t>> averaged_;  // kinds, with their versions
+  int32_t average_devices_ = 0;                             // up to which it is known
   std::map<JobId, Job> jobs_;
   // That are not to run now: what state() has of them; null: nothing was learnt.
   std::map<JobId, std::shared_ptr<const nlohmann::json>> aside_;

@@ -64,6 +64,51 @@ TEST(SchedulerSpeeds, TheShortestIsFirstByWhatItsKindWasSeenToTake) {
   EXPECT_TRUE(world.runs(slow));
 }
 
+// So that a decision costs the same however many kinds were seen.
+TEST(SchedulerSpeeds, AKindThatNeverRanIsTheAverageOfThoseThatRanLast) {
+  ObedientWorld world(one_machine(1), "srtf");
+  JobId next = 0;
+  const auto run_kinds = [&](const std::string& name, int count, double speed) {
+    for (int i = 0; i < count; ++i) {
+      world.add(of_kind(name + std::to_string(i), ++next));
+      world.decide();
+      ASSERT_TRUE(world.runs(next));
+      world.scheduler.measured(next, speed);
+      world.remove(next);
+    }
+  };
+  run_kinds("slow", 20, 64);   // a step takes a second
+  run_kinds("fast", 16, 640);  // a tenth
+  const JobId slow = ++next, unknown = ++next;
+  world.add(of_kind("slow0", slow));
+  world.add(of_kind("never seen", unknown));
+  world.scheduler.progress(slow, 0, 100);     // 100 s
+  world.scheduler.progress(unknown, 0, 500);  // 50 s
+  world.decide();
+  EXPECT_TRUE(world.runs(unknown));
+}
+
+// What is kept of a kind, or of an average one, is made anew when one of them is measured again.
+TEST(SchedulerSpeeds, WhatWasMeasuredMeanwhileCountsInTheNextDecision) {
+  ObedientWorld world(one_machine(1), "srtf");
+  world.add(of_kind("kind", 1));
+  world.decide(2);
+  world.scheduler.measured(1, 64);  // a step takes a second
+  world.scheduler.progress(1, 0, 100);
+  world.add(of_kind("never seen", 2));
+  world.scheduler.progress(2, 0, 50);
+  world.decide(2);
+  EXPECT_TRUE(world.runs(2));
+  world.scheduler.measured(2, 64 * 0.25);  // four seconds: 200 s
+  world.decide(2);
+  EXPECT_TRUE(world.runs(1));
+  world.add(of_kind("another", 3));
+  world.scheduler.progress(3, 0, 35);  // 87 s, as the mean of both, and 35 s as the first alone
+  world.scheduler.progress(1, 20, 100);
+  world.decide(2);
+  EXPECT_TRUE(world.runs(1));
+}
+
 // A command never says how long it takes. Formerly whoever said so came first, and since others
 // keep coming it never ran.
 TEST(SchedulerSpeeds, WhoseWorkIsNotKnownIsNotOvertakenForEver) {

@@ -98,6 +98,7 @@ class Service::Impl {
   double known_time();
   void count_beyond_old_runs();
   void recall_run(JobRecord& record);
+  void recall_command(JobRecord& record);
   Retention retention_at(double wall);
   void go_on();  // with what ran when the last service ended
   void look();   // at what the store says anew

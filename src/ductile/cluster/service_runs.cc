@@ -1,5 +1,6 @@
 // Runs that the store does not know: it was lost, or is an older copy.
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -7,6 +8,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/log.h"
+#include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/service_impl.h"
 
 namespace ductile::cluster {
@@ -51,6 +53,30 @@ void Service::Impl::recall_run(JobRecord& record) {
       change.set_run(id, run, wall_seconds());
     });
   }
+  recall_command(record);
+}
+
+// A command that may run although it waits by the store, which is an older copy. It has no devices
+// by the store, and others may have those that it uses: go_on() lets it end in good order, and it
+// waits for its turn, unless it has ended by itself. What its user wants comes after that.
+void Service::Impl::recall_command(JobRecord& record) {
+  if (record.phase == Phase::running || record.run.empty() || record.submission.kind != "command")
+    return;
+  try {
+    const fs::path run = runs_.path / fs::path(record.run).filename();
+    const auto orders = read_orders(run);
+    if (!orders || !may_run(*orders, look_at_attempt(run))) return;
+  } catch (const Error&) {  // which its runner says when it begins
+    return;
+  }
+  const bool was_paused = std::exchange(record.phase, Phase::running) == Phase::paused;
+  record.reason = "It may still run, although by the store, an older copy, it waits: it is ended.";
+  log_line(fmt::format("job {} ({}): {}", record.id, record.submission.name, record.reason));
+  writer_.write([id = record.id, reason = record.reason, was_paused](Change& change) {
+    const double now = wall_seconds();
+    if (was_paused) change.set_phase(id, Phase::queued, reason, now);
+    change.set_phase(id, Phase::running, reason, now);
+  });
 }
 
 }  // namespace ductile::cluster

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
+#include <string_view>
 
 #include "ductile/base/json_fields.h"
 #include "ductile/base/rng.h"
@@ -92,7 +94,9 @@ Observed Measurements::read_again(size_t sample, const StepSample& reading) {
 }
 
 void Measurements::refresh(FitCache& fits, bool corrects) {
-  if (!dirty_) return;
+  // A state that was saved without corrections has none yet.
+  const bool whole = samples_.empty() || (perf_ && (steps_ || !corrects));
+  if (!dirty_ && whole) return;
   // Where corrections do the rest, a fit after each new shape is enough.
   if (!corrects || new_shape_ || !perf_) perf_ = fits.fit(samples_);
   if (corrects) steps_ = std::make_shared<StepModel>(*perf_, samples_);
@@ -145,6 +149,10 @@ Measurements Measurements::from_state(const json& state, const std::string& wher
       if (!out.perf_) f.wrong("shapes", "absent where there is no perf", f.at("shapes"));
       out.steps_ = std::make_shared<StepModel>(StepModel::of_shapes(*out.perf_, shapes_from(f)));
     }
+    if (out.perf_ && !(out.perf_->alpha_c + out.perf_->beta_c > 0))
+      f.wrong("perf", "a step that takes some time", f.at("perf"));
+    if (!out.dirty_ && !out.perf_ && !out.samples_.empty())
+      f.wrong("dirty", "true where samples have no perf", f.at("dirty"));
     if (out.dirty_ && out.samples_.empty())
       f.wrong("dirty", "false without samples", f.at("dirty"));
     return out;
@@ -153,43 +161,75 @@ Measurements Measurements::from_state(const json& state, const std::string& wher
 
 std::shared_ptr<Measurements> SharedMeasurements::of(const std::string& application,
                                                      const std::string& type) {
-  std::shared_ptr<Measurements>& known = known_[{application, type}];
-  if (!known) known = std::make_shared<Measurements>();
-  return known;
+  const auto [found, fresh] = known_.try_emplace({application, type});
+  Entry& entry = found->second;
+  entry.used = ++uses_;
+  if (fresh) {
+    entry.measurements = std::make_shared<Measurements>();
+    forget_oldest();
+  }
+  return entry.measurements;
 }
 
-std::vector<std::string> SharedMeasurements::applications() const {
+// Of those that nobody holds: what lives is not forgotten.
+void SharedMeasurements::forget_oldest() {
+  if (known_.size() <= kMostKinds) return;
+  auto oldest = known_.end();
+  for (auto it = known_.begin(); it != known_.end(); ++it)
+    if (it->second.measurements.use_count() == 1 && it->second.used < uses_ &&
+        (oldest == known_.end() || it->second.used < oldest->second.used))
+      oldest = it;
+  if (oldest == known_.end()) return;
+  known_.erase(oldest);
+  ++forgotten_;
+}
+
+std::vector<std::string> SharedMeasurements::newest(size_t most) const {
+  std::map<std::string_view, uint64_t> used;
+  for (const auto& [key, entry] : known_)
+    if (!entry.measurements->samples().empty())
+      used[key.first] = std::max(used[key.first], entry.used);
+  std::vector<std::pair<uint64_t, std::string_view>> order;
+  for (const auto& [name, when] : used) order.emplace_back(when, name);
+  const auto end = order.begin() + static_cast<ptrdiff_t>(std::min(most, order.size()));
+  std::partial_sort(order.begin(), end, order.end(), std::greater<>());
   std::vector<std::string> out;
-  for (const auto& [key, measurements] : known_)
-    if (out.empty() || out.back() != key.first) out.push_back(key.first);
+  for (auto it = order.begin(); it != end; ++it) out.emplace_back(it->second);
+  std::sort(out.begin(), out.end());
   return out;
 }
 
-Measurements* SharedMeasurements::find(const std::string& application, const std::string& type) {
+Measurements* SharedMeasurements::find(const std::string& application,
+                                       const std::string& type) const {
   const auto found = known_.find({application, type});
-  return found == known_.end() ? nullptr : found->second.get();
+  return found == known_.end() ? nullptr : found->second.measurements.get();
 }
 
 json SharedMeasurements::state() const {
+  std::vector<std::pair<const Key*, const Entry*>> order;
+  for (const auto& [key, entry] : known_) order.emplace_back(&key, &entry);
+  std::ranges::sort(order, {}, [](const auto& one) { return one.second->used; });
   json out = json::array();
-  for (const auto& [key, measurements] : known_)
-    out.push_back({key.first, key.second, measurements->state()});
+  for (const auto& [key, entry] : order)
+    out.push_back({key->first, key->second, entry->measurements->state()});
   return out;
 }
 
 void SharedMeasurements::restore(const json& state, const std::string& where) {
   if (!state.is_array()) fail(ErrorCode::data_loss, "{}: not a list", where);
-  std::vector<std::pair<std::pair<std::string, std::string>, Measurements>> all;
+  std::vector<std::pair<Key, Measurements>> all;
   for (const json& item : state) {
     if (!item.is_array() || item.size() != 3 || !item[0].is_string() || !item[1].is_string())
       fail(ErrorCode::data_loss, "{}: not a list of [application, device type, measurements]",
            where);
     const std::string application = item[0], type = item[1];
     all.emplace_back(
-        std::pair(application, type),
+        Key(application, type),
         Measurements::from_state(item[2], fmt::format("{}: {} on {}", where, application, type)));
   }
-  for (auto& [key, value] : known_) *value = {};
+  std::erase_if(known_, [](const auto& one) { return one.second.measurements.use_count() == 1; });
+  for (auto& [key, entry] : known_) *entry.measurements = {};
+  ++forgotten_;
   for (auto& [key, value] : all) *of(key.first, key.second) = std::move(value);
 }
 

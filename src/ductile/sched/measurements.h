@@ -81,20 +81,35 @@ class Measurements {
   uint32_t version_ = 0;
 };
 
-// The measurements of all applications, by device type.
+// The measurements of all applications, by device type. At most kMostKinds pairs of these are kept:
+// for a further one that which was used least recently goes, of those that nobody else holds.
 class SharedMeasurements {
  public:
-  std::shared_ptr<Measurements> of(const std::string& application, const std::string& type);
-  std::vector<std::string> applications() const;
-  Measurements* find(const std::string& application, const std::string& type);  // null: none
+  static constexpr size_t kMostKinds = 1024;
 
+  // It is used by that.
+  std::shared_ptr<Measurements> of(const std::string& application, const std::string& type);
+  // Of the applications that have measured, as many as were used last, by name.
+  std::vector<std::string> newest(size_t most) const;
+  Measurements* find(const std::string& application, const std::string& type) const;  // null: none
+  uint64_t forgotten() const { return forgotten_; }  // rises when measurements go, or all change
+
+  // The least recently used come first.
   nlohmann::json state() const;
   // Replaces the measurements in place, so that agents which hold them see the new ones. Throws
   // data_loss, and then nothing has changed.
   void restore(const nlohmann::json& state, const std::string& where);
 
  private:
-  std::map<std::pair<std::string, std::string>, std::shared_ptr<Measurements>> known_;
+  using Key = std::pair<std::string, std::string>;
+  struct Entry {
+    std::shared_ptr<Measurements> measurements;
+    uint64_t used = 0;  // of uses_
+  };
+  void forget_oldest();
+
+  std::map<Key, Entry> known_;
+  uint64_t uses_ = 0, forgotten_ = 0;
 };
 
 }  // namespace ductile::sched

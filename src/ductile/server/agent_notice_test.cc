@@ -201,6 +201,43 @@ TEST(AgentNotice, IsForgottenWhenTheControllerOnItsMachineStops) {
   }
 }
 
+// A controller that is held up hears only later that it is to stop, and says so.
+TEST(AgentNotice, IsForgottenWhenTheControllerHeardLateThatItIsToStop) {
+  for (const double late : {0.0, 60.0}) {
+    const TempFolder folder;
+    Notice earlier = notice_now("one", kNotice);
+    earlier.came -= 30;
+    write_notice(folder.path(), earlier);
+    Controller controller(folder.path());
+    controller.begin(this_machine());
+    EXPECT_EQ(controller.next("ready").value("leaving", 0.0), kNotice);
+    controller.say({{"stop", {{"late", late}}}});
+    controller.say({{"census", json::object()}});
+    controller.next("census");
+    EXPECT_EQ(fs::exists(controller.notice()), late == 0);
+  }
+}
+
+TEST(AgentNotice, OfAnAgentThatNobodyHasCalledEndsIt) {
+  int in[2], out[2];
+  ASSERT_EQ(::pipe2(in, O_CLOEXEC), 0);
+  ASSERT_EQ(::pipe2(out, O_CLOEXEC), 0);
+  const Descriptor ends[] = {Descriptor(in[0]), Descriptor(in[1]), Descriptor(out[0]),
+                             Descriptor(out[1])};
+  process::SpawnOptions launch;
+  launch.program = DUCTILE_TEST_WORKER;
+  launch.arguments = {kHostAgent};
+  launch.input_fd = ends[0].get();
+  launch.output_fd = ends[3].get();
+  const pid_t agent = process::spawn(launch);
+  char first = 0;
+  EXPECT_EQ(::read(ends[2].get(), &first, 1), 1);  // it beats, so it has begun
+  ::kill(agent, SIGTERM);
+  int status = 0;
+  EXPECT_TRUE(comes([&] { return ::waitpid(agent, &status, WNOHANG) == agent; }));
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+}
+
 TEST(AgentNotice, CountsThoughTheAgentHasNotBegun) {
   const TempFolder folder;
   {

@@ -26,6 +26,8 @@ constexpr milliseconds kCensusSoon{300}, kCensus{10000};
 constexpr std::chrono::minutes kSweep{10};
 constexpr size_t kMostOfAComplaint = 1000;
 
+double seconds(control::Time time) { return std::chrono::duration<double>(time).count(); }
+
 }  // namespace
 
 Agents::Agents(net::Loop& loop, AgentsOptions options)
@@ -41,7 +43,12 @@ Agents::Agents(net::Loop& loop, AgentsOptions options)
       states_.back().link->dial(secret_);
     }
   }
-  tick_ = loop_.every(kTick, [this] { turn(); });
+  heard_before_ = heard_ = link::boot_time();
+  tick_ = loop_.every(kTick, [this] {
+    // A timer is called after a look at all that had come when it was due.
+    heard_before_ = std::exchange(heard_, link::boot_time());
+    turn();
+  });
   sweep_notices(options_.folder);
   sweep_ = loop_.every(kSweep, [this] { sweep_notices(options_.folder); });
 }
@@ -53,14 +60,15 @@ Agents::~Agents() {
   const control::Time began = stop_.value_or(link::boot_time());
   for (const State& state : states_)
     if (const Host& host = state.link->host(); host.notice > 0)
-      forget_notice_of_stop(options_.folder, host.name,
-                            std::chrono::duration<double>(began).count());
+      forget_notice_of_stop(options_.folder, host.name, seconds(began),
+                            stop_ ? seconds(began - told_) : 0);
 }
 
 void Agents::stop() {
   stop_ = link::boot_time();
+  told_ = heard_before_;
   for (size_t h = 0; h < states_.size(); ++h)
-    if (states_[h].link->beside()) say(h, {{"stop", json::object()}});
+    if (states_[h].link->beside()) say(h, {{"stop", {{"late", seconds(*stop_ - told_)}}}});
 }
 
 const Host& Agents::host(size_t h) const { return states_[h].link->host(); }

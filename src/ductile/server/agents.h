@@ -88,7 +88,8 @@ class Agents {
   void call(size_t h);  // it is there: from now on it is called, at once
 
   // This process is about to end in good order. What tells it may have told the agents on this
-  // machine, too, within some seconds: to these that is no notice.
+  // machine, too, within some seconds of when it told this process, which may hear it late: to
+  // these that is no notice.
   void stop();
 
   void say(size_t h, const nlohmann::json& request);
@@ -131,6 +132,9 @@ class Agents {
   bool awake_ = false, meeting_ = false;
   net::Loop::Timer tick_, sweep_;
   std::optional<control::Time> stop_;  // when it began
+  // What had come by the former was heard before the latter, unless it waits still.
+  control::Time heard_before_{}, heard_{};
+  control::Time told_{};  // that it is to stop: not before this
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };
 

@@ -47,6 +47,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int kBeatsOfALook = 5;           // at the devices
+constexpr int kBeatsUnasked = 2;           // from a signal to the end where there is no hello
 constexpr std::chrono::seconds kAgain{1};  // of a notice that could not be written
 // Of a controller that reads nothing. More than the longest message, which it may yet take.
 constexpr size_t kMostUnsent = size_t{128} << 20;
@@ -65,6 +66,7 @@ class HostAgent {
     in_watch_ = loop_.watch(in_, net::Interest::read, [this](net::Ready) { hear(); });
     out_watch_ = loop_.watch(out_, net::Interest::none, [this](net::Ready) { flush(); });
     const net::Loop::Timer beat = loop_.every(kAgentBeat, [this] {
+      end_if_unasked();
       look_at_all();
       look_at_devices();
       if ((!wire_.sealed() || wire_.ready()) && !wire_.has_unsent()) say({{"beat", true}});
@@ -109,7 +111,7 @@ class HostAgent {
       if (what == "begin") return begin(value);
       if (!place_) fail(ErrorCode::invalid_argument, "'{}' before 'begin'", what);
       if (what == "census") return census();
-      if (what == "stop") return hear_of_stop();
+      if (what == "stop") return hear_of_stop(value.value("late", 0.0));
       const std::string run = value.at("run");
       if (what == "open") open(run, value);
       if (what == "end") end(run, value.at("worker"));
@@ -244,10 +246,21 @@ class HostAgent {
                                                std::chrono::duration<double>(kSecondsOfAStop));
   }
 
-  void hear_of_stop() {
+  void hear_of_stop(double late) {
     if (!beside_) return;
     stop_ = loop_.now();
-    if (kept_ && notice_now(host_, notice_).came - kept_->came < kSecondsOfAStop) forget_notice();
+    if (kept_ && notice_now(host_, notice_).came - kept_->came < kSecondsOfAStop + late)
+      forget_notice();
+  }
+
+  // Nobody has called it, as where a person has started it: then the signal ends it as it ends
+  // others, a little later.
+  void end_if_unasked() {
+    sigset_t waits;
+    if (wire_.sealed() || ::sigpending(&waits) != 0 || sigismember(&waits, SIGTERM) != 1) return;
+    if (++unasked_ < kBeatsUnasked) return;
+    ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+    loop_.stop();  // where whoever started it had blocked it
   }
 
   void forget_notice() {
@@ -513,7 +526,7 @@ class HostAgent {
   std::optional<Notice> kept_;         // that is not over
   std::optional<net::Deadline> stop_;  // when the controller began to stop
   net::Loop::Timer again_, stay_;
-  int beats_ = 0;
+  int beats_ = 0, unasked_ = 0;
   std::shared_ptr<Zygotes> zygotes_;  // of the built-in worker; null: each is started
   std::map<std::string, Job> jobs_;   // by their runs
 };

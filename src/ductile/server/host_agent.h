@@ -23,7 +23,8 @@ inline constexpr const char* kHostAgent = "host-agent";  // the argument that ru
 //   {"close": {"run"}}: kills what runs of it            -> {"closed": {"run"}}, in the end
 //   {"census": {}} -> {"census": [{"run", "worker"}, ...]}: all workers of this host, in the folder
 //   {"end": {"run", "worker"}}: ends what the census showed, of whatever run
-//   {"stop": {}}: to one that is beside it: the controller begins to stop in good order
+//   {"stop": {"late"}}: to one that is beside it: the controller begins to stop in good order, and
+//     may have been told so as many seconds ago as `late` says
 //
 // and says by itself {"exited": {"run", "worker", "code", "signal"}}, {"line": {"run", "worker",
 // "text"}}, {"hardware": ...} where that has changed, {"complaint": TEXT}, which is for the
@@ -33,7 +34,8 @@ inline constexpr const char* kHostAgent = "host-agent";  // the argument that ru
 // many seconds: the agent says {"leaving": SECONDS} and goes on, and so do the workers, which
 // ignore the signal as it does. It writes the notice down at once (notice_impl.h), so
 // that the next agent of the same machine has "leaving" in its {"ready"}. A signal that came before
-// "begin" counts, too; one that came within five seconds of the "stop" does not, nor one to an
+// "begin" counts, too, but where no "hello" comes it ends the agent; one that came within five
+// seconds of the "stop", or of when that was told, does not count, nor one to an
 // agent beside its controller whose input has ended. A machine that is still there after twice that
 // time stays: {"leaving": 0}. Keepers of
 // commands are workers in all this; launcher.h has the differences.

@@ -138,11 +138,12 @@ void sweep_notices(const fs::path& folder) {
   for (const fs::path& file : over) fs::remove_all(file, none);
 }
 
-void forget_notice_of_stop(const fs::path& folder, const std::string& host, double began) {
+void forget_notice_of_stop(const fs::path& folder, const std::string& host, double began,
+                           double late) {
   try {
     const std::optional<Notice> notice = read_notice(notice_file(folder, host));
     if (notice && notice->machine == link::PeerAddress::here(host).place &&
-        std::abs(notice->came - began) < kSecondsOfAStop)
+        notice->came > began - late - kSecondsOfAStop && notice->came < began + kSecondsOfAStop)
       remove_notice(folder, host);
   } catch (const std::exception&) {  // the next agent says what is wrong with it
   }

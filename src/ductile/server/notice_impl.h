@@ -44,7 +44,9 @@ std::string set_aside(const fs::path& file);
 // clocks of machines differ.
 void sweep_notices(const fs::path& folder);
 // A signal that ended the controller on this machine, whose stop began at `began` (boot_time()),
-// reached its agents there as well, as where systemd ends a control group: that was no notice.
-void forget_notice_of_stop(const fs::path& folder, const std::string& host, double began);
+// or up to `late` seconds after the signal, reached its agents there as well, as where systemd ends
+// a control group: that was no notice.
+void forget_notice_of_stop(const fs::path& folder, const std::string& host, double began,
+                           double late = 0);
 
 }  // namespace ductile::server

@@ -132,6 +132,13 @@ TEST(Notice, OneThatCameWithTheControllersStopIsForgotten) {
     forget_notice_of_stop(folder.path(), "one", boot_seconds());
     EXPECT_EQ(fs::exists(notice_file(folder.path(), "one")), stays) << ago;
   }
+  for (const double late : {14.0, 16.0}) {  // it was held up for so long
+    Notice notice = notice_now("one", 30);
+    notice.came -= 20;
+    write_notice(folder.path(), notice);
+    forget_notice_of_stop(folder.path(), "one", boot_seconds(), late);
+    EXPECT_EQ(fs::exists(notice_file(folder.path(), "one")), late < 15) << late;
+  }
   Notice notice = notice_now("one", 30);
   notice.machine = "another machine";
   write_notice(folder.path(), notice);
