@@ -192,5 +192,33 @@ TEST(JobOrder, AServiceOfAJobThatHasSavedNothingIsToBeginAfterIt) {
   service.wait_for(taken.at("body").value("id", JobId{0}), "cancelled");
 }
 
+// Whoever submits them: the command, a program, or another verb.
+TEST(JobOrder, DataThatAreNotThereAreRefusedUnlessAnEarlierJobMayMakeThem) {
+  LiveService service(1);
+  const fs::path file = service.folder() / "tokens.bin";
+  const std::string toml =
+      "[data]\nformat = \"tokens\"\npath = \"" + file.string() + "\"\n[model]\nname = \"gpt\"\n";
+  Json body = {{"name", "reads"}, {"held", true}, {"spec", {{"job", toml}}}};
+  const auto status = [&] {
+    const Json answer = service.send("POST", "/v1/jobs", dump_json(body));
+    const bool taken = answer.value("status", 0) == 201;
+    EXPECT_EQ(answer.dump().find("there is no such file or folder") == std::string::npos, taken)
+        << answer;
+    return answer.value("status", 0);
+  };
+  EXPECT_EQ(status(), 404);
+  Json array = body;
+  array.erase("spec");
+  array["array"] = Json::array({{{"index", 0}, {"spec", {{"job", toml}}}}});
+  std::swap(body, array);
+  EXPECT_EQ(status(), 404);
+  std::swap(body, array);
+  body["after"] = Json::array({service.submit_command("makes", "sleep 1000")});
+  EXPECT_EQ(status(), 201);
+  body.erase("after");
+  write_file_atomic(file, "tokens");
+  EXPECT_EQ(status(), 201);
+}
+
 }  // namespace
 }  // namespace ductile::cluster

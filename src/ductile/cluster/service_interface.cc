@@ -156,7 +156,12 @@ void Service::Impl::open_interface() {
                              bool follows) {
     const auto read = checked_work(s, spec, who);
     check_spec(s, read->work, read->plans, devices, of_a_node);
-    if (!follows) require_weights(read->work, runs_.path, view_);
+    if (!follows) {
+      require_weights(read->work, runs_.path, view_);
+      const auto* job = std::get_if<spec::JobOptions>(&read->work);
+      // Nodes of a cluster may have what this machine has not.
+      if (job != nullptr && !options_.cluster) spec::require_data(*job);
+    }
     check_gpus(s, read->work, *engine_);
     check_region(s, cluster_, options_.policy);
     if (who.role < Role::admin && runs_own_code(read->work))
