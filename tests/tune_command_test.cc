@@ -193,6 +193,14 @@ choices = [0.05]
   EXPECT_EQ(story("a")[0][3].back()[0], 4);
 }
 
+TEST_F(Tune, DataThatAreNotThereAreRefusedBeforeThereIsASession) {
+  EXPECT_EQ(run(tune("a", kSpace, {"--set", "data.format=folder", "--set", "data.path=/nope"})), 4);
+  EXPECT_NE(read_file(output()).find("data.path = \"/nope\": there is no such file or folder"),
+            std::string::npos)
+      << read_file(output());
+  EXPECT_FALSE(fs::exists(root_.path() / "a"));
+}
+
 TEST_F(Tune, SaysWhatIsWrong) {
   EXPECT_EQ(run(tune("a", "[space.\"optimizer.lrr\"]\nlow = 1\nhigh = 2\n")), 2);
   EXPECT_NE(read_file(output()).find("optimizer.lr"), std::string::npos);

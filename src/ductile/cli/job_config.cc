@@ -119,22 +119,4 @@ void JobConfig::make_paths_absolute() {
   }
 }
 
-void require_data(const spec::JobOptions& job) {
-  if (!job.python.object.empty()) return;
-  for (const auto& [name, path] :
-       {std::pair<const char*, const std::string&>{"data.path", job.data.path},
-        {"data.test_path", job.data.test_path}}) {
-    if (path.empty() || path.find('{') != std::string::npos)
-      continue;  // a pattern is of many files
-    FileKind kind = FileKind::other;
-    try {
-      kind = kind_of(path);
-    } catch (const Error&) {  // who reads it says what is wrong with it
-    }
-    if (kind == FileKind::none)
-      fail(ErrorCode::not_found, "{} = \"{}\": {}", name, path,
-           fs::is_symlink(path) ? "a link that leads nowhere" : "there is no such file or folder");
-  }
-}
-
 }  // namespace ductile::cli

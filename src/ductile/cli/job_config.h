@@ -64,8 +64,4 @@ class JobConfig {
                    const char* const* environment);
 };
 
-// That the data which the job names are there, as seen from here. Throws not_found, naming the
-// option. Those of a Python job are its own matter.
-void require_data(const spec::JobOptions& job);
-
 }  // namespace ductile::cli

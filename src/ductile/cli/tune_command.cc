@@ -39,6 +39,7 @@ trials::Session begin(const TuneCommand& command, Context& context) {
   JobConfig config;
   config.read(command.job, context.environment);
   config.make_paths_absolute();
+  spec::require_data(config.job);  // of which each trial would complain, again and again
   trials::Tuning tuning = command.space ? trials::read_tuning(read_text(*command.space),
                                                               command.space->string(), config.job)
                                         : trials::default_tuning(config.job);

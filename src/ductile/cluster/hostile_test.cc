@@ -266,7 +266,7 @@ class KnownHostile : public Hostile {
  protected:
   // What is submitted is read, as a service does.
   KnownHostile() : Hostile(true) {
-    api.check_submission([this](const Submission& s, nlohmann::json& spec, const Principal&) {
+    api.check_submission([this](const Submission& s, nlohmann::json& spec, const Principal&, bool) {
       const auto read = specs.read(s.kind, spec);
       check_spec(s, read->work, read->plans, kDevices, kDevices);
     });

@@ -168,5 +168,57 @@ TEST(JobOrder, ACommandsExitCodeIsKnown) {
   EXPECT_FALSE(service.wait_for(cancelled, "cancelled").contains("exit_code"));
 }
 
+// It would look for weights at once, and fail for good.
+TEST(JobOrder, AServiceOfAJobThatHasSavedNothingIsToBeginAfterIt) {
+  LiveService service(2);
+  const std::string toml =
+      "[train]\nmax_steps = 100000000\nvirtual_ranks = 4\nbatch_size = 64\n"
+      "[checkpoint]\nevery_seconds = 0\n";
+  const Json train = {{"name", "young"}, {"spec", {{"job", toml}}}};
+  const JobId young =
+      service.send("POST", "/v1/jobs", dump_json(train)).at("body").value("id", JobId{0});
+  const Json job = service.wait(young, [](const Json& now) {
+    return now.at("phase") == "running" && fs::exists(fs::path(now.value("run", "")) / "job.toml");
+  });
+  Json serve = {
+      {"name", "api"}, {"kind", "serve"}, {"spec", {{"run", job.at("run")}, {"model", "m"}}}};
+  const Json refused = service.send("POST", "/v1/jobs", dump_json(serve));
+  EXPECT_EQ(refused.value("status", 0), 409) << refused;
+  EXPECT_NE(refused.dump().find("with --after 1 the service begins"), std::string::npos) << refused;
+  serve["after"] = Json::array({young});
+  const Json taken = service.send("POST", "/v1/jobs", dump_json(serve));
+  ASSERT_EQ(taken.value("status", 0), 201) << taken;
+  service.act(young, "cancel");
+  service.wait_for(taken.at("body").value("id", JobId{0}), "cancelled");
+}
+
+// Whoever submits them: the command, a program, or another verb.
+TEST(JobOrder, DataThatAreNotThereAreRefusedUnlessAnEarlierJobMayMakeThem) {
+  LiveService service(1);
+  const fs::path file = service.folder() / "tokens.bin";
+  const std::string toml =
+      "[data]\nformat = \"tokens\"\npath = \"" + file.string() + "\"\n[model]\nname = \"gpt\"\n";
+  Json body = {{"name", "reads"}, {"held", true}, {"spec", {{"job", toml}}}};
+  const auto status = [&] {
+    const Json answer = service.send("POST", "/v1/jobs", dump_json(body));
+    const bool taken = answer.value("status", 0) == 201;
+    EXPECT_EQ(answer.dump().find("there is no such file or folder") == std::string::npos, taken)
+        << answer;
+    return answer.value("status", 0);
+  };
+  EXPECT_EQ(status(), 404);
+  Json array = body;
+  array.erase("spec");
+  array["array"] = Json::array({{{"index", 0}, {"spec", {{"job", toml}}}}});
+  std::swap(body, array);
+  EXPECT_EQ(status(), 404);
+  std::swap(body, array);
+  body["after"] = Json::array({service.submit_command("makes", "sleep 1000")});
+  EXPECT_EQ(status(), 201);
+  body.erase("after");
+  write_file_atomic(file, "tokens");
+  EXPECT_EQ(status(), 201);
+}
+
 }  // namespace
 }  // namespace ductile::cluster

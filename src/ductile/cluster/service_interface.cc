@@ -26,8 +26,16 @@ namespace ductile::cluster {
 
 namespace {
 
+// A job's run is called NUMBER-NAME. 0: that is no such name.
+JobId job_of_run(const fs::path& run) {
+  const std::string name = run.filename().string();
+  JobId id = 0;
+  std::from_chars(name.data(), name.data() + name.size(), id);
+  return id;
+}
+
 // Who may not act on a job may not offer its weights either. A run elsewhere may be read by the
-// service's user alone. The run of a job is called NUMBER-NAME. Returns its path without links,
+// service's user alone. Returns its path without links,
 // which others could let lead elsewhere once it has been looked at. While nobody can see the runs
 // it is not refused for good: throws unavailable.
 fs::path require_own_run(const fs::path& run, const RunsFolder& runs, const fs::path& store,
@@ -35,9 +43,7 @@ fs::path require_own_run(const fs::path& run, const RunsFolder& runs, const fs::
   require_folder_of_runs(runs);
   std::error_code error;
   const fs::path real = fs::canonical(run, error);
-  const std::string name = real.filename().string();
-  JobId id = 0;
-  std::from_chars(name.data(), name.data() + name.size(), id);
+  const JobId id = job_of_run(real);
   if (!error && id > 0 && real.parent_path() == fs::canonical(runs.path)) {
     const auto job = Reader(store).job_if_kept(id);
     if (job && fs::path(job->run).filename() == real.filename()) {
@@ -49,6 +55,27 @@ fs::path require_own_run(const fs::path& run, const RunsFolder& runs, const fs::
       "{} is not the run of a job that this service knows; only the service's own user may have "
       "others served",
       run.string()));
+}
+
+// The service's job whose run it is, where that has not ended; 0: there is none.
+JobId live_job_of(const fs::path& run, const fs::path& runs, const LiveView& view) {
+  std::error_code error;
+  const fs::path real = fs::canonical(run, error);
+  if (error || real.parent_path() != fs::canonical(runs, error) || error) return 0;
+  const JobId id = job_of_run(real);
+  return id > 0 && view.of(id) ? id : 0;
+}
+
+// A job that trains has nothing to serve until it has saved for the first time. Of a run that is
+// nobody's here, who loads its weights says what helps.
+void require_weights(const Work& work, const fs::path& runs, const LiveView& view) {
+  const auto* serve = std::get_if<ServeSpec>(&work);
+  const JobId trains = serve == nullptr ? 0 : live_job_of(serve->run, runs, view);
+  if (trains == 0 || has_weights(run::RunFolder::open(serve->run))) return;
+  fail(ErrorCode::conflict,
+       "{}: job {} has neither finished nor saved a checkpoint yet, so there are no weights to "
+       "answer with; with --after {} the service begins once that job has finished",
+       serve->run.string(), trains, trains);
 }
 
 // A server that runs as root could listen there for anybody, in the name of this machine.
@@ -125,9 +152,16 @@ SpecReader::Read Service::Impl::checked_work(const Submission& s, nlohmann::json
 void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices()](
-                             const Submission& s, nlohmann::json& spec, const Principal& who) {
+                             const Submission& s, nlohmann::json& spec, const Principal& who,
+                             bool follows) {
     const auto read = checked_work(s, spec, who);
     check_spec(s, read->work, read->plans, devices, of_a_node);
+    if (!follows) {
+      require_weights(read->work, runs_.path, view_);
+      const auto* job = std::get_if<spec::JobOptions>(&read->work);
+      // Nodes of a cluster may have what this machine has not.
+      if (job != nullptr && !options_.cluster) spec::require_data(*job);
+    }
     check_gpus(s, read->work, *engine_);
     check_region(s, cluster_, options_.policy);
     if (who.role < Role::admin && runs_own_code(read->work))

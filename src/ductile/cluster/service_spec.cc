@@ -9,6 +9,7 @@
 #include "ductile/base/json_fields.h"
 #include "ductile/base/options.h"
 #include "ductile/base/paths.h"
+#include "ductile/ckpt/checkpoint.h"
 #include "ductile/cluster/front_impl.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/service_spec_impl.h"
@@ -213,6 +214,12 @@ spec::JobOptions served_job(const ServeSpec& serve) {
   spec::JobOptions job;
   OptionSet(job).read_toml(run::RunFolder::open(serve.run).job_file(), Moved::follow);
   return job;
+}
+
+bool has_weights(const run::RunFolder& run) {
+  return kind_of(run.model_file()) != FileKind::none ||
+         std::ranges::any_of(ckpt::list(run.checkpoints()),
+                             [](const ckpt::CheckpointSummary& one) { return one.error.empty(); });
 }
 
 namespace {

@@ -89,6 +89,8 @@ std::unique_ptr<JobRunner> make_runner(net::Loop& loop, Engine& engine,
 
 // The job whose run is served. Throws not_found if there is no such run.
 spec::JobOptions served_job(const ServeSpec& serve);
+// Whether there is anything to serve: final weights, or a sound checkpoint.
+bool has_weights(const run::RunFolder& run);
 
 // The cluster that the options name, or one of this machine alone, with the teams of teams_of().
 // Throws invalid_argument for shares that the policy does not know, and for teams of the file.

@@ -567,10 +567,7 @@ ExitCode submit(const ServiceCommand& command, Context& context) {
   }
   return ask_service(command, context, [&](const cluster::Client& client) {
     if (command.hold) body["held"] = true;  // an older service knows no such keys
-    if (!command.after.empty())
-      body["after"] = earlier_jobs(command.after, client);
-    else if (!command.served && is_training(command))  // an earlier job may make its data
-      require_data_of(body, client);
+    if (!command.after.empty()) body["after"] = earlier_jobs(command.after, client);
     const std::string lack = lack_of_gpus(command, client);
     constexpr FieldFlag kOfCommand[] = {{"min_devices", "--devices"}, {"max_devices", "--devices"}};
     std::span<const FieldFlag> own;

@@ -122,19 +122,6 @@ spec::JobOptions job_by_plan(const nlohmann::json& submitted, size_t i, const fs
 
 }  // namespace
 
-// Nodes of a cluster may have what this machine has not.
-void require_data_of(const nlohmann::json& body, const cluster::Client& client) {
-  if (!client.is_local() || client.get("/v1/nodes").at("nodes").size() > 1) return;
-  const auto look = [](const nlohmann::json& submitted) {
-    spec::JobOptions job;
-    OptionSet(job).read_toml_text(submitted.at("job").get<std::string>(), "spec.job",
-                                  Moved::follow);
-    require_data(job);
-  };
-  if (!body.contains("array")) return look(body.at("spec"));
-  for (const nlohmann::json& member : body.at("array")) look(member.at("spec"));
-}
-
 bool require_plans_of_model(const nlohmann::json& body, const std::vector<fs::path>& files) {
   std::set<std::string> seen;  // each takes a worker some time
   const auto look = [&](const nlohmann::json& submitted, const std::string& whose) {

@@ -7,7 +7,6 @@
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
-#include "ductile/cluster/client.h"
 
 namespace ductile::cli {
 
@@ -24,10 +23,6 @@ struct TrainingSpec {
 // no time.
 TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& request,
                            const Context& context);
-
-// That the data of the jobs of `body` are there, where the service reads what this machine sees.
-// Throws as require_data() does.
-void require_data_of(const nlohmann::json& body, const cluster::Client& client);
 
 // That the plans in `files`, with which `body`, the request of a job or of an array, was made, are
 // of the model of each of its jobs, as far as this machine can tell; jobs that do not differ in

@@ -407,4 +407,8 @@ bool same_result(const JobOptions& before, const JobOptions& now);
 // keys.
 void check(const JobOptions& job);
 
+// That the data which the job names are there, as seen from here. Throws not_found, naming the
+// option. Those of a Python job are its own matter.
+void require_data(const JobOptions& job);
+
 }  // namespace ductile::spec

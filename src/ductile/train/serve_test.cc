@@ -8,13 +8,16 @@
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/rng.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/data/testing/images.h"
+#include "ductile/run/runs_mark.h"
 #include "ductile/serving/model.h"
 #include "ductile/train/environment.h"
 #include "ductile/train/questions.h"
@@ -297,6 +300,35 @@ TEST(RunSource, TakesARunThatIsNotThereNowForNoDeletedWeights) {
   for (const int64_t step : {7, 10}) EXPECT_EQ(code(step), ErrorCode::unavailable) << step;
   fs::rename(away, here);
   EXPECT_EQ(run.source->load(10)->card().version, 10);
+}
+
+// The process that holds the run of a service's job is the service, which does not end.
+TEST(RunSource, OfAnUnfinishedRunItSaysWhoGivesItWeights) {
+  const TempFolder place;
+  spec::JobOptions job = small_job("mlp");
+  const auto said = [&] {
+    const fs::path path = place.path() / "7-young";
+    const run::RunFolder folder = fs::exists(path)
+                                      ? run::RunFolder::open(path)
+                                      : run::RunFolder::create_at(path, OptionSet(job).to_toml());
+    const run::RunLock lock(folder.path(), run::RunLock::kLocal);
+    try {
+      serve_run(folder, job, "young")->load({});
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::not_found);
+      return error.message();
+    }
+    return std::string();
+  };
+  const std::string alone = said();
+  EXPECT_NE(alone.find(fmt::format("process {} trains it", ::getpid())), std::string::npos)
+      << alone;
+  write_file_atomic(run::runs_mark_file(place.path()), "0123456789abcdef\n");
+  const std::string in_service = said();
+  EXPECT_NE(in_service.find("job 7 of a service trains it"), std::string::npos) << in_service;
+  EXPECT_NE(in_service.find("--after 7"), std::string::npos) << in_service;
+  EXPECT_EQ(in_service.find("process"), std::string::npos) << in_service;
+  EXPECT_EQ(in_service.find("--resume"), std::string::npos) << in_service;
 }
 
 TEST(RunSource, SaysWhatIsDamaged) {

@@ -18,6 +18,7 @@
 #include "ductile/data/augment.h"
 #include "ductile/optim/optimizer.h"
 #include "ductile/run/lock.h"
+#include "ductile/run/runs_mark.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/staleness.h"
 #include "ductile/train/statistics.h"
@@ -71,13 +72,33 @@ auto read_sound(const run::RunFolder& folder, Read read) {
   }
 }
 
+// The number of the job of a service whose run this is; empty: it is none of a service's.
+std::string job_of_service(const run::RunFolder& folder) {
+  const std::string name = folder.name();  // NUMBER-NAME
+  const size_t digits = name.find_first_not_of("0123456789");
+  const bool is_numbered = digits != 0 && digits != std::string::npos && name[digits] == '-';
+  if (!is_numbered) return "";
+  const fs::path mark = run::runs_mark_file(folder.path().parent_path());
+  return kind_of(mark) == FileKind::none ? "" : name.substr(0, digits);
+}
+
+// What gives an unfinished run its weights. In a service it is the service that trains it, and the
+// process that holds the run does other jobs besides.
+std::string remedy_of(const run::RunFolder& folder) {
+  if (const std::string job = job_of_service(folder); !job.empty())
+    return fmt::format(
+        "job {0} of a service trains it: `ductile why {0}` says how far it is, and what is "
+        "submitted with --after {0} begins once it has finished",
+        job);
+  if (const auto holder = run::lock_holder(folder.path()))
+    return fmt::format("process {} trains it: wait for its end", holder->pid);
+  return fmt::format("finish it with `ductile train --resume {}`", folder.path().string());
+}
+
 [[noreturn]] void fail_unfinished(const run::RunFolder& folder) {
   const std::string path = folder.path().string();
   const std::vector<int64_t> steps = checkpoint_steps(folder);
-  const auto holder = run::lock_holder(folder.path());
-  const std::string remedy =
-      holder ? fmt::format("process {} trains it: wait for its end", holder->pid)
-             : fmt::format("finish it with `ductile train --resume {}`", path);
+  const std::string remedy = remedy_of(folder);
   if (steps.empty())
     fail(ErrorCode::not_found, "{}: the run has neither final weights nor a checkpoint; {}", path,
          remedy);

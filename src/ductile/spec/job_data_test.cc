@@ -1,0 +1,42 @@
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
+#include "ductile/spec/job.h"
+
+namespace ductile::spec {
+namespace {
+
+std::string refusal(const JobOptions& job) {
+  try {
+    require_data(job);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::not_found);
+    return error.message();
+  }
+  return "";
+}
+
+TEST(JobData, WhatIsNotThereIsNamedWithItsOption) {
+  const TempFolder folder;
+  write_file_atomic(folder.path() / "train.bin", "data");
+  JobOptions job;
+  EXPECT_EQ(refusal(job), "") << "it names none";
+  job.data.path = (folder.path() / "train.bin").string();
+  EXPECT_EQ(refusal(job), "");
+  job.data.test_path = (folder.path() / "test.bin").string();
+  EXPECT_EQ(refusal(job),
+            "data.test_path = \"" + job.data.test_path + "\": there is no such file or folder");
+  fs::create_symlink("nowhere", folder.path() / "test.bin");
+  EXPECT_NE(refusal(job).find("a link that leads nowhere"), std::string::npos);
+  job.data.test_path = (folder.path() / "test-{000..007}.tar").string();
+  EXPECT_EQ(refusal(job), "") << "a pattern is of many files";
+  job.data.path = "nowhere";
+  job.python.object = "train.py:Job";
+  EXPECT_EQ(refusal(job), "") << "they are a Python job's own matter";
+}
+
+}  // namespace
+}  // namespace ductile::spec
