@@ -15,6 +15,7 @@
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
 #include "ductile/cli/plan_placement.h"
+#include "ductile/cli/work_folder.h"
 #include "ductile/link/plan_change.h"
 #include "ductile/link/saved_state.h"
 #include "ductile/link/worker_processes.h"
@@ -64,7 +65,7 @@ struct NewJob {
   OtherPlan plan;
 };
 NewJob job_by(const spec::JobOptions& job, const PlanSearch::Found& found, bool had_parts) {
-  const TempFolder temporary("ductile-replan");
+  const WorkFolder temporary;
   const fs::path file = temporary.path() / "plan.json";
   write_file_atomic(file, found.plan);
   NewJob out{job, {}};
@@ -165,8 +166,7 @@ PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan,
       workers_(left.count),
       here_(memory_here(setup)),
       what_(fmt::format("a plan for {} of the run",
-                        page::plural(static_cast<double>(left.count), "worker"))),
-      folder_("ductile-replan") {
+                        page::plural(static_cast<double>(left.count), "worker"))) {
   const json report = parse_json(plan);
   if (!report.is_object() || !report.contains("profile") || !report.contains("cluster")) {
     fail(ErrorCode::conflict,

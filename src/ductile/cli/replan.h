@@ -13,6 +13,7 @@
 #include "ductile/cli/devices_left.h"
 #include "ductile/cli/job_config.h"
 #include "ductile/cli/other_plan.h"
+#include "ductile/cli/work_folder.h"
 #include "ductile/link/plan_change.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/hosts.h"
@@ -57,7 +58,7 @@ class PlanSearch {
   const double here_;         // memory_here()
   double device_memory_ = 0;  // of the devices that are left, that of the smallest
   const std::string what_;    // is sought, for errors
-  const TempFolder folder_;
+  const WorkFolder folder_;
   std::vector<fs::path> leaner_;  // plans of the same stages that are still to be judged
   bool judges_ = false;           // one of them
   std::vector<std::string> options_;
