@@ -36,7 +36,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 }
 
 // Seconds of a forward pass that are spent in no operator; the least of `rounds`.
-double interpreter_seconds(nn::Model& model, const at::Tensor& x, int rounds) {
+double interpreter_seconds(nn::Model& model, const nn::Tensors& x, int rounds) {
   double inside = 0;
   nn::OperatorGraph timed;
   const nn::OperatorGraph declared = nn::operators_of(model);
@@ -54,7 +54,7 @@ double interpreter_seconds(nn::Model& model, const at::Tensor& x, int rounds) {
   for (int i = 0; i < rounds; ++i) {
     inside = 0;
     const auto begin = std::chrono::steady_clock::now();
-    timed.run(std::span(&x, 1));
+    timed.run(x);
     least = std::min(least, seconds_since(begin) - inside);
   }
   return least;
@@ -72,7 +72,7 @@ void bench(std::string_view name, int rounds) {
   uint64_t digest = 0xCBF29CE484222325u;
   for (int i = 0; i < rounds + 2; ++i) {
     const double begin = cpu_seconds();
-    const nn::LossOutput loss = model->loss(model->forward(x), labels, 0.1);
+    const nn::LossOutput loss = model->loss(nn::forward(*model, x), labels, 0.1);
     loss.losses.mean().backward();
     if (i >= 2) seconds.push_back(cpu_seconds() - begin);
     if (i < 2) digest = fnv(digest, loss.losses.detach());

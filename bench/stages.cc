@@ -3,6 +3,7 @@
 // stage of all operators, the same with the backward pass split into inputs and weights, and the
 // parts of the latter: `stages_bench [rounds [model]]`. One thread.
 #include <algorithm>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,7 +43,8 @@ void run_plain(nn::Model& model, const nn::Tensors& in, Times& times) {
   double forward = 0, backward = 0;
   for (int m = 0; m < kMicroBatches; ++m) {
     double begin = cpu_seconds();
-    const nn::LossOutput loss = model.loss(model.forward(in[0]), in[1], 0);
+    const at::Tensor logits = nn::forward(model, std::span(in).first(in.size() - 1));
+    const nn::LossOutput loss = model.loss(logits, in.back(), 0);
     const at::Tensor mean = loss.losses.mean();
     forward += cpu_seconds() - begin;
     begin = cpu_seconds();
@@ -90,8 +92,9 @@ void bench(std::string_view name, int rounds) {
   options.layers = 4;
   options.heads = 4;
   options.dim = 256;
-  const auto [model, input, labels] = make_zoo_case(options, name == "gpt" ? 8 : 32);
-  const nn::Tensors in = {input, labels};
+  const auto [model, inputs, labels] = make_zoo_case(options, name == "gpt" ? 8 : 32);
+  nn::Tensors in = inputs;
+  in.push_back(labels);
   const nn::OperatorGraph operators = nn::training_operators(*model, 0);
   std::vector<int> ops;
   for (size_t i = 0; i < operators.operators().size(); ++i) ops.push_back(static_cast<int>(i));

@@ -158,6 +158,36 @@ TEST_P(ElasticOnce, ResizedPreemptedMovedAndResumedItIsTheSameJob) {
   EXPECT_EQ(model_of(moved), weights);
 }
 
+// As `timeout` of coreutils sends them: to the program and, at once, to its group.
+TEST_P(ElasticOnce, TwoSignalsAtOnceAreOneRequestAndALaterOneSaysWhatIsLost) {
+  const fs::path run = root_.path() / "run";
+  sets_.insert(sets_.end(), {"checkpoint.every_steps=1000000", "train.eval_every_epochs=0",
+                             "train.log_every=1", "train.epochs=10000"});
+  Program job = start(run, {"--workers", "2"});
+  ASSERT_TRUE(wait_until_it_steps(job, run)) << read_file(log_);
+  ::kill(job.pid(), SIGTERM);
+  std::this_thread::sleep_for(milliseconds(1));
+  ::kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.wait(), 130) << read_file(log_);
+  EXPECT_FALSE(fs::is_empty(run / "checkpoints")) << read_file(log_);
+  EXPECT_EQ(read_file(run / "events.jsonl").find("killed on request"), std::string::npos);
+
+  // Workers that are stopped save nothing.
+  const auto before = fs::file_size(run / "metrics.jsonl");
+  job = Program(ductile({"-q", "train", "--resume", run.string()}), log_);
+  while (job.running() && fs::file_size(run / "metrics.jsonl") == before)
+    std::this_thread::sleep_for(milliseconds(20));
+  std::this_thread::sleep_for(milliseconds(500));
+  ASSERT_TRUE(job.running()) << read_file(log_);
+  for (const pid_t worker : workers_of(run)) ::kill(worker, SIGSTOP);
+  ::kill(job.pid(), SIGTERM);
+  std::this_thread::sleep_for(milliseconds(1100));
+  ::kill(job.pid(), SIGTERM);
+  EXPECT_EQ(job.wait(), 130) << read_file(log_);
+  EXPECT_NE(read_file(run / "events.jsonl").find("killed on request"), std::string::npos);
+  EXPECT_NE(read_file(log_).find("will be done again"), std::string::npos) << read_file(log_);
+}
+
 // A host that asks its worker to go, and a damaged line: neither says anything about the run.
 TEST_P(ElasticOnce, OnlyTheControllerSaysHowARunEndedAndADiaryEndsNone) {
   const std::string weights = expected();

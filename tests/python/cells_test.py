@@ -203,6 +203,23 @@ class Cells(support.Case):
                                 "train.precision=bf16", code=2)
         self.assertIn('train.precision = "bf16"', text)
 
+    def test_a_model_is_measured_and_planned_for_the_samples_that_it_was_captured_for(self):
+        self.capture("Net")
+        options = [word for key in ("model.name=custom", "model.library=net.pt", "data.train_limit=96", "data.test_limit=40",
+                                    "train.batch_size=32", "train.epochs=1", "optimizer.lr=0.05") for word in ("--set", key)]
+        self.run_ductile("-q", "train", "--out", "own", "--devices", "machine.toml", "--replicas", 1, *options)
+        with open(self.out("own/job.toml")) as file:
+            self.assertRegex(file.read(), "micro_batches = [14]\n")
+        self.run_ductile("-q", "profile", "-o", "own.json", *options)
+        with open(self.out("own.json")) as file:
+            self.assertNotIn("captured", json.load(file))
+        self.write("other.json", self.run_ductile("plan", "graph.json", "--devices", "machine.toml", "--batch", 32, "--micro-batch", 4,
+                                                  "--runnable", "--replicas", 1, "--json"))
+        text = self.run_ductile("-q", "train", "--out", "other", "--plan", "other.json", *options, code=2)
+        self.assertIn("4 samples at once", text)
+        self.assertIn("was captured for 8, 32", text)
+        self.assertFalse(os.path.exists(self.out("other")))
+
     def not_loaded(self, words, code=2):
         text = self.run_ductile("-q", "train", "--set", "model.name=custom", "--set", "model.library=no.pt", code=code)
         self.assertRegex(text, 'model.library = "[^"]*no.pt"')

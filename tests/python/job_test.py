@@ -267,6 +267,27 @@ class Refusals(Case):
         self.assertIn("python.interpreter=", text)
         self.assertIn("is not a program", self.refused("--set", "python.interpreter=/nowhere", code=4))
 
+    def test_name_a_python_that_has_gone_and_how_the_run_goes_on(self):
+        python, run = self.out("python"), self.out("run")
+        os.symlink(support.PYTHON, python)
+        done = self.train("run", sets=(f"python.interpreter={python}",))
+        os.remove(python)
+        resume = [support.DUCTILE, "train", "--resume", run, "--json"]
+        refused = subprocess.run(resume, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        self.assertIn(f"{python}: not there", refused.stderr)
+        self.assertIn("in the run's job.toml, as interpreter of [python]", refused.stderr)
+        self.assertNotIn("--set", refused.stderr)
+        job = os.path.join(run, "job.toml")
+        with open(job) as file:
+            text = file.read()
+        self.assertIn(f'interpreter = "{python}"', text)
+        with open(job, "w") as file:
+            file.write(text.replace(f'interpreter = "{python}"', f'interpreter = "{support.PYTHON}"'))
+        resumed = subprocess.run(resume, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        self.assertEqual(json.loads(resumed.stdout)["result"]["digest"], done["digest"])
+
     def test_name_options_that_say_nothing(self):
         self.assertIn("train.precision", self.refused("--set", "train.precision=bf16", code=2))
         self.assertIn("train.virtual_ranks", self.refused("--set", "train.virtal_ranks=2", code=2))

@@ -8,12 +8,14 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include "ductile/base/error.h"
 #include "ductile/base/isa.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
 #include "ductile/cli/blas_kernels.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cli/python_job.h"
 #include "ductile/cli/version.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
@@ -237,11 +239,43 @@ Json program_facts() {
   return facts;
 }
 
+// Where the extension of the package for Python is that Python jobs train with: beside the worker,
+// as ductile-python-worker looks for it, or where Python itself looks; null: nowhere.
+Json python_facts(const Json& worker) {
+  std::vector<std::string> folders;
+  if (worker.is_object()) {
+    const std::string bin = fs::path(worker["path"].get<std::string>()).parent_path().string();
+    folders = {bin + "/../python/ductile", bin + "/../lib/python3*/site-packages/ductile",
+               bin + "/../ductile"};
+  }
+  std::optional<std::string> python;
+  try {
+    python = find_interpreter("");
+  } catch (const Error&) {  // there is none
+  }
+  if (python) {
+    const auto found =
+        output_of(page::shell_word(*python) +
+                  " -c \"import importlib.util as u; print(u.find_spec('ductile').origin or '')\"");
+    if (found) folders.push_back(fs::path(first_line(*found)).parent_path().string());
+  }
+  Json facts = {{"interpreter", python ? Json(*python) : Json(nullptr)}, {"package", nullptr}};
+  for (const std::string& folder : folders) {
+    const auto extensions = paths_like(folder + "/_core*.so");
+    if (extensions.empty()) continue;
+    facts["package"] = fs::path(extensions.front()).parent_path().lexically_normal().string();
+    break;
+  }
+  return facts;
+}
+
 // One thing that should be there and is not, and what installs it: a package of the system, or (of
 // a program of Ductile's own) none.
 struct Missing {
   std::string what, why, package;
+  std::string command = {};  // where it is no package's
   std::string remedy() const {
+    if (!command.empty()) return "in the source tree: " + command;
     return package.empty() ? fmt::format(
                                  "install Ductile again, or in the source tree: "
                                  "scripts/build release {}",
@@ -267,6 +301,11 @@ std::vector<Missing> find_missing(const Json& facts) {
            (!blas.is_null() && blas["name"].get<std::string>() != "reference"),
        "an optimised BLAS", "the reference BLAS is many times slower", "libopenblas0-pthread");
   need(!facts["ucx"].is_null(), "UCX", "workers on several hosts talk through it", "libucx-dev");
+  if (facts["python"]["package"].is_null())
+    missing.push_back({"the package ductile for Python",
+                       "`ductile train FILE.py:Job` and `ductile capture` need it", "",
+                       "scripts/setup --tests && scripts/build release ductile ductile-worker "
+                       "_core"});
   const bool has_gpus = std::ranges::any_of(
       facts["gpus"], [](const Json& gpu) { return gpu["trouble"].get<std::string>().empty(); });
   need(!has_gpus || facts["nccl"]["built_in"].get<bool>(), "NCCL",
@@ -316,6 +355,14 @@ std::string topology_text(const Json& topology) {
     out += fmt::format(" (each hardware thread counts as a core, since hwloc is no help: {})",
                        trouble);
   return out;
+}
+
+std::string python_text(const Json& python) {
+  if (python["package"].is_null()) return "no package for jobs in Python";
+  const Json& interpreter = python["interpreter"];
+  return fmt::format("{} (the package: {})",
+                     interpreter.is_null() ? "not found" : interpreter.get<std::string>(),
+                     python["package"].get<std::string>());
 }
 
 void print_facts(Console& console, const Json& facts, const std::vector<Missing>& missing) {
@@ -374,6 +421,7 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
                               : fmt::format("{} ({})", blas["name"].get<std::string>(),
                                             blas["path"].get<std::string>())},
       {"worker", worker_text},
+      {"python", python_text(facts["python"])},
       {"ucx", library("ucx")},
       {"nccl", facts["nccl"]["built_in"].get<bool>() ? "built in" : "not built in (DUCTILE_NCCL)"},
       {"gpus", gpus.empty() ? "none" : gpus},
@@ -411,6 +459,7 @@ ExitCode doctor(const DoctorCommand& command, Context& context) {
   facts["blas"] = blas_facts();
   facts["worker"] = worker_facts();
   facts["programs"] = program_facts();
+  facts["python"] = python_facts(facts["worker"]);
   add_torch_of_worker(facts);
   facts["ucx"] = ucx_facts();
   facts["nccl"] = nccl_facts();

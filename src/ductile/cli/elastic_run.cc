@@ -113,7 +113,9 @@ class Signals {
   void end(int signal) {
     host_.note_signal(signal);
     if (run_.on_interrupt) run_.on_interrupt();
-    if (std::exchange(interrupted_, true)) return host_.kill();
+    const bool is_first = !requests_.any();
+    if (requests_.repeats()) return host_.kill();
+    if (!is_first) return;
     host_.request(control::PreemptJob{}, [this](const link::RequestAnswer& answer) {
       const std::string why = answer.refused + answer.waits;
       if (!why.empty())
@@ -126,7 +128,7 @@ class Signals {
   server::JobHost& host_;
   const ElasticRun& run_;
   const int fd_;
-  bool interrupted_ = false;
+  EndRequests requests_;
   net::Loop::Watch watch_;
 };
 

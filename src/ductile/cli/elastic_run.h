@@ -47,8 +47,9 @@ server::HostSetup host_setup_of(const HostsRequest& request, const server::HostS
 // Runs the job with a controller of its own in this process, until no worker is left.
 //
 // SIGINT, SIGTERM and SIGHUP of this process preempt the job: it finishes its step, saves and ends;
-// a second one kills the workers. Call from a program's only thread, with the run's lock held.
-// `loaded`: forks the workers of this machine (JobConfig::loaded); null: they begin one if need be.
+// one that comes more than a second later kills the workers. Call from a program's only thread,
+// with the run's lock held. `loaded`: forks the workers of this machine (JobConfig::loaded); null:
+// they begin one if need be.
 link::JobEnd run_elastic(const run::RunLock& lock, const run::RunFolder& folder,
                          const spec::JobOptions& job, const ElasticRun& run,
                          std::shared_ptr<process::Zygote> loaded = nullptr);

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <cerrno>
+#include <chrono>
+#include <optional>
 
 #include <signal.h>
 #include <sys/signalfd.h>
@@ -33,6 +35,24 @@ class HeldSignals {
  private:
   sigset_t held_{}, before_{};
   Descriptor fd_;
+};
+
+// Tells a request to end from one that is made once more. Who hands a signal on may send it twice
+// (`timeout` of coreutils sends it to the program and to its group): what comes within a second of
+// the first one is still the same request.
+class EndRequests {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // To be called for each signal. Whether it is another request than the first.
+  bool repeats(Clock::time_point now = Clock::now()) {
+    if (!first_) first_ = now;
+    return now - *first_ > std::chrono::seconds(1);
+  }
+  bool any() const { return first_.has_value(); }
+
+ private:
+  std::optional<Clock::time_point> first_;
 };
 
 }  // namespace ductile::cli

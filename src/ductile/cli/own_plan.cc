@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
@@ -35,7 +36,8 @@ int64_t threads_of(const JobConfig& config, int64_t devices) {
 }  // namespace
 
 std::optional<json> measured_graph(const JobConfig& config, const std::vector<int64_t>& shares,
-                                   int64_t rounds, int64_t threads, Console& console) {
+                                   int64_t rounds, int64_t threads, Console& console,
+                                   std::vector<int64_t>* captured) {
   if (!config.job.python.object.empty())
     fail(ErrorCode::invalid_argument,
          "{}: the operators of a Python job's model are found by its own Python: ductile capture",
@@ -55,6 +57,10 @@ std::optional<json> measured_graph(const JobConfig& config, const std::vector<in
                     bar.show({.parts = {{"profile"}, {page::as_percent(share)}}, .share = share});
                   }});
   bar.clear();
+  if (graph && graph->contains("captured")) {
+    if (captured != nullptr) *captured = graph->at("captured").get<std::vector<int64_t>>();
+    graph->erase("captured");
+  }
   return graph;
 }
 
@@ -87,6 +93,41 @@ std::optional<int64_t> number_of_devices(const std::string& devices) {
   return number;
 }
 
+double predicted(const std::string& plan) {
+  return parse_json(plan, "ductile plan", ErrorCode::internal)
+      .at("evaluation")
+      .at("seconds")
+      .get<double>();
+}
+
+// The fastest plan, by its figures, whose replicas compute as many samples at once as the model was
+// captured for.
+std::string plan_of_captured(const std::vector<std::string>& words, const std::string& asked,
+                             const std::vector<int64_t>& captured, const spec::JobOptions& job,
+                             std::optional<int64_t> replicas) {
+  std::string best;
+  std::optional<Error> refused;
+  for (const int64_t samples : captured) {
+    const int64_t micro_batch = samples * replicas.value_or(1);
+    if (job.train.batch_size % micro_batch != 0) continue;
+    std::vector<std::string> some = words;
+    some.insert(some.end(), {"--micro-batch", std::to_string(micro_batch)});
+    try {
+      std::string plan = fleet_output(some, asked);
+      if (best.empty() || predicted(plan) < predicted(best)) best = std::move(plan);
+    } catch (const Error& error) {  // another number may have room
+      if (!refused) refused = error;
+    }
+  }
+  if (!best.empty()) return best;
+  if (refused) throw Error(*refused);
+  fail(ErrorCode::invalid_argument,
+       "{}: model.library was captured for {} samples at once, none of which divides a batch of {} "
+       "among {}; capture it with --shares that name a micro-batch that does",
+       asked, fmt::join(captured, ", "), job.train.batch_size,
+       page::plural(static_cast<double>(replicas.value_or(1)), "replica"));
+}
+
 // What has to be said of a plan that leaves the model whole, though there are several devices.
 std::string why_uncut(size_t stages, int64_t ranks, int64_t devices, bool asked_replicas) {
   if (stages != 1 || devices == 1) return "";
@@ -113,8 +154,9 @@ std::optional<OwnPlan> own_plan(const JobRequest& request, const std::string& de
   JobConfig config;
   config.read(request, context.environment);
   config.make_paths_absolute();
+  std::vector<int64_t> captured;
   const auto graph = measured_graph(config, {}, ProfileCommand().rounds,
-                                    threads_of(config, num_devices), context.console);
+                                    threads_of(config, num_devices), context.console, &captured);
   if (!graph) return std::nullopt;
   const UnnamedFile file(dump_json(*graph));
   const UnnamedFile machine(number ? describe_machine(*number) : "");
@@ -124,7 +166,8 @@ std::optional<OwnPlan> own_plan(const JobRequest& request, const std::string& de
                                     "--runnable", "--json"};
   if (replicas) words.insert(words.end(), {"--replicas", std::to_string(*replicas)});
   OwnPlan out;
-  out.text = fleet_output(words, asked);
+  out.text = captured.empty() ? fleet_output(words, asked)
+                              : plan_of_captured(words, asked, captured, config.job, replicas);
   out.name = fmt::format("the plan for {}", number ? asked : devices);
   const json report = parse_json(out.text, "ductile plan", ErrorCode::internal);
   out.ranks = 0;

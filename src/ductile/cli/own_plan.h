@@ -14,11 +14,13 @@
 namespace ductile::cli {
 
 // The graph of the job's model with times and bytes, measured by a worker with so many threads (0:
-// the cores that this process may use); nothing where a signal ended it. Throws invalid_argument
-// for a Python job.
+// the cores that this process may use); nothing where a signal ended it. `captured` gets the only
+// numbers of samples that the model takes, if it does not take all. Throws invalid_argument for a
+// Python job.
 std::optional<nlohmann::json> measured_graph(const JobConfig& config,
                                              const std::vector<int64_t>& shares, int64_t rounds,
-                                             int64_t threads, Console& console);
+                                             int64_t threads, Console& console,
+                                             std::vector<int64_t>* captured = nullptr);
 
 // What a worker says is wrong with the stages of a job, whose options are `job` as TOML, for its
 // model. Empty: nothing, or nobody can say it on this machine, as without its data. No text at all

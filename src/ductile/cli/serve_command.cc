@@ -76,15 +76,16 @@ void serve_replicas(const fs::path& run, json request, int64_t threads, int64_t 
                                     console.say("{} replicas; Ctrl-C finishes what was accepted",
                                                 count);
                                   }});
-  bool ending = false;
+  EndRequests ending;
   const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
     signalfd_siginfo info;
     while (read(held.fd(), &info, sizeof info) == sizeof info) {
       if (info.ssi_signo == SIGTSTP) raise(SIGSTOP);
       if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGHUP)
         continue;
-      if (ending) return loop.stop();  // once more: what was accepted is not answered
-      ending = true;
+      const bool is_first = !ending.any();
+      if (ending.repeats()) return loop.stop();  // what was accepted is not answered
+      if (!is_first) continue;
       console.say("finishing what was accepted; once more ends at once");
       router.drain([&] { replicas.end([&] { loop.stop(); }); });
     }

@@ -200,11 +200,13 @@ void check_room(const TrainCommand& command, const spec::JobOptions& job, const 
   check_fewest(job, plan, *command.plan, workers > 0 ? workers : before, setup);
 }
 
-// Looks for the operators of a new run's plan before there is a run: one that cannot begin would
-// stay, as the latest. A plan that was made for this command is of this model. Returns whether to
-// go on: no signal came.
+// Looks for the operators of a plan before there is a run, or workers of one that goes on: a run
+// that cannot begin would stay, as the latest, and each worker would come to the same error. A plan
+// that was made for this command is of this model, but may give a captured one other micro-batches
+// than it takes. Returns whether to go on: no signal came.
 bool check_operators(const TrainCommand& command, JobConfig& config) {
-  if (!command.plan || command.plan_text || command.resume) return true;
+  if (!command.plan) return true;
+  if (command.plan_text && config.job.model.library.empty()) return true;
   config.make_paths_absolute();
   const std::optional<std::string> fault = fault_of_plan(config.options.to_toml());
   if (fault && !fault->empty())
@@ -223,6 +225,7 @@ struct Outcome {
   std::string error;      // of a failed one
   bool resumable = true;  // failed: the same command may get further when something was mended
   ErrorCode error_code = ErrorCode::internal;  // of a failed one
+  std::string lost = {};                       // interrupted: what was not saved, in words
 };
 
 Outcome failed(ErrorCode code, const std::string& text) {
@@ -235,8 +238,15 @@ Outcome failed(ErrorCode code, const std::string& text) {
 
 Outcome outcome_of(const link::JobEnd& end, const Listener& listener,
                    const run::RunFolder& folder) {
-  if (end.killed || end.phase == control::Phase::preempted)
-    return {kInterrupted, "interrupted", ""};
+  if (end.killed || end.phase == control::Phase::preempted) {
+    Outcome outcome{kInterrupted, "interrupted", ""};
+    if (end.killed && end.step > std::max<int64_t>(end.checkpoint, 0))
+      outcome.lost =
+          fmt::format("The workers were ended before they had saved: {} will be done again.",
+                      end.checkpoint > 0 ? fmt::format("the steps since {}", end.checkpoint)
+                                         : std::string("all steps"));
+    return outcome;
+  }
   if (end.phase == control::Phase::finished) return {kDone, "done", ""};
   if (!end.crashed) return failed(end.error_code, end.reason);
   std::string words = listener.error();
@@ -449,6 +459,7 @@ ExitCode tell(const TrainCommand& command, const Outcome& outcome, const Json& f
   }
   if (outcome.status == "failed") console.error(outcome.error);
   if (outcome.code == kInterrupted) {
+    if (!outcome.lost.empty()) console.err() << outcome.lost << std::endl;
     console.err() << "Interrupted. To go on: " << resume_command(folder) << std::endl;
   } else if (outcome.code == kJobFailed) {
     console.err() << "The log is " << folder.log_file().string() << std::endl;
@@ -471,11 +482,10 @@ void go_on(TrainCommand& command, const run::RunFolder& folder, int64_t workers)
 }
 
 ExitCode print_job(const TrainCommand& command, JobConfig& config, Console& console) {
-  if (command.json) {
-    console.print("{}\n", dump_json(config.options.to_json(), 2));
-  } else {
-    console.print("{}", config.options.to_toml());
-  }
+  const std::string text = command.json ? dump_json(config.options.to_json(), 2) + "\n"
+                                        : config.options.to_toml();  // its paths as they were given
+  if (!check_operators(command, config)) return kInterrupted;
+  console.print("{}", text);
   return kDone;
 }
 

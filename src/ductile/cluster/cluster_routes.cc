@@ -123,9 +123,34 @@ Answer reload_job(Request& request) {
   });
 }
 
-// Why a job waits changes with every other job, and the store hears of it only now and then.
+namespace {
+
+// "runs on 2 cpu".
+std::string_view what_it_holds(std::string_view reason) {
+  return reason.starts_with("runs on ") ? reason.substr(0, reason.find_first_of(",;:")) : "";
+}
+
+// Why a job waits changes with every other job, and the store hears of it only now and then. What
+// is said of one that runs changes with its speed and with the others, while it keeps what it has.
+void take_newest_reason(Request& request, JobRecord& job) {
+  if (request.view() == nullptr) return;
+  const auto live = request.view()->of(job.id);
+  if (!live) return;
+  using Moment = LiveState::Moment;
+  if (job.phase == Phase::queued && live->moment == Moment::waiting && !live->text.empty())
+    job.reason = live->text;
+  const std::string_view holds = what_it_holds(job.reason);
+  if (job.phase == Phase::running && live->moment == Moment::running && !holds.empty() &&
+      what_it_holds(live->says) == holds)
+    job.reason = live->says;
+}
+
+}  // namespace
+
 Json shown_now(Request& request, const JobRecord& job) {
-  Json out = to_json(job);
+  JobRecord now = job;
+  take_newest_reason(request, now);
+  Json out = to_json(now);
   if (request.view() == nullptr || has_ended(job.phase)) return out;
   if (const auto training = request.view()->training(job.id)) {
     Json& progress = out["progress"];
@@ -137,10 +162,6 @@ Json shown_now(Request& request, const JobRecord& job) {
       progress["seconds_left"] = left / training->rate;
     }
   }
-  if (job.phase != Phase::queued) return out;
-  const auto live = request.view()->of(job.id);
-  if (live && live->moment == LiveState::Moment::waiting && !live->text.empty())
-    out["reason"] = live->text;
   return out;
 }
 
@@ -177,6 +198,7 @@ std::string why(Request& request, const JobRecord& job) {
   facts.holders = request.reader.holders();
   const LiveView* view = request.view();
   if (view == nullptr) return job.reason;
+  take_newest_reason(request, facts.job);
   facts.live = view->of(job.id);
   facts.hardware = view->hardware();
   facts.gpus = view->gpus();

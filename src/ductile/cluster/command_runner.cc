@@ -300,6 +300,11 @@ class CommandRunner : public JobRunner {
   }
 
   RunnerEnd stopped() const {
+    if (!stopping_ && devices_ > 0)
+      return {Phase::queued,
+              "It was told to end by neither this service nor its user, as when a machine shuts "
+              "down; it starts again.",
+              true};
     if (!moving_) return {};
     RunnerEnd end{Phase::queued,
                   fmt::format("It leaves node {}, and starts again elsewhere.", at_)};

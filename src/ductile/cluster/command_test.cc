@@ -242,6 +242,24 @@ TEST(CommandJob, OneThatHasEndedIsDoneWhateverWasAskedMeanwhile) {
   EXPECT_EQ(text_of(cluster.folder() / "starts"), "0\n");
 }
 
+// As when the machine shuts down: nobody has asked the service for it, and the work is not done.
+TEST(CommandJob, OneThatIsToldToEndWithItsKeeperStartsAgain) {
+  LiveService cluster;
+  const JobId id = cluster.submit_command("job", alone("[ $DUCTILE_RESTART = 1 ] && exit 0\n"
+                                                       "trap 'exit 0' TERM; echo $$ >> begun\n"
+                                                       "while :; do sleep 0.01; done"));
+  wait_for_lines(cluster.folder() / "begun", 1);
+  const int command = std::stoi(text_of(cluster.folder() / "begun"));
+  const pid_t keeper = keeper_of(cluster);
+  ASSERT_GT(keeper, 0);
+  ::kill(keeper, SIGSTOP);
+  ::kill(command, SIGTERM);
+  EXPECT_TRUE(ends_unreaped(command));
+  for (const int signal : {SIGTERM, SIGCONT}) ::kill(keeper, signal);
+  cluster.wait_for(id, "finished");
+  EXPECT_EQ(text_of(cluster.folder() / "starts"), "0\n1\n");
+}
+
 TEST(CommandJob, AStopOfTheServiceSavesItAndTheNextOneGoesOn) {
   LiveService cluster;
   const JobId id =

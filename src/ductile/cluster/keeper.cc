@@ -290,7 +290,9 @@ class Keeping {
         ::kill(child_, SIGKILL);  // the others follow when it has ended
       }
     }
+    const auto ended = steady_clock::now();
     end_descendants();
+    if (!end_ && ends_with_all_others(ended)) end_ = Kind::stopped;
     if (end_) return {*end_, 0, 0, why_};
     if (WIFSIGNALED(status_)) return {Kind::killed, 0, WTERMSIG(status_), ""};
     return {Kind::exited, WEXITSTATUS(status_), 0, ""};
@@ -323,7 +325,7 @@ class Keeping {
     ::poll(&look, 1, patience);
     signalfd_siginfo info;
     while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
-      if (info.ssi_signo == SIGTERM) ask_to_end(Kind::stopped);
+      if (info.ssi_signo == SIGTERM) ask_to_end(Kind::stopped, !link::is_asked_of_keeper(info));
       if (info.ssi_signo == SIGQUIT) {
         ask_to_end(Kind::stopped);
         last_ = steady_clock::now();
@@ -334,7 +336,7 @@ class Keeping {
   // Whether it has ended, or is ending, without being asked: who is on the way out does not stop
   // any more. A signal tells nobody whether it came in time, and this process may be late, so the
   // command is held before it is asked: what it had done by then is done, and must not be done
-  // again.
+  // again. What SIGTERM has killed had not done its work: others wanted its end at the same time.
   bool ends_by_itself() const {
     constexpr int kLooks = 1000;
     ::kill(child_, SIGSTOP);
@@ -343,15 +345,35 @@ class Keeping {
       if (::waitid(P_PID, static_cast<id_t>(child_), &what,
                    WEXITED | WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
           what.si_pid == child_)
-        return what.si_code == CLD_EXITED || what.si_code == CLD_KILLED ||
-               what.si_code == CLD_DUMPED;
+        return what.si_code == CLD_EXITED || what.si_code == CLD_DUMPED ||
+               (what.si_code == CLD_KILLED && what.si_status != SIGTERM);
     }
     return false;  // it waits for something that cannot be interrupted, as a disk
   }
 
-  void ask_to_end(Kind why) {
+  // Who shuts down a machine, a session or a unit signals all its processes, each in its turn, and
+  // the command may have ended of that before its keeper has heard it. Then its end says nothing.
+  bool ends_with_all_others(steady_clock::time_point ended) const {
+    constexpr milliseconds kExited{50}, kKilled{1000};  // until the last one has been signalled
+    const bool killed = WIFSIGNALED(status_) && WTERMSIG(status_) == SIGTERM;
+    const auto until = ended + (killed ? kKilled : kExited);
+    for (bool last = false;; last = steady_clock::now() >= until) {
+      signalfd_siginfo info;
+      while (::read(signals_.get(), &info, sizeof info) == sizeof info)
+        if (info.ssi_signo == SIGTERM && (killed || !link::is_asked_of_keeper(info))) return true;
+      if (last) return false;
+      const auto rest = std::chrono::ceil<milliseconds>(until - steady_clock::now()).count();
+      pollfd look{signals_.get(), POLLIN, 0};
+      ::poll(&look, 1, static_cast<int>(std::clamp<int64_t>(rest, 0, kKilled.count())));
+    }
+  }
+
+  // `with_all`: neither its service nor its agent wants it, so that all here may have been told the
+  // same, and the command, too.
+  void ask_to_end(Kind why, bool with_all = false) {
     if (end_) return;
-    if (why != Kind::lost && ends_by_itself()) return;  // reap() finds it, and its own end counts
+    // Else reap() finds it, and its own end counts.
+    if (why != Kind::lost && !with_all && ends_by_itself()) return;
     end_ = why;
     limit_ = steady_clock::time_point::max();
     last_ = steady_clock::now() + seconds(command_.grace);

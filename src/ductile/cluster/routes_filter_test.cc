@@ -185,5 +185,30 @@ TEST_F(JobLists, NumbersOfATrainingJobAreSentAsLines) {
   EXPECT_EQ(rest.at("next"), all.at("next"));
 }
 
+// A job keeps its one device, and the other job for which it gave up the second has ended.
+TEST_F(JobLists, WhatIsSaidOfAJobThatRunsIsWhatThePolicySaysNow) {
+  LiveView view({});
+  api.show(&view);
+  submit({{"name", "one"}});
+  const std::string before = "runs on 1 cpu; on 2 it would be faster, but others would lose more";
+  queue.commit([&](Change& change) {
+    change.set_phase(1, Phase::running, before, now);
+    change.set_holdings(1, {{"here", 1}}, before, now);
+  });
+  const auto told = [&](const std::string& says) {
+    view.set(1, {LiveState::Moment::running, "", LiveState::Cause::none, says});
+    const Json listed = parse_json(send("GET", "/v1/jobs").body).at("jobs").at(0);
+    EXPECT_EQ(listed.at("reason"), job(1).at("reason"));
+    return listed.value("reason", "") + " / " + job(1).value("why", "");
+  };
+  EXPECT_NE(told("").find("others would lose more"), std::string::npos);
+  EXPECT_NE(told("runs on 2 cpu, all that there are").find("others would"), std::string::npos)
+      << "it does not hold them yet";
+  const std::string newest = told("runs on 1 cpu, and would be no faster on 2");
+  EXPECT_EQ(newest.find("others would"), std::string::npos) << newest;
+  EXPECT_NE(newest.rfind("would be no faster"), newest.find("would be no faster"))
+      << newest << ": both the list and the answer why say so";
+}
+
 }  // namespace
 }  // namespace ductile::cluster

@@ -217,7 +217,7 @@ void Scheduler::set_agent_anew(Job& job) {
   job.view.types.clear();
   job.view.plans.clear();
   job.view.noise.reset();
-  job.view.model_version = 0;
+  job.view.model_version = job.view.speeds_version = 0;
   set_agent(job, *job.staged);
   if (kind() != before) return;
   try {

@@ -1,6 +1,7 @@
 #include <string>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "ductile/cluster/testing/obedient_world.h"
 
@@ -63,6 +64,45 @@ TEST(SchedulerSpeeds, TheShortestIsFirstByWhatItsKindWasSeenToTake) {
   EXPECT_TRUE(world.runs(slow));
 }
 
+// A command never says how long it takes. Formerly whoever said so came first, and since others
+// keep coming it never ran.
+TEST(SchedulerSpeeds, WhoseWorkIsNotKnownIsNotOvertakenForEver) {
+  ObedientWorld world(one_machine(1), "srtf");
+  const JobId command = 2;
+  world.add(of_kind("kind", 1));
+  world.scheduler.progress(1, 0, 100);
+  world.decide();
+  ASSERT_TRUE(world.runs(1));
+  world.scheduler.measured(1, 64);  // a step takes a second
+  world.add(of_kind("command", command));
+  JobId runs = 1;
+  for (JobId next = 3; next < 8 && !world.runs(command); runs = next++) {
+    world.add(of_kind("kind", next));
+    world.scheduler.progress(next, 0, 100);
+    world.scheduler.progress(runs, 50, 100);
+    world.decide();
+    EXPECT_TRUE(world.runs(runs));
+    EXPECT_NE(world.scheduler.why(command).find("with less left"), std::string::npos);
+    world.remove(runs);
+    world.decide();
+  }
+  EXPECT_TRUE(world.runs(command));
+  EXPECT_NE(world.scheduler.why(command).find("not known"), std::string::npos);
+}
+
+TEST(SchedulerSpeeds, WhereNothingIsKnownTheFirstThatCameIsFirst) {
+  ObedientWorld world(one_machine(1), "srtf");
+  for (const JobId id : {1, 2, 3}) world.add(of_kind("command", id));
+  for (const JobId id : {1, 2, 3}) {
+    world.decide();
+    ASSERT_TRUE(world.runs(id));
+    EXPECT_NE(world.scheduler.why(id).find("came first"), std::string::npos);
+    if (id == 3) break;
+    EXPECT_NE(world.scheduler.why(id + 1).find("came before"), std::string::npos);
+    world.remove(id);
+  }
+}
+
 TEST(SchedulerSpeeds, WhatKindsTookIsKnownAfterARestart) {
   ObedientWorld before(one_machine(1), "srtf");
   before.add(of_kind("slow", 1));
@@ -93,6 +133,8 @@ TEST(SchedulerSpeeds, ADeviceGoesToWhomItSavesMost) {
   }
   EXPECT_EQ(world.devices(1), 2);
   EXPECT_EQ(world.devices(2), 1);
+  EXPECT_NE(world.scheduler.why(1).find("2 devices: as many as"), std::string::npos);
+  EXPECT_NE(world.scheduler.why(2).find("1 device: one more would save"), std::string::npos);
 }
 
 // A change of what a job holds takes less than a start, and counts as that.

@@ -8,12 +8,14 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/cluster/testing/demands.h"
+#include "ductile/cluster/testing/obedient_world.h"
 
 namespace ductile::cluster {
 namespace {
 
 using testing::demand;
 using testing::kInterval;
+using testing::ObedientWorld;
 using testing::one_machine;
 
 // Nobody else is there, so nothing is a reason to stop it.
@@ -423,6 +425,75 @@ TEST(Scheduler, SaysThatAJobHasTheWholeMachine) {
   }
   EXPECT_EQ(held, 2);
   EXPECT_EQ(scheduler.why(1), "runs on 2 cpu, all that there are");
+}
+
+// The first reading on two devices was far too slow, as those of a busy machine are. One that stays
+// on what it has is no slower for it; one that gave a device to another is to take it back.
+TEST(Scheduler, AJobGrowsAgainByWhatWasMeasuredSinceTheFirstReading) {
+  ObedientWorld world(one_machine(2), "ductile");
+  world.add(demand(1, 1, 2));
+  double on_two = 104;
+  const auto rounds = [&](int count) {
+    for (int i = 0; i < count; ++i) {
+      world.decide();
+      world.scheduler.measured(1, world.devices(1) == 2 ? on_two : 100);
+      world.scheduler.progress(1, 100, 1'000'000);
+      world.scheduler.paused(1, 0.1, false);
+    }
+  };
+  rounds(4);
+  ASSERT_EQ(world.devices(1), 2);
+  on_two = 160;
+  rounds(20);
+  world.add(demand(2, 1, 1));
+  rounds(2);
+  ASSERT_EQ(world.devices(1), 1);
+  ASSERT_TRUE(world.runs(2));
+  EXPECT_NE(world.reasons[1].find("but other jobs would lose more by it"), std::string::npos)
+      << world.reasons[1];
+  world.remove(2);
+  rounds(3);
+  EXPECT_EQ(world.devices(1), 2) << world.scheduler.why(1);
+  EXPECT_EQ(world.scheduler.why(1), "runs on 2 cpu, all that there are");
+}
+
+// Whatever its true speeds are, however far off its readings, and whoever came and went meanwhile.
+TEST(Scheduler, WhereDevicesAreFreeAJobGrowsToWhatItsModelSaysIsFaster) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    Rng rng(seed, 21);
+    ObedientWorld world(one_machine(4), "ductile");
+    world.add(demand(1, 1, 4));
+    const double gain = rng.uniform(0, 1);
+    const auto rounds = [&](int count, double noise) {
+      for (int i = 0; i < count; ++i) {
+        world.decide();
+        if (!world.runs(1)) continue;
+        const double speed = 100 * std::pow(world.devices(1), gain);
+        world.scheduler.measured(1, speed * std::exp(rng.uniform(-noise, noise)));
+        world.scheduler.progress(1, 100, 1'000'000);
+        world.scheduler.paused(1, 0.1, false);
+      }
+    };
+    rounds(2, 0.3);
+    for (JobId other = 2; other < 8; ++other) {
+      const auto devices = static_cast<int32_t>(1 + rng.below(4));
+      world.add(demand(other, devices, devices));
+      rounds(static_cast<int>(1 + rng.below(4)), 0.3);
+      world.remove(other);
+      rounds(static_cast<int>(rng.below(4)), 0.3);
+    }
+    rounds(6, 0);
+    world.decide();
+    ASSERT_TRUE(world.runs(1)) << seed;
+    const std::vector<double> model = world.scheduler.modelled_speeds(1);
+    ASSERT_EQ(model.size(), 4u) << seed;
+    const double now = model[static_cast<size_t>(world.devices(1)) - 1];
+    for (int32_t more = 2 * world.devices(1); more <= 4; more *= 2)
+      EXPECT_LT(model[static_cast<size_t>(more) - 1], 1.2 * now)
+          << seed << ": " << more << ", not " << world.devices(1) << ": " << world.scheduler.why(1);
+    EXPECT_EQ(world.scheduler.why(1).find("other jobs"), std::string::npos)
+        << seed << ": " << world.scheduler.why(1);
+  }
 }
 
 // What runs follows its user, too, and the same way under each policy.

@@ -407,7 +407,8 @@ LiveState Service::Impl::state_of(const Live& live) const {
   if (live.starting || (live.runner && progress.generation < 0)) return {Moment::starting, ""};
   if (live.runner)
     return {Moment::running,
-            live.front ? "it answers at " + live.front->address() : progress.trouble};
+            live.front ? "it answers at " + live.front->address() : progress.trouble, Cause::none,
+            live.plans.empty() ? scheduler_.why(id) : ""};
   if (live.rest.armed()) return {Moment::resting, live.record.reason, Cause::failure};
   if (!live.after.empty() && live.record.phase == Phase::queued)
     return {Moment::waiting, text_of_order(live.after), Cause::order};

@@ -1,5 +1,6 @@
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <system_error>
 
@@ -20,34 +21,64 @@ void sync_to_disk(const fs::path& path) {
   if (fd.get() < 0 || ::fsync(fd.get()) != 0) fail_errno(path.string(), errno);
 }
 
+// A file of this call alone, beside the one that it is to become. Its name is of no other call, so
+// that two at once do not take it from each other, and nobody's file of that name is lost.
+class PartFile {
+ public:
+  explicit PartFile(const fs::path& target) {
+    std::string name = target.string() + ".part-XXXXXX";
+    const Descriptor made(::mkostemp(name.data(), O_CLOEXEC));
+    if (!made) fail_errno(target.string(), errno);
+    path_ = name;
+  }
+  PartFile(const PartFile&) = delete;
+  PartFile& operator=(const PartFile&) = delete;
+  ~PartFile() {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove(path_, ignored);
+  }
+
+  const fs::path& path() const { return path_; }
+
+  // Never in the place of another file that was made meanwhile, where the disk can see to that.
+  void become(const fs::path& target) {
+    if (::link(path_.c_str(), target.c_str()) == 0) return;
+    const auto lacks_it = [] { return errno == EPERM || errno == EOPNOTSUPP || errno == ENOSYS; };
+    bool done = false;
+    if (lacks_it()) {  // links
+      done = ::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, target.c_str(), RENAME_NOREPLACE) == 0;
+      if (!done && (errno == EINVAL || lacks_it()))
+        done = ::rename(path_.c_str(), target.c_str()) == 0;
+    }
+    if (done)
+      path_.clear();
+    else if (errno == EEXIST)
+      fail_taken(target);
+    else
+      fail_errno(target.string(), errno);
+  }
+
+  [[noreturn]] static void fail_taken(const fs::path& target) {
+    fail(ErrorCode::conflict, "{}: there is something already; give another name", target.string());
+  }
+
+ private:
+  fs::path path_;
+};
+
 }  // namespace
 
 // Under another name until it is whole: a backup that was cut short is none.
 void back_up_store(const fs::path& folder, const fs::path& to) {
   const fs::path file = folder / "store.db", target = fs::absolute(to);
-  const fs::path part = target.string() + ".part";
   if (kind_of(file) == FileKind::none)
     fail(ErrorCode::not_found, "{}: there is no store; --folder says where the service's is",
          file.string());
-  if (kind_of(target) != FileKind::none)
-    fail(ErrorCode::conflict, "{}: there is something already; give another name", target.string());
-  std::error_code ignored;
-  fs::remove(part, ignored);  // of one that was killed
-  const Descriptor made(::open(part.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (made.get() < 0) fail_errno(part.string(), errno);
-  try {
-    Database(file, Database::Access::write).run("VACUUM INTO ?", part.string());
-    sync_to_disk(part);
-    // Never in the place of another one that was made meanwhile, where the disk can see to that.
-    if (::link(part.c_str(), target.c_str()) != 0) {
-      if (errno != EPERM && errno != EOPNOTSUPP) fail_errno(target.string(), errno);
-      if (::rename(part.c_str(), target.c_str()) != 0) fail_errno(target.string(), errno);
-    }
-  } catch (...) {
-    fs::remove(part, ignored);
-    throw;
-  }
-  fs::remove(part, ignored);
+  if (kind_of(target) != FileKind::none) PartFile::fail_taken(target);
+  PartFile part(target);
+  Database(file, Database::Access::write).run("VACUUM INTO ?", part.path().string());
+  sync_to_disk(part.path());
+  part.become(target);
   sync_to_disk(target.parent_path());
 }
 

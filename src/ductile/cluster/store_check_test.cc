@@ -1,6 +1,10 @@
 #include "ductile/cluster/store_check.h"
 
+#include <atomic>
 #include <fstream>
+#include <iterator>
+#include <thread>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -132,7 +136,7 @@ TEST_F(StoreCheck, ABackupHasAllThatWasCommitted) {
   back_up_store(folder.path(), copy);
   open.commit();
   EXPECT_EQ(fs::status(copy).permissions(), fs::perms::owner_read | fs::perms::owner_write);
-  EXPECT_FALSE(fs::exists(copy.string() + ".part"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(copy.parent_path()), {}), 1);
   EXPECT_EQ(code_of([&] { back_up_store(folder.path(), copy); }), ErrorCode::conflict);
   EXPECT_EQ(code_of([&] { back_up_store(folder.path() / "none", copy); }), ErrorCode::not_found);
   { const Store restored(copy); }  // a service can begin on it
@@ -140,6 +144,36 @@ TEST_F(StoreCheck, ABackupHasAllThatWasCommitted) {
   EXPECT_TRUE(report.faults.empty()) << report.faults.front();
   EXPECT_EQ(report.jobs, 6);
   EXPECT_EQ(Reader(copy).last_job(), 6);
+}
+
+// Formerly they took the unfinished file from each other: some said that they were done, and left
+// an empty one.
+TEST_F(StoreCheck, OfBackupsToOneNameAtOnceOneIsMadeAndWhole) {
+  const fs::path there = folder.path() / "backup";
+  const Store store(file);
+  for (int round = 0; round < 10; ++round) {
+    fs::remove_all(there);
+    fs::create_directory(there);
+    std::ofstream(there / "store.db.part") << "of somebody else";
+    std::atomic<int> made{0};
+    {
+      std::vector<std::jthread> threads;
+      for (int i = 0; i < 4; ++i)
+        threads.emplace_back([&] {
+          try {
+            back_up_store(folder.path(), there / "store.db");
+            ++made;
+            EXPECT_GT(fs::file_size(there / "store.db"), 0);
+          } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ErrorCode::conflict) << error.what();
+          }
+        });
+    }
+    EXPECT_EQ(made, 1);
+    EXPECT_EQ(read_file(there / "store.db.part"), "of somebody else");
+    EXPECT_EQ(std::distance(fs::directory_iterator(there), {}), 2);
+    EXPECT_EQ(check_store(there).jobs, 3);
+  }
 }
 
 TEST_F(StoreCheck, DamageAbsenceAndAnotherVersionAreToldApart) {

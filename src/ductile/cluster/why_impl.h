@@ -36,6 +36,7 @@ struct LiveState {
   Moment moment = Moment::waiting;
   std::string text;  // what the policy says of it, or why it is saved or rests; may be empty
   Cause cause = Cause::none;
+  std::string says;  // of one that runs: what the policy says now of what it holds; may be empty
   bool operator==(const LiveState&) const = default;
 };
 

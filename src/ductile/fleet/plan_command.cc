@@ -279,19 +279,51 @@ void add_origin(const PlanCommand& command, const plan::Report& r, nlohmann::jso
   out["cluster"] = spec::to_json(spec::read_cluster(command.devices));
 }
 
-// The options of another system that make it run a plan: that given, or the best it can run.
+// Says which graphs can be written so, where this one cannot.
+template <class Call>
+auto of_megatron(const std::string& graph, const Call& call) {
+  try {
+    return call();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::invalid_argument || graph == "gpt" || graph.starts_with("gpt:"))
+      throw;
+    fail(error.code(),
+         "{}; the built-in graphs gpt:LAYERS,... are of that form, those of other models and "
+         "profiles are not",
+         error.message());
+  }
+}
+
+// The options of another system that make it run a plan: that given, or the best it can run. What
+// is no option of it goes to stderr, so that a command line may take the rest as it is.
 ExitCode emit(const PlanCommand& command, const graph::Graph& graph, const plan::Devices& devices,
               const plan::PlannerOptions& options, Console& console) {
   if (*command.emit != "megatron") {
     fail(ErrorCode::invalid_argument, "--emit: \"{}\"; megatron is possible", *command.emit);
   }
-  const plan::Plan plan = command.plan ? plan::read_plan(*command.plan, graph)
-                                       : plan::megatron_plan(graph, devices, options);
+  if (command.json)
+    fail(ErrorCode::invalid_argument,
+         "--emit prints options of another system, which are no JSON; leave --json out, or use "
+         "--json alone for the report of a plan");
+  const plan::Plan plan =
+      command.plan ? plan::read_plan(*command.plan, graph) : of_megatron(command.graph, [&] {
+        return plan::megatron_plan(graph, devices, options);
+      });
   if (plan.stages.empty()) {
     console.error("no plan that Megatron-LM can run fits the memory of these devices");
     return kFailed;
   }
-  console.print("{}\n", plan::megatron_options(graph, plan));
+  console.print("{}\n",
+                of_megatron(command.graph, [&] { return plan::megatron_options(graph, plan); }));
+  int tensor = 1;
+  for (const plan::Stage& stage : plan.stages) tensor = std::max(tensor, stage.tensor);
+  console.say("for {}, data-parallel degree {}{}",
+              page::plural(static_cast<double>(plan.num_devices()), "GPU"),
+              plan.stages.front().num_devices() / tensor,
+              plan.predicted_seconds > 0
+                  ? fmt::format(", {} an iteration predicted",
+                                page::as_short_duration(plan.predicted_seconds))
+                  : "");
   return kDone;
 }
 

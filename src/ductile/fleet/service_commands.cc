@@ -408,7 +408,7 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
         "for other machines: {}, with a token; {} has one of yours, and `ductile token "
         "add` makes others",
         service.address(), (options.folder / "access.json").string());
-  bool stopping = false;
+  EndRequests stopping;
   const auto watch = loop.watch(held.fd(), net::Interest::read, [&](net::Ready) {
     signalfd_siginfo info;
     while (read(held.fd(), &info, sizeof info) == sizeof info) {
@@ -418,8 +418,9 @@ ExitCode serve(cluster::ServiceOptions options, const std::string& what, const S
       }
       if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGHUP)
         continue;
-      if (stopping) return loop.stop();  // once more: without saving
-      stopping = true;
+      const bool is_first = !stopping.any();
+      if (stopping.repeats()) return loop.stop();  // without saving
+      if (!is_first) continue;
       console.say("saving the jobs; once more ends without saving");
       service.stop([&] { loop.stop(); });
     }

@@ -1,6 +1,7 @@
 // What is said of a worker that ends without an answer.
 #include "ductile/cli/worker_process.h"
 
+#include <chrono>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -8,6 +9,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/testing.h"
+#include "ductile/cli/held_signals.h"
 
 namespace ductile::cli {
 namespace {
@@ -28,6 +30,17 @@ struct Worker {
         ErrorCode::unavailable);
   }
 };
+
+TEST(EndRequests, WhatComesWithinASecondOfTheFirstIsTheSameRequest) {
+  const EndRequests::Clock::time_point start = EndRequests::Clock::now();
+  EndRequests requests;
+  EXPECT_FALSE(requests.any());
+  EXPECT_FALSE(requests.repeats(start));
+  EXPECT_TRUE(requests.any());
+  EXPECT_FALSE(requests.repeats(start + std::chrono::milliseconds(1)));
+  EXPECT_FALSE(requests.repeats(start + std::chrono::milliseconds(900)));
+  EXPECT_TRUE(requests.repeats(start + std::chrono::milliseconds(1100)));
+}
 
 TEST(WorkerProcess, SaysLastWhatTheWorkerPrintedLast) {
   const Worker worker("seq 100 >&2; printf 'No module named \\033[1mtorch\\n' >&2; exit 7\n");

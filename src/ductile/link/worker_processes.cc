@@ -22,6 +22,8 @@ extern "C" {  // glibc 2.36 forgot to say so
 namespace ductile::link {
 namespace {
 
+constexpr int kAskedOfKeeper = 0x6b656570;
+
 fs::path folder_of(pid_t pid) { return fs::path("/proc") / std::to_string(pid); }
 
 // A process that is gone says ENOENT or ESRCH. Anything else, such as no free descriptor, says
@@ -145,6 +147,24 @@ bool end_worker(const fs::path& program, const std::string& run, control::Worker
     gone = ::poll(&end, 1, signal == SIGKILL ? kPatience : 0) > 0 && gone;
   }
   return gone;
+}
+
+void ask_keeper_to_end(int process) {
+  siginfo_t told{};
+  told.si_signo = SIGTERM;
+  told.si_code = SI_QUEUE;
+  told.si_pid = ::getpid();
+  told.si_uid = ::getuid();
+  told.si_value.sival_int = kAskedOfKeeper;
+  // A kernel that takes no words with it, as an emulated one may, sends it without.
+  if (::pidfd_send_signal(process, SIGTERM, &told, 0) != 0 && errno != ESRCH)
+    ::pidfd_send_signal(process, SIGTERM, nullptr, 0);
+  ::pidfd_send_signal(process, SIGCONT, nullptr, 0);
+}
+
+bool is_asked_of_keeper(const signalfd_siginfo& signal) {
+  return signal.ssi_signo == SIGTERM && signal.ssi_code == SI_QUEUE &&
+         signal.ssi_int == kAskedOfKeeper;
 }
 
 std::vector<pid_t> workers_of(const fs::path& run) {

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <sys/signalfd.h>
 #include <sys/types.h>
 
 #include "ductile/base/files.h"
@@ -52,5 +53,12 @@ std::vector<FoundWorker> workers_below(const fs::path& folder, const std::string
 // that is stopped.
 bool end_worker(const fs::path& program, const std::string& run, control::WorkerId worker,
                 int signal = SIGKILL);
+
+// Sends the keeper of a command, of which `process` is a descriptor, SIGTERM, so that it knows that
+// its service or its agent wants it, and not somebody who signals all processes of the machine.
+// One that is stopped hears it, too.
+void ask_keeper_to_end(int process);
+// Whether this signal was sent so.
+bool is_asked_of_keeper(const signalfd_siginfo& signal);
 
 }  // namespace ductile::link

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstdint>
 #include <span>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -23,6 +25,16 @@ class ForwardsSeveral {
   virtual ~ForwardsSeveral();
   virtual at::Tensor forward_several(std::span<const at::Tensor> inputs) = 0;
 };
+
+// A model whose training passes are those of some numbers of samples alone: it was captured so.
+class TakesSomeSamples {
+ public:
+  virtual ~TakesSomeSamples();
+  virtual std::vector<int64_t> numbers_of_samples() const = 0;  // ascending
+};
+
+// Those of the model; none: it takes any number.
+std::vector<int64_t> numbers_of_samples(const Model& model);
 
 // Whether the model's operators, one by one, give what its forward() gives in evaluation mode.
 bool operators_evaluate(const Model& model);

@@ -14,6 +14,12 @@ namespace ductile::nn {
 DeclaresOperators::~DeclaresOperators() = default;
 EvaluatesWhole::~EvaluatesWhole() = default;
 ForwardsSeveral::~ForwardsSeveral() = default;
+TakesSomeSamples::~TakesSomeSamples() = default;
+
+std::vector<int64_t> numbers_of_samples(const Model& model) {
+  const auto* some = dynamic_cast<const TakesSomeSamples*>(&model);
+  return some != nullptr ? some->numbers_of_samples() : std::vector<int64_t>();
+}
 
 void OperatorGraph::check(const Source& source, const std::string& reader) const {
   const bool known = source.output >= 0 &&

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <fstream>
@@ -40,7 +41,8 @@ inline c10::IValue call_script(const torch::jit::Method& method,
 class ScriptModel final : public Model,
                           public DeclaresOperators,
                           public EvaluatesWhole,
-                          public ForwardsSeveral {
+                          public ForwardsSeveral,
+                          public TakesSomeSamples {
  public:
   static constexpr const char* kDescription = "ductile.json";  // in the archive
 
@@ -78,6 +80,9 @@ class ScriptModel final : public Model,
 
   const OperatorGraph& operators() const override { return graph_; }
   int64_t num_inputs() const { return num_inputs_; }
+  std::vector<int64_t> numbers_of_samples() const override {
+    return {samples_.begin(), samples_.end()};
+  }
 
  private:
   static constexpr const char* kEvaluate = "evaluate";
@@ -153,6 +158,11 @@ class ScriptModel final : public Model,
     op.parameters = picked(fields, "parameters", weights_);
     op.buffers = picked(fields, "buffers", statistics_);
     std::vector<Cell> cells = cells_of(fields, op.name, op.inputs.size());
+    std::set<int64_t> of_all;  // that each operator so far takes
+    for (const Cell& cell : cells)
+      if (graph_.operators().empty() || samples_.contains(cell.samples))
+        of_all.insert(cell.samples);
+    samples_ = std::move(of_all);
     std::vector<at::Tensor> held;
     for (const NamedTensor& t : op.parameters) held.push_back(t.tensor);
     for (const NamedTensor& t : op.buffers) held.push_back(t.tensor);
@@ -197,6 +207,7 @@ class ScriptModel final : public Model,
   torch::jit::Method evaluate_;
   std::vector<NamedTensor> weights_, statistics_;  // handles
   OperatorGraph graph_;
+  std::set<int64_t> samples_;  // at once, that all operators were captured for
 };
 
 // Whether the file is there and is an archive, and no shared library.

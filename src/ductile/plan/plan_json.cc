@@ -28,6 +28,17 @@ void check_model(const spec::ModelIdentity& planned, const graph::Graph& graph) 
        planned.name, graph.model.name, difference);
 }
 
+constexpr int64_t kOpen = 0;  // in_flight of a stage that does not say it
+
+// A stage that does not say how much it holds may hold what no schedule waits for.
+void settle_in_flight(Plan& plan, const graph::Graph& graph) {
+  const auto is_open = [](const Stage& stage) { return stage.in_flight == kOpen; };
+  if (std::ranges::none_of(plan.stages, is_open)) return;
+  const std::vector<int64_t> samples = in_flight_samples(stage_graph(graph, plan), plan);
+  for (size_t i = 0; i < plan.stages.size(); ++i)
+    if (is_open(plan.stages[i])) plan.stages[i].in_flight = samples[i];
+}
+
 }  // namespace
 
 nlohmann::json to_json(const Plan& plan, const graph::Graph& graph) {
@@ -104,9 +115,9 @@ Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std:
       if (g.has("recompute")) read_ops("recompute", s.recompute);
       s.replicas = static_cast<int>(g.integer_or("replicas", 1, 1, kMaxDevices));
       s.tensor = static_cast<int>(g.integer_or("tensor", 1, 1, graph::kMaxTensor));
-      s.micro_batch = g.integer("micro_batch", 1, plan.batch);
+      s.micro_batch = g.integer_or("micro_batch", plan.batch, 1, plan.batch);
       s.k = static_cast<int>(g.integer_or("k", 1, 1, INT32_MAX));
-      s.in_flight = g.integer("in_flight", 1, plan.batch);
+      s.in_flight = g.integer_or("in_flight", kOpen, 1, plan.batch);
       s.shard_optimizer = g.boolean("shard_optimizer", false);
       if (g.has("devices")) {
         for (const Json& d : g.array("devices")) {
@@ -119,6 +130,7 @@ Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std:
       }
       plan.stages.push_back(std::move(s));
     }
+    settle_in_flight(plan, graph);
     return plan;
   } catch (Error& e) {
     throw Error(e).with_context(std::string(name));

@@ -111,6 +111,12 @@ TEST(CheckPlan, NamesStageAndField) {
   good.stages[0].recompute = {1};
   EXPECT_EQ(plan_from_json(to_json(good, g), g, "p.json"), good);
   auto json = to_json(good, g);
+  for (auto& stage : json["stages"]) stage.erase("in_flight");
+  const Plan open = plan_from_json(json, g, "p.json");
+  const std::vector<int64_t> samples = in_flight_samples(stage_graph(g, good), good);
+  for (size_t s = 0; s < samples.size(); ++s) EXPECT_EQ(open.stages[s].in_flight, samples[s]);
+  json["stages"][0].erase("micro_batch");
+  EXPECT_EQ(plan_from_json(json, g, "p.json").stages[0].micro_batch, good.batch);
   json["stages"][1]["ops"][0] = "op9";
   std::string text;
   testing::code_of([&] { plan_from_json(json, g, "p.json"); }, &text);

@@ -264,15 +264,17 @@ nlohmann::json plan_schema() {
   const Json names = {{"type", "array"}, {"items", text}};
   const Json stage = {
       {"type", "object"},
-      {"required", {"ops", "micro_batch", "in_flight"}},
+      {"required", Json::array({"ops"})},
       {"additionalProperties", false},
       {"properties",
        {{"ops", described(names, "operators of the graph")},
         {"replicas", described(whole, "data-parallel degree; divides micro_batch")},
         {"tensor", described(whole, "tensor-parallel degree")},
-        {"micro_batch", described(whole, "samples; divides batch")},
+        {"micro_batch", described(whole, "samples; divides batch; otherwise the batch")},
         {"k", described(whole, "forward passes in a row")},
-        {"in_flight", described(whole, "most samples whose activations are held")},
+        {"in_flight", described(whole,
+                                "most samples whose activations are held; otherwise as many as no "
+                                "schedule waits for")},
         {"recompute", described(names, "operators whose forward pass is repeated")},
         {"shard_optimizer", {{"type", "boolean"}}},
         {"devices",

@@ -35,6 +35,15 @@ bool same_plans(const std::vector<double>& modelled, const std::vector<JobPlan>&
                     });
 }
 
+bool same_rates(const std::vector<Configuration>& modelled,
+                const std::vector<Configuration>& anew) {
+  return std::equal(modelled.begin(), modelled.end(), anew.begin(), anew.end(),
+                    [](const Configuration& a, const Configuration& b) {
+                      return a.pool == b.pool && a.devices == b.devices &&
+                             close(a.rate, b.rate, kSameRate);
+                    });
+}
+
 }  // namespace
 
 void DuctilePolicy::Impl::update_pools(const Round& round) {
@@ -70,6 +79,16 @@ void DuctilePolicy::Impl::update_pools(const Round& round) {
   }
 }
 
+// What its rates follow from is what it was, but for what is measured on sizes that were seen
+// before.
+bool DuctilePolicy::Impl::is_modelled(const State& s, const JobView& job, int32_t seen_devices,
+                                      const std::optional<GradientNoise>& noise) const {
+  return s.modelled && s.seen_devices == seen_devices && s.least == job.min_devices &&
+         s.most_wanted == job.max_devices && same_plans(s.plan_rates, job.plans) &&
+         noise.has_value() == s.noise.has_value() &&
+         (!noise || close(s.noise->sqr * noise->var, s.noise->var * noise->sqr, kSameNoise));
+}
+
 void DuctilePolicy::Impl::model(State& s, const JobView& job) {
   const ApplicationModel* application =
       options_.share_by_application ? applications_.find(job.application) : nullptr;
@@ -81,11 +100,14 @@ void DuctilePolicy::Impl::model(State& s, const JobView& job) {
       if (t.fitted) seen_devices = std::max(seen_devices, t.max_profiled);
   std::optional<GradientNoise> noise = job.noise;
   if (!noise && application) noise = application->noise_at(job.progress);
-  if (s.modelled && s.seen_devices == seen_devices && s.least == job.min_devices &&
-      s.most_wanted == job.max_devices && same_plans(s.plan_rates, job.plans) &&
-      (noise.has_value() == s.noise.has_value() &&
-       (!noise || close(s.noise->sqr * noise->var, s.noise->var * noise->sqr, kSameNoise))))
-    return;
+  const bool known = is_modelled(s, job, seen_devices, noise);
+  // A first reading may be far off. Those that wait are modelled anew once they run: what others of
+  // their kind measure would be looked at in each round for each of a long queue.
+  if (known && (s.speeds_version == job.speeds_version || job.allocation.empty())) return;
+  std::vector<Configuration> anew =
+      configurations(job, application, pools_, per_node_, options_.growth, noise);
+  s.speeds_version = job.speeds_version;
+  if (known && same_rates(s.configurations, anew)) return;
   s.modelled = true;
   s.seen_devices = seen_devices;
   s.least = job.min_devices;
@@ -93,7 +115,7 @@ void DuctilePolicy::Impl::model(State& s, const JobView& job) {
   s.noise = noise;
   s.plan_rates.clear();
   for (const JobPlan& plan : job.plans) s.plan_rates.push_back(plan.samples_per_second);
-  s.configurations = configurations(job, application, pools_, per_node_, options_.growth, noise);
+  s.configurations = std::move(anew);
   s.given_weight = -1;
 }
 

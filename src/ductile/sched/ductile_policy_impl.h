@@ -49,6 +49,7 @@ class DuctilePolicy::Impl {
     // Models last used.
     bool modelled = false;
     int32_t seen_devices = -1;
+    uint32_t speeds_version = 0;         // JobView::speeds_version
     int32_t least = 0, most_wanted = 0;  // the bounds that were modelled
     std::optional<GradientNoise> noise;
     std::vector<double> plan_rates;  // samples per second of its plans
@@ -109,6 +110,8 @@ class DuctilePolicy::Impl {
   void update_pools(const Round& round);
   void update_jobs(const Round& round);
   void forget_ended();
+  bool is_modelled(const State& s, const JobView& job, int32_t seen_devices,
+                   const std::optional<GradientNoise>& noise) const;
   void model(State& s, const JobView& job);
   void weigh(const Round& round);
   double find_pool_costs(const Round& round);
@@ -145,6 +148,7 @@ class DuctilePolicy::Impl {
   struct Outlook;
   const Outlook& outlook() const;
   int32_t nearest(const State& s) const;
+  bool is_shared(const State& s, int32_t pool) const;
   WaitingClaims::Turn turn_of(JobId id, const State& s, const Configuration& c) const;
   std::string holders_of(int32_t pool) const;
   const std::string& type_of(int32_t pool) const;

@@ -42,7 +42,27 @@ int32_t DuctilePolicy::Impl::nearest(const State& s) const {
     const double ratio = price > 0 ? choices[i].value / price : HUGE_VAL;
     if (choices[i].value > 0 && ratio > best.second) best = {static_cast<int32_t>(i), ratio};
   }
+  if (best.first >= 0) return best.first;
+  // Of devices that services, and jobs that keep what they have, hold all, no claim is weighed.
+  for (size_t i = 0; i < s.configurations.size(); ++i) {
+    const Configuration& c = s.configurations[i];
+    if (allocator_->capacity()[static_cast<size_t>(c.pool)] > 0) continue;
+    if (best.first < 0 || c.devices < s.configurations[static_cast<size_t>(best.first)].devices)
+      best.first = static_cast<int32_t>(i);
+  }
   return best.first;
+}
+
+// Whether another job holds devices of the pool, or could be given some.
+bool DuctilePolicy::Impl::is_shared(const State& s, int32_t pool) const {
+  return std::ranges::any_of(states_, [&](const auto& entry) {
+    const State& other = entry.second;
+    if (&other == &s) return false;
+    if (other.grant >= 0) return grants_[static_cast<size_t>(other.grant)].pool == pool;
+    if (other.pinned) return other.pool_now == pool;
+    return std::ranges::any_of(other.configurations,
+                               [&](const Configuration& c) { return c.pool == pool; });
+  });
 }
 
 // Its claim now; what the allocator was offered may be of an earlier round, up to 1 % less.
@@ -141,11 +161,13 @@ std::string DuctilePolicy::Impl::why_it_runs(const State& s, int32_t devices, in
   const double gain = more->rate / now->rate;
   if (!(gain > 1.02)) return out + fmt::format(", and would be no faster on {}", more->devices);
   out += fmt::format("; on {} it would be {:.1f} times as fast", more->devices, gain);
+  if (s.most < more->devices) return out + ", but its team's quota leaves it no more";
   const auto p = static_cast<size_t>(pool);
   const int64_t left = allocator_->capacity()[p] - allocator_->used()[p];
   if (left >= more->devices - devices)
     return out + ", which is less than the change and the devices would cost";
-  return out + ", but other jobs would lose more by it";
+  if (is_shared(s, pool)) return out + ", but other jobs would lose more by it";
+  return out + ", but so many are not free in one piece";
 }
 
 // Nodes that are there but cannot be used are the driver's to name (Scheduler::why()).

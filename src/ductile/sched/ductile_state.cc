@@ -16,6 +16,7 @@ json DuctilePolicy::Impl::to_json(const State& s) {
   json out = {{"slot", s.slot},
               {"modelled", s.modelled},
               {"seen_devices", s.seen_devices},
+              {"speeds_version", s.speeds_version},
               {"bounds", {s.least, s.most_wanted}},
               {"configurations", std::move(configurations)},
               {"application", s.application},
@@ -37,7 +38,7 @@ DuctilePolicy::Impl::State DuctilePolicy::Impl::state_from(const json& item,
   const JsonFields f(item, where);
   f.only({"job", "slot", "modelled", "seen_devices", "bounds", "configurations", "application",
           "service", "had", "times", "fair_progress", "best_per_device", "given", "given_stake",
-          "given_shape", "noise", "plan_rates"});
+          "given_shape", "noise", "plan_rates", "speeds_version"});
   State s;
   s.slot = static_cast<int>(f.integer("slot", 0, kMostSavedJobs));
   s.modelled = f.boolean("modelled");
@@ -69,6 +70,8 @@ DuctilePolicy::Impl::State DuctilePolicy::Impl::state_from(const json& item,
   s.best_per_device = f.number("best_per_device", 0, kMostSaved);
   s.given_weight = given[0], s.given_pause = given[1], s.given_promise = given[2];
   // Not in states of earlier versions.
+  if (f.has("speeds_version"))
+    s.speeds_version = static_cast<uint32_t>(f.integer("speeds_version", 0, UINT32_MAX));
   if (f.has("given_stake")) s.given_stake = f.number("given_stake", -1, kMostSaved);
   for (size_t i = 0; i < 3; ++i) {
     int32_t* const fields[] = {&s.given_devices, &s.given_pool, &s.given_most};

@@ -127,6 +127,7 @@ struct JobView {
   std::optional<GradientNoise> noise;  // none before the first step
   std::vector<TypeModel> types;        // by type id of the cluster
   uint32_t model_version = 0;          // rises whenever noise or types change
+  uint32_t speeds_version = 0;         // rises whenever types change; 0: that is not told
 };
 
 }  // namespace ductile::sched

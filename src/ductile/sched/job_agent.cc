@@ -52,8 +52,10 @@ JobAgent::JobAgent(AgentFacts facts, const PolicyTraits& traits, FitCache& fits,
 }
 
 // Rises with whatever the choice of a batch depends on.
-uint32_t JobAgent::version() const {
-  uint32_t version = version_;
+uint32_t JobAgent::version() const { return version_ + speeds_version(); }
+
+uint32_t JobAgent::speeds_version() const {
+  uint32_t version = 0;
   for (const auto& measured : measured_) version += measured->version();
   return version;
 }
@@ -202,6 +204,7 @@ void JobAgent::models(JobView& view) {
     model.steps = known.steps();
   }
   view.model_version = version();
+  view.speeds_version = speeds_version();
 }
 
 json JobAgent::state() const {

@@ -105,6 +105,7 @@ class JobAgent {
   BatchChoice search(const AgentShape& shape) const;
   int32_t requested_devices() const;
   uint32_t version() const;
+  uint32_t speeds_version() const;  // of it, what was measured of its speed
 
   AgentFacts facts_;
   PolicyTraits traits_;

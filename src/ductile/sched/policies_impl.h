@@ -33,6 +33,11 @@ std::unique_ptr<Policy> make_priority(const PolicyOptions& options);
 // preempted, and the devices that they hold.
 std::unique_ptr<Policy> reserve_fixed(std::unique_ptr<Policy> inner);
 
+// "1 device", "2 devices".
+inline std::string devices_text(int32_t count) {
+  return count == 1 ? "1 device" : std::to_string(count) + " devices";
+}
+
 // A policy that keeps a sentence for each job of its last round.
 class ReasonedPolicy : public Policy {
  public:

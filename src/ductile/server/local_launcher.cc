@@ -191,7 +191,8 @@ class LocalLauncher : public Launcher {
 
   void ask_to_end(WorkerId id) override {
     const auto found = workers_.find(id);
-    if (found != workers_.end() && options_.keepers) tell(found->second, SIGTERM);
+    if (found != workers_.end() && options_.keepers)
+      link::ask_keeper_to_end(found->second.pid_fd.get());
   }
 
   void adopt(std::span<const EarlierWorker> earlier) override {
@@ -399,12 +400,10 @@ class LocalLauncher : public Launcher {
   }
 
   // One that was stopped would neither hear it nor ever end.
-  static void tell(const Worker& worker, int signal) {
-    for (const int number : {signal, SIGCONT})
+  void end(const Worker& worker) const {
+    for (const int number : {options_.keepers ? SIGQUIT : SIGKILL, SIGCONT})
       ::pidfd_send_signal(worker.pid_fd.get(), number, nullptr, 0);
   }
-
-  void end(const Worker& worker) const { tell(worker, options_.keepers ? SIGQUIT : SIGKILL); }
 
   void read_lines(WorkerId id, Worker& worker, std::vector<LauncherEvent>& events) {
     if (worker.progress.get() < 0) return;

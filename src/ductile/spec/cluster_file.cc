@@ -4,7 +4,9 @@
 #include <cmath>
 #include <functional>
 #include <optional>
+#include <utility>
 
+#include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/base/options.h"
 #include "ductile/base/toml.h"
@@ -40,6 +42,40 @@ std::span<const Unit> units_of(std::string_view key) {
   return {};
 }
 
+// What nobody means by a number without a unit: 80 for GB, 25 for GB/s, 5 for us. Empty: it may be
+// meant. Else an example.
+std::string_view example_instead(std::string_view key, double value) {
+  if (value <= 0) return "";  // out of range, or none
+  if (key == "memory" && value < 1e6) return "80 GB";
+  if (key == "flops" && value < 1e6) return "100 TFLOP/s";
+  if (key.ends_with("_bandwidth") && value < 1e5) return "25 GB/s";
+  if ((key.ends_with("_latency") || key == "overhead") && value >= 1) return "5 us";
+  return "";
+}
+
+void check_magnitude(std::string_view key, const Json& value, const std::string& where) {
+  if (!value.is_number()) return;
+  const std::string_view example = example_instead(key, value.get<double>());
+  if (example.empty()) return;
+  const std::string_view unit = units_of(key).front().name;
+  fail(ErrorCode::invalid_argument,
+       "{0}: {1} = {2} is {2} {3}, as a number without a unit is of {3}; write {1} = \"{4}\", with "
+       "the unit that is meant, or \"{2} {3}\"",
+       where, key, dump_json(value), unit, example);
+}
+
+// Names that others have for a key of [[nodes]].
+constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
+    {"mem", "memory"},    {"ram", "memory"},           {"vram", "memory"},
+    {"gpu", "devices"},   {"gpus", "devices"},         {"gpus_per_node", "devices"},
+    {"cores", "devices"}, {"accelerators", "devices"}, {"num_nodes", "count"}};
+
+void check_key(std::string_view key, const std::string& where) {
+  for (const auto& [other, own] : kOtherNames)
+    if (key == other)
+      fail(ErrorCode::invalid_argument, "{}: unknown key {}; did you mean {}?", where, key, own);
+}
+
 double with_unit(const std::string& text, std::string_view key, std::span<const Unit> units,
                  const std::string& where) {
   double value = 0;
@@ -60,15 +96,18 @@ double with_unit(const std::string& text, std::string_view key, std::span<const 
 // Where entry `index` of the list `list` is, or its key.
 using Where = std::function<std::string(const char* list, size_t index, std::string_view key)>;
 
-// Reads an entry key by key, so that an error names the line of the key.
+// Reads an entry key by key, so that an error names the line of the key. `by_hand`: somebody wrote
+// it, who may have left a unit out.
 void read_entry(OptionSet& options, const Json& entry, const char* list, size_t index,
-                const Where& where) {
+                const Where& where, bool by_hand = false) {
   if (!entry.is_object())
     fail(ErrorCode::invalid_argument, "{}: write [[{}]], with a key = value on each line",
          where(list, index, ""), list);
   for (const auto& [key, value] : entry.items()) {
     const std::string at = where(list, index, key);
     const std::span<const Unit> units = units_of(key);
+    if (std::string_view(list) == "nodes") check_key(key, at);
+    if (by_hand && !units.empty()) check_magnitude(key, value, at);
     Json one = Json::object();
     one[JsonFields::shorten(key)] = value.is_string() && !units.empty()
                                         ? Json(with_unit(value.get<std::string>(), key, units, at))
@@ -162,7 +201,7 @@ void read_teams(const Json& list, Cluster& cluster, const Where& where) {
          where("teams", list.size() - 1, "share"), shares);
 }
 
-Cluster from_tree(const Json& tree, std::string_view name, const Where& where) {
+Cluster from_tree(const Json& tree, std::string_view name, const Where& where, bool by_hand) {
   if (!tree.is_object()) fail(ErrorCode::invalid_argument, "{}: not a table", name);
   if (tree.contains("group"))
     fail(ErrorCode::invalid_argument,
@@ -189,7 +228,7 @@ Cluster from_tree(const Json& tree, std::string_view name, const Where& where) {
   for (size_t i = 0; i < nodes.size(); ++i) {
     NodeGroup group;
     OptionSet options(group);
-    read_entry(options, nodes[i], "nodes", i, where);
+    read_entry(options, nodes[i], "nodes", i, where, by_hand);
     if (options.find("count")->origin.is_default() && !group.hosts.empty())
       group.count = static_cast<int64_t>(group.hosts.size());
     // Profiles are of the first group; what is not said follows from the arithmetic.
@@ -256,11 +295,27 @@ std::string toml_entry(const char* list, const OptionSet& options) {
   return fmt::format("[[{}]]\n{}", list, options.to_toml());
 }
 
+// The same, with units at figures that are refused without.
+std::string toml_of(const NodeGroup& group) {
+  NodeGroup copy = group;
+  std::string out = toml_entry("nodes", OptionSet(copy));
+  const Json values = OptionSet(copy).to_json();
+  for (const auto& [key, value] : values.items()) {
+    if (units_of(key).empty() || !value.is_number()) continue;
+    if (example_instead(key, value.get<double>()).empty()) continue;
+    const std::string line = fmt::format("\n{} = ", key);
+    const size_t begin = out.find(line) + line.size();
+    out.replace(begin, out.find('\n', begin) - begin,
+                fmt::format("\"{} {}\"", dump_json(value), units_of(key).front().name));
+  }
+  return out;
+}
+
 }  // namespace
 
 Cluster parse_cluster(std::string_view text, std::string_view name) {
   const toml::table tree = parse_tree(text, name);
-  return from_tree(plain(tree), name, where_in(tree, name));
+  return from_tree(plain(tree), name, where_in(tree, name), /*by_hand=*/true);
 }
 
 // The cluster is read, too, since it has the errors of the whole file.
@@ -282,7 +337,7 @@ std::vector<Pool> read_pools(const fs::path& file) {
 }
 
 Cluster cluster_from_json(const Json& value, std::string_view name) {
-  return from_tree(value, name, where_in(name));
+  return from_tree(value, name, where_in(name), /*by_hand=*/false);  // of a program, as reports are
 }
 
 Cluster read_cluster(const fs::path& file) {
@@ -294,8 +349,7 @@ Cluster read_cluster(const fs::path& file) {
 
 std::string to_toml(const Cluster& cluster) {
   std::string out;
-  for (NodeGroup group : cluster.groups)
-    out += (out.empty() ? "" : "\n") + toml_entry("nodes", OptionSet(group));
+  for (const NodeGroup& group : cluster.groups) out += (out.empty() ? "" : "\n") + toml_of(group);
   for (Team team : cluster.teams) out += "\n" + toml_entry("teams", OptionSet(team));
   return out;
 }

@@ -64,6 +64,8 @@ TEST(ClusterFile, SaysWhatThereIs) {
   EXPECT_EQ(aws.devices, 4);
   EXPECT_EQ(aws.region, "home");
   EXPECT_EQ(aws.memory, 16.0 * 1024 * 1024 * 1024);
+  EXPECT_EQ(parse_cluster("[[nodes]]\ntype = \"a\"\nmemory = \"80 B\"\n", "c").groups[0].memory,
+            80);
   EXPECT_EQ(aws.intra, (ClusterLink{150e9, 5e-6}));
   EXPECT_EQ(aws.inter.bandwidth, 12.5e9);
   EXPECT_DOUBLE_EQ(aws.inter.latency, 1e-5);
@@ -149,6 +151,14 @@ TEST(ClusterFile, ErrorsNameFileLineKeyAndRemedy) {
       {"[[nodes]]\ntype = \"a\"\nmemory = nan\n", "c.toml:3: memory must be a finite number"},
       {"[[nodes]]\ntype = \"a\"\nmemory = \"16 parsecs\"\n",
        "c.toml:3: memory must be a number or text with a unit (B, KB, MB, GB"},
+      {"[[nodes]]\ntype = \"a\"\nmemory = 80\n",
+       "c.toml:3: memory = 80 is 80 B, as a number without a unit is of B; write memory = \"80 "
+       "GB\", with the unit that is meant, or \"80 B\""},
+      {"[[nodes]]\ntype = \"a\"\nintra_bandwidth = 25\n", "write intra_bandwidth = \"25 GB/s\""},
+      {"[[nodes]]\ntype = \"a\"\ninter_latency = 5\n", "write inter_latency = \"5 us\""},
+      {"[[nodes]]\ntype = \"a\"\nflops = 312\n", "write flops = \"100 TFLOP/s\""},
+      {"[[nodes]]\ntype = \"a\"\nmem = 80\n", "c.toml:3: unknown key mem; did you mean memory?"},
+      {"[[nodes]]\ntype = \"a\"\ngpus = 8\n", "unknown key gpus; did you mean devices?"},
       {"[[nodes]]\ntype = \"a\"\nspeed = \"fast\"\n", "c.toml:3: speed must be a number"},
       {"[[nodes]]\ntype = \"a\"\ncount = 3\nhosts = [\"x\"]\n",
        "c.toml:1: 1 hosts and a count of 3"},

@@ -9,12 +9,15 @@
 #include <string>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include <ATen/ops/ones_like.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_fields.h"
 #include "ductile/data/loader.h"
+#include "ductile/nn/evaluates_whole.h"
 #include "ductile/nn/operators.h"
 #include "ductile/parallel/allocation_count.h"
 #include "ductile/parallel/stage_executor.h"
@@ -285,8 +288,20 @@ class Profiler {
   at::Tensor loss_gradient_;
 };
 
-std::vector<int64_t> shares_of(const ProfileOptions& options, int64_t most) {
+// `captured`: the only numbers that the model takes, if it does not take all.
+std::vector<int64_t> shares_of(const ProfileOptions& options, const std::vector<int64_t>& captured,
+                               int64_t most) {
   std::vector<int64_t> out;
+  if (options.shares.empty() && !captured.empty()) {
+    for (const int64_t n : captured)
+      if (n <= most) out.push_back(n);
+    if (out.empty())
+      fail(ErrorCode::invalid_argument,
+           "model.library was captured for {} samples at once, and a batch has {} here; capture it "
+           "with --shares {}, and with each micro-batch that is to be trained",
+           fmt::join(captured, ", "), most, most);
+    return out;
+  }
   if (options.shares.empty()) {
     for (int64_t n = 1; n < most; n *= 2) out.push_back(n);
     out.push_back(most);
@@ -336,7 +351,7 @@ class Measurement {
     ingredients_.model->train(true);
     const int64_t most =
         std::min(job.train.batch_size, static_cast<int64_t>(ingredients_.train_set->info().size));
-    for (const int64_t n : shares_of(options, most)) {
+    for (const int64_t n : shares_of(options, nn::numbers_of_samples(*ingredients_.model), most)) {
       shares_.push_back(n);
       batches_.push_back(batch_of(n));
       inputs_.push_back(inputs_of(*batches_.back()));
@@ -385,18 +400,22 @@ class Measurement {
         edges.push_back(std::move(edge));
       }
     }
-    return {{"format", "ductile.graph"},
-            {"version", 1},
-            {"name", job_.model.name},
-            {"optimizer_factor",
-             state_.optimizer->state_names().size()},  // arrays as large as the weights
-            {"counted", true},
-            {"model", spec::to_json(identity_of(job_, operators_,
-                                                DataForm::of(job_, ingredients_.train_set->info(),
-                                                             ingredients_.augment)))},
-            {"state_factor", spec::stage_state_factor(job_)},
-            {"ops", std::move(ops)},
-            {"edges", std::move(edges)}};
+    Json out = {
+        {"format", "ductile.graph"},
+        {"version", 1},
+        {"name", job_.model.name},
+        {"optimizer_factor",
+         state_.optimizer->state_names().size()},  // arrays as large as the weights
+        {"counted", true},
+        {"model", spec::to_json(identity_of(
+                      job_, operators_,
+                      DataForm::of(job_, ingredients_.train_set->info(), ingredients_.augment)))},
+        {"state_factor", spec::stage_state_factor(job_)},
+        {"ops", std::move(ops)},
+        {"edges", std::move(edges)}};
+    const std::vector<int64_t> captured = nn::numbers_of_samples(*ingredients_.model);
+    if (!captured.empty()) out["captured"] = captured;
+    return out;
   }
 
  private:

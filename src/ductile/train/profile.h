@@ -12,7 +12,8 @@
 namespace ductile::train {
 
 struct ProfileOptions {
-  // Samples at once, each at least 1; empty: 1, 2, 4 ... up to the batch. What is larger than the
+  // Samples at once, each at least 1; empty: 1, 2, 4 ... up to the batch, or, of a model that was
+  // captured for some numbers alone (model.library), those. What is larger than the
   // batch or the training set is left out.
   std::vector<int64_t> shares;
   int64_t rounds = 7;  // each runs all shares once; medians count
@@ -44,7 +45,8 @@ nlohmann::json most_bytes(std::span<const MeasuredShare> measured);
 // pipeline stage runs them (parallel/stage_executor.h): forward, backward to the inputs, backward
 // to the weights. The result is graph JSON (docs/reference/graph.schema.json) of this machine with
 // the threads of this process: seconds of wall time as an affine function of the samples at once,
-// bytes as libtorch's allocator counts them. `row` gets the `share` of the work that is done now
+// bytes as libtorch's allocator counts them. Beside it `captured`, the numbers of samples that the
+// model takes, where it does not take all. `row` gets the `share` of the work that is done now
 // and then. Throws invalid_argument for a model without operators (one of Python), unavailable if
 // `interrupted`.
 nlohmann::json profile(const spec::JobOptions& job, const ProfileOptions& options,

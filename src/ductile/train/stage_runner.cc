@@ -5,6 +5,8 @@
 #include <sstream>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -13,6 +15,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/pages.h"
 #include "ductile/base/rng.h"
+#include "ductile/nn/evaluates_whole.h"
 #include "ductile/nn/threads.h"
 #include "ductile/parallel/tensor_tree.h"
 #include "ductile/spec/stage_orders.h"
@@ -99,14 +102,32 @@ DataForm form_of_job(const spec::JobOptions& job, const Ingredients& ingredients
   return DataForm::of(job, ingredients.train_set->info(), ingredients.augment);
 }
 
+// A captured model takes some numbers of samples alone: the first step would find out.
+void check_captured(const spec::JobOptions& job, const nn::Model& model, const Pipeline& pipeline) {
+  const std::vector<int64_t> captured = nn::numbers_of_samples(model);
+  if (captured.empty()) return;
+  const int64_t samples =
+      job.train.batch_size / pipeline.num_micro_batches / job.train.pipelined.replicas;
+  for (size_t s = 0; s < pipeline.stages.size(); ++s) {
+    const int64_t own = samples / pipeline.stages[s].replicas;
+    if (std::ranges::find(captured, own) != captured.end()) continue;
+    fail(ErrorCode::invalid_argument,
+         "stage {} computes {} samples at once, and model.library = \"{}\" was captured for {}; "
+         "plan with a --micro-batch that gives each replica as many, or capture the model with "
+         "--shares that name {}",
+         s, own, job.model.library, fmt::join(captured, ", "), own);
+  }
+}
+
 // Of the model for which the job's plan was made.
 parallel::TensorSplit split_of_job(const spec::JobOptions& job, const Ingredients& ingredients) {
   const OperatorGraph operators =
       nn::training_operators(*ingredients.model, job.train.label_smoothing);
   if (!job.train.pipelined.model.empty())
     check_planned_model(job, operators, form_of_job(job, ingredients));
-  return parallel::split_tensors(operators, pipeline_of_job(job, operators),
-                                 job.train.pipelined.tensor);
+  const Pipeline pipeline = pipeline_of_job(job, operators);
+  check_captured(job, *ingredients.model, pipeline);
+  return parallel::split_tensors(operators, pipeline, job.train.pipelined.tensor);
 }
 
 // One forward, one backward, behind as many forward tasks as there are stages from here on.

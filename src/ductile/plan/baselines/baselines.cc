@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "ductile/base/error.h"
 #include "ductile/graph/downsets.h"
@@ -86,6 +87,22 @@ Plan data_plan(const graph::Graph& graph, const Island& island, const PlannerOpt
   return plan;
 }
 
+// The first number that no output of an operator has.
+std::vector<int> next_outputs(const graph::Graph& graph) {
+  std::vector<int> next(graph.ops.size(), 0);
+  for (const graph::Edge& e : graph.edges) next[e.from] = std::max(next[e.from], e.output + 1);
+  return next;
+}
+
+// One of no bytes, which only says what comes first.
+void add_order_edge(OpId from, OpId to, const std::vector<int>& next_output, graph::Graph& graph) {
+  graph::Edge edge;
+  edge.from = from;
+  edge.to = to;
+  edge.output = next_output[from];
+  graph.edges.push_back(edge);
+}
+
 }  // namespace
 
 Table<Baseline> baselines() { return {"planner", kBaselines}; }
@@ -96,20 +113,29 @@ graph::Graph chained(const graph::Graph& graph, const Plan& plan) {
   const auto by_position = [&](OpId a, OpId b) {
     return topology.position(a) < topology.position(b);
   };
-  std::vector<int> next_output(graph.ops.size(), 0);
-  for (const graph::Edge& e : graph.edges) {
-    next_output[e.from] = std::max(next_output[e.from], e.output + 1);
-  }
+  const std::vector<int> next_output = next_outputs(graph);
   for (size_t i = 0; i + 1 < plan.stages.size(); ++i) {
     const auto& from = plan.stages[i].ops;
     const auto& to = plan.stages[i + 1].ops;
     const OpId last = *std::max_element(from.begin(), from.end(), by_position);
     const OpId first = *std::min_element(to.begin(), to.end(), by_position);
-    graph::Edge edge;
-    edge.from = last;
-    edge.to = first;
-    edge.output = next_output[last];
-    out.edges.push_back(edge);
+    add_order_edge(last, first, next_output, out);
+  }
+  return out;
+}
+
+std::vector<graph::Graph> as_chains(const graph::Graph& graph) {
+  const std::vector<int> next_output = next_outputs(graph);
+  std::vector<std::vector<OpId>> orders = {depth_first_order(graph)};
+  if (std::vector<OpId> level = level_order(graph); level != orders[0]) {
+    orders.push_back(std::move(level));
+  }
+  std::vector<graph::Graph> out;
+  for (const std::vector<OpId>& order : orders) {
+    graph::Graph& chain = out.emplace_back(graph);
+    for (size_t i = 0; i + 1 < order.size(); ++i) {
+      add_order_edge(order[i], order[i + 1], next_output, chain);
+    }
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "ductile/base/table.h"
 #include "ductile/plan/planner.h"
@@ -35,5 +36,11 @@ BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
 // baselines with `chain` are evaluated on this graph. plan.stages must be in the order of the
 // chain.
 graph::Graph chained(const graph::Graph& graph, const Plan& plan);
+
+// The whole graph as chains, of which every plan is a chain of stages: with an edge of no bytes
+// from each operator to the next one, in each of the orders that the planner searches along (branch
+// after branch; all branches in step, where that is another order). They give our planner, with all
+// that it may do, to chains.
+std::vector<graph::Graph> as_chains(const graph::Graph& graph);
 
 }  // namespace ductile::plan

@@ -331,5 +331,34 @@ TEST(Baselines, AllAreJudgedWithinTheirMemory) {
   }
 }
 
+TEST(Baselines, EveryPlanOfAGraphAsAChainIsAChain) {
+  DeviceGroup group;
+  group.memory = 3e9;
+  const Devices devices = uniform_devices(8, 4, group);
+  PlannerOptions options;
+  options.batch = 64;
+  for (const char* spec : {"candle:3,2,1024", "mmt:branches=2,layers=2", "random:12,5"}) {
+    SCOPED_TRACE(spec);
+    const graph::Graph g = graph::build_graph(spec);
+    for (const graph::Graph& chain : as_chains(g)) {
+      graph::check(chain);
+      ASSERT_EQ(chain.ops.size(), g.ops.size());
+      // One order alone, so one downset of each size.
+      EXPECT_EQ(graph::count_downsets(graph::Topology(chain), 1'000'000), g.ops.size() + 1);
+      for (size_t i = 0; i < chain.edges.size(); ++i) {
+        const double bytes = i < g.edges.size() ? g.edges[i].bytes : 0;
+        EXPECT_EQ(chain.edges[i].bytes, bytes);
+      }
+      const Planned planned = make_plan(chain, devices, options);
+      ASSERT_TRUE(planned.feasible);
+      check(planned.plan, g, devices);  // a plan of the graph, too
+      EXPECT_EQ(depth(chain, planned.plan), static_cast<int>(planned.plan.stages.size()));
+    }
+  }
+  // Branch after branch, and in step; of what is a chain there is one order.
+  EXPECT_EQ(as_chains(graph::build_graph("candle:3,2,1024")).size(), 2u);
+  EXPECT_EQ(as_chains(chain_of(5, 1)).size(), 1u);
+}
+
 }  // namespace
 }  // namespace ductile::plan

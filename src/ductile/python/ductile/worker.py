@@ -45,7 +45,8 @@ def _need_torch():
         from ductile import _core  # noqa: F401
     except ImportError as error:
         raise Error("invalid_argument", f"{sys.executable} cannot load Ductile's extension ({error}); it is built for "
-                    "one Python and one torch: build it for this one, or name another Python: "
+                    "one Python and one torch: build it for this one (in the source tree: scripts/setup --tests && scripts/build "
+                    "release ductile ductile-worker _core), or name another Python: "
                     "--set python.interpreter=/usr/bin/python3") from None
 
 

@@ -1,6 +1,8 @@
 // FIFO and shortest remaining time first: jobs run on the devices they asked for or wait.
 #include <algorithm>
 #include <cmath>
+#include <optional>
+#include <span>
 
 #include <fmt/format.h>
 
@@ -9,12 +11,52 @@
 namespace ductile::sched {
 namespace {
 
-// Seconds the job still needs on what it asked for; nothing where it did not say.
-double remaining_seconds(const JobView& job) {
-  if (!job.remaining_steps || job.known_step_seconds.empty()) return INFINITY;
-  const size_t k = std::min<size_t>(job.requested_devices, job.known_step_seconds.size());
+// Seconds the job still needs on what it asked for; nothing where nobody knows.
+std::optional<double> remaining_seconds(const JobView& job) {
+  if (!job.remaining_steps || job.known_step_seconds.empty()) return std::nullopt;
+  const size_t k = std::clamp<size_t>(job.requested_devices, 1, job.known_step_seconds.size());
   return *job.remaining_steps * job.known_step_seconds[k - 1];
 }
+
+// What the jobs of a round still need. One of which it is not known, as of a command or of a job
+// that counts in epochs, counts as an average one: put last it would wait for ever where others
+// keep coming, and put first it would hold up everybody. Where nothing is known all are alike, and
+// the first that came is first.
+class WorkLeft {
+ public:
+  explicit WorkLeft(std::span<const JobView> jobs) {
+    double sum = 0, count = 0, least = INFINITY, most = 0;
+    for (const JobView& job : jobs) {
+      known_.push_back(remaining_seconds(job));
+      if (!known_.back()) continue;
+      sum += *known_.back();
+      ++count;
+      least = std::min(least, *known_.back());
+      most = std::max(most, *known_.back());
+    }
+    // Of equal ones it is the same, whatever the sum is rounded to.
+    if (count > 0) average_ = std::clamp(sum / count, least, most);
+  }
+  double of(size_t job) const { return known_[job].value_or(average_.value_or(0)); }
+  std::string why_it_starts(size_t job) const {
+    if (known_[job])
+      return fmt::format("starts: {:.0f} s of work left, among the least", *known_[job]);
+    return average_ ? fmt::format(
+                          "starts: its work left is not known and counts as the average of "
+                          "others, {:.0f} s, among the least",
+                          *average_)
+                    : "starts: of no job the work left is known, and it came first";
+  }
+  std::string why_it_waits(const JobView& job) const {
+    return fmt::format("waits: {} asked for; jobs {} hold them",
+                       devices_text(job.requested_devices),
+                       average_ ? "with less left" : "that came before");
+  }
+
+ private:
+  std::vector<std::optional<double>> known_;
+  std::optional<double> average_;
+};
 
 class QueuePolicy : public ReasonedPolicy {
  public:
@@ -26,13 +68,13 @@ class QueuePolicy : public ReasonedPolicy {
     const size_t n = round.jobs.size();
     std::vector<size_t> order(n);
     for (size_t i = 0; i < n; ++i) order[i] = i;
+    const WorkLeft left(round.jobs);
     if (shortest_first_) {
       std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
         const JobView &x = round.jobs[a], &y = round.jobs[b];
         if (x.preemptible != y.preemptible && (!x.allocation.empty() || !y.allocation.empty()))
           return !x.preemptible && !x.allocation.empty();
-        const double rx = remaining_seconds(x), ry = remaining_seconds(y);
-        if (rx != ry) return rx < ry;
+        if (left.of(a) != left.of(b)) return left.of(a) < left.of(b);
         // Of two that are alike the one that runs goes on: by service they would take turns, and
         // where a restart takes longer than a round neither would ever get anywhere.
         return !x.allocation.empty() && y.allocation.empty();
@@ -78,16 +120,12 @@ class QueuePolicy : public ReasonedPolicy {
       const JobView& job = round.jobs[i];
       if (type[i] >= 0 && next[i].empty()) {
         next[i] = free.take_most_free_first(type[i], job.requested_devices);
-        reasons[i] = shortest_first_ ? fmt::format("starts: {:.0f} s of work left, among the least",
-                                                   remaining_seconds(job))
-                                     : std::string("starts: first in the queue");
+        reasons[i] = shortest_first_ ? left.why_it_starts(i) : "starts: first in the queue";
       } else if (type[i] < 0) {
-        reasons[i] =
-            shortest_first_
-                ? fmt::format("waits: {} devices asked for; jobs with less left hold them",
-                              job.requested_devices)
-                : fmt::format("waits for {} devices, or for the job before it in the queue",
-                              job.requested_devices);
+        reasons[i] = shortest_first_
+                         ? left.why_it_waits(job)
+                         : fmt::format("waits for {}, or for the job before it in the queue",
+                                       devices_text(job.requested_devices));
       }
     }
     return decisions(round, std::move(next), std::move(reasons));
