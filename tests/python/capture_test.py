@@ -397,6 +397,13 @@ class Refusals(Case):
         names = [op["name"] for op in ductile.capture(outer, lambda n: torch.randn(n, 6), leaf=["1"], **FAST)["ops"]]
         self.assertEqual(names, ["0", "1"])
 
+    def test_no_operator_has_a_space_in_its_name(self):
+        module = nn.Sequential()
+        for name in ("a b", "a_b", "c\nd"):
+            module.add_module(name, nn.Linear(6, 6))
+        graph = ductile.capture(module, lambda n: torch.randn(n, 6), **FAST)
+        self.assertEqual([op["name"] for op in graph["ops"]], ["a_b", "a_b#2", "c_d"])
+
     def test_of_jobs_whose_loss_hides_the_model(self):
         class Parts(Images):
             def loss(self, model, batch):
@@ -418,6 +425,10 @@ class Refusals(Case):
     def test_of_examples_that_say_too_little(self):
         self.refused(nn.Linear(6, 2), "at least 2", example=torch.randn(1, 6), batch=None)
         self.refused(nn.Linear(6, 2), "batch = 6", "3 samples", example=torch.randn(3, 6))
+        for batch in (2, 3, 5, 16):  # where it may happen to be the number that is asked for
+            self.refused(nn.Linear(6, 2), "It has to hold as many samples as it is asked for", "[3, 6]",
+                         example=lambda n: torch.randn(3, 6), batch=batch, shares=[2])
+        self.refused(nn.Linear(6, 2), "as many samples as it is asked for", example=lambda n: torch.randn(min(n, 3), 6), batch=8, shares=[2])
         with self.assertRaises(ductile.Error):
             ductile.capture(nn.Linear(6, 2))
         with self.assertRaises(ductile.Error):

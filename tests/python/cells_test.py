@@ -293,6 +293,8 @@ class Cells(support.Case):
         self.refused(lambda self, x: self.part(x), "part.1 is a BatchNorm1d with momentum=None", parts=part, leaf="part")
         twice = {"one": nn.Linear(6, 6), "other": nn.Linear(6, 6)}
         self.refused(by_the_number, "depends on the number of samples, and no shape", parts=twice)
+        self.refused(lambda self, x: self.fc(x) * float("nan"), "gives NaN in evaluation mode")
+        self.refused(lambda self, x: self.fc(x) + torch.rand(x.shape[0], 1), "something else with other random numbers in evaluation mode")
 
 
 if __name__ == "__main__":

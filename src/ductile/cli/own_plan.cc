@@ -15,6 +15,7 @@
 #include "ductile/cli/other_commands.h"
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/this_machine.h"
+#include "ductile/cli/work_folder.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/progress_bar.h"
@@ -41,7 +42,7 @@ std::optional<json> measured_graph(const JobConfig& config, const std::vector<in
     fail(ErrorCode::invalid_argument,
          "{}: the operators of a Python job's model are found by its own Python: ductile capture",
          config.job.python.object);
-  const TempFolder temporary("ductile-profile");
+  const WorkFolder temporary;
   const auto folder = run::RunFolder::create_at(temporary.path() / "run", config.options.to_toml());
   page::ProgressBar bar(STDERR_FILENO);
   if (console.err_terminal && console.verbosity >= 0)
@@ -66,7 +67,7 @@ std::optional<json> measured_graph(const JobConfig& config, const std::vector<in
 std::optional<std::string> fault_of_plan(const std::string& job) {
   std::optional<json> answer;
   try {
-    const TempFolder temporary("ductile-plan");
+    const WorkFolder temporary;
     const auto folder = run::RunFolder::create_at(temporary.path() / "run", job);
     answer = ask_worker({.arguments = {"--run", folder.path().string(), "--stages"}});
   } catch (const Error&) {  // what is wrong with the job besides is said where it starts

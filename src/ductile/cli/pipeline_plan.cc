@@ -44,7 +44,9 @@ std::vector<std::string> names_of(const JsonFields& stage, const char* key) {
     }
     const std::string& name = out.emplace_back(item.get<std::string>());
     if (name.empty() || name.find_first_of(" \t\n\v\f\r") != std::string::npos) {
-      fail(ErrorCode::invalid_argument, "{}: the operator \"{}\" has a space in its name",
+      fail(ErrorCode::invalid_argument,
+           "{}: the operator \"{}\" has a space in its name; write another name into the graph, "
+           "and plan that anew",
            stage.where(), JsonFields::shorten(name));
     }
     if (name.size() > kLongestName) {

@@ -10,6 +10,11 @@
 #include "ductile/cli/this_machine.h"
 
 namespace ductile::cli {
+namespace {
+
+fs::path resolved(const fs::path& file) { return fs::weakly_canonical(fs::absolute(file)); }
+
+}  // namespace
 
 ExitCode profile(const ProfileCommand& command, Context& context) {
   JobConfig config;
@@ -27,6 +32,10 @@ ExitCode profile(const ProfileCommand& command, Context& context) {
       fail(ErrorCode::not_found,
            "--devices {}: there is no folder {}; make it, or name another file",
            command.devices->string(), folder.string());
+    }
+    if (command.out && resolved(*command.out) == resolved(*command.devices)) {
+      fail(ErrorCode::invalid_argument, "-o {}: is the file of --devices, too; name another one",
+           command.out->string());
     }
     threads = std::max<int64_t>(1, threads);  // a worker on each core, unless more are asked for
   }

@@ -15,6 +15,7 @@
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
 #include "ductile/cli/plan_placement.h"
+#include "ductile/cli/work_folder.h"
 #include "ductile/link/plan_change.h"
 #include "ductile/link/saved_state.h"
 #include "ductile/link/worker_processes.h"
@@ -63,12 +64,12 @@ struct NewJob {
   spec::JobOptions job;
   OtherPlan plan;
 };
-NewJob job_by(const spec::JobOptions& job, const PlanSearch::Found& found) {
-  const TempFolder temporary("ductile-replan");
+NewJob job_by(const spec::JobOptions& job, const PlanSearch::Found& found, bool had_parts) {
+  const WorkFolder temporary;
   const fs::path file = temporary.path() / "plan.json";
   write_file_atomic(file, found.plan);
   NewJob out{job, {}};
-  out.plan = other_plan(out.job, file, /*had_parts=*/true);  // its options are the user's
+  out.plan = other_plan(out.job, file, had_parts);
   if (found.same_stages && !out.plan.keeps_state())
     fail(ErrorCode::conflict, "a plan that was to leave the result as it is would change it");
   spec::check(out.job);
@@ -165,8 +166,7 @@ PlanSearch::PlanSearch(const spec::JobOptions& job, const std::string& plan,
       workers_(left.count),
       here_(memory_here(setup)),
       what_(fmt::format("a plan for {} of the run",
-                        page::plural(static_cast<double>(left.count), "worker"))),
-      folder_("ductile-replan") {
+                        page::plural(static_cast<double>(left.count), "worker"))) {
   const json report = parse_json(plan);
   if (!report.is_object() || !report.contains("profile") || !report.contains("cluster")) {
     fail(ErrorCode::conflict,
@@ -238,7 +238,7 @@ bool PlanSearch::settle() {
   try {
     Found next{command_->output(), /*same_stages=*/judges_};
     refused = true;
-    const NewJob now = job_by(job_, next);
+    const NewJob now = job_by(job_, next, /*had_parts=*/true);  // its options are the user's
     if (!judges_ || has_room(now.job, next.plan)) {
       kept_ = std::move(next);
       return true;
@@ -333,20 +333,27 @@ std::optional<WorkersLeft> Replanner::put_found() {
 // plan before.
 void put_anew(const run::RunFolder& folder, const std::string& before,
               link::PlanChange::New change) {
-  std::optional<link::PlanChange> open = link::PlanChange::left_open(folder);
+  const std::optional<link::PlanChange> open = link::PlanChange::left_open(folder);
   const fs::path kept = folder.path() / kPlanBefore;
   if (kind_of(kept) != FileKind::file || !was_planned_anew(folder, open))
     write_file_atomic(kept, before);
-  if (open) open->accept();  // nobody goes back to the plan before that one
-  const bool other_ranks = change.workers_before > 0;
+  const bool other_ranks = change.workers_before > 0 || (open && open->workers_before() > 0);
   const auto workers = change.event.at("workers").get<int64_t>();
   link::PlanChange put = link::PlanChange::put(folder, std::move(change));
   if (other_ranks) leave_state(folder, workers);
-  put.accept();
+  // Workers may refuse a plan that was made of one that no worker has seen.
+  if (!open) put.accept();
 }
 
+// As where a user gives two plans in a row, the first of which no step was done by: the second one
+// is compared with the job of before both.
 void Replanner::put(const PlanSearch::Found& found, int64_t workers) {
-  NewJob now = job_by(config_.job, found);
+  const std::optional<std::string> seen = link::PlanChange::job_before(folder_);
+  const int64_t given = config_.job.train.virtual_ranks;
+  JobConfig before;
+  if (seen) before.read_saved_text(*seen, folder_.job_file());
+  NewJob now = seen ? job_by(before.job, {found.plan, false}, had_parts(folder_))
+                    : job_by(config_.job, found, /*had_parts=*/true);
   end_workers_here(folder_, program_);
   config_.job = std::move(now.job);
   link::PlanChange::New change{config_.options.to_toml(), found.plan};
@@ -354,6 +361,7 @@ void Replanner::put(const PlanSearch::Found& found, int64_t workers) {
   change.event.erase("asked");
   change.event["workers"] = workers;
   change.event["plan_before"] = kPlanBefore;
+  if (seen) change.event["given"] = given;
   if (!now.plan.keeps_state()) change.workers_before = workers_before(folder_);
   const std::string text = replan_text(folder_, change.event);
   put_anew(folder_, plan_, std::move(change));
@@ -366,11 +374,11 @@ std::string replan_text(const run::RunFolder& folder, const json& event) {
   const int64_t from = event.value("from", int64_t{0}), to = event.value("to", int64_t{0});
   const std::string text = fmt::format(
       "memory of {}: too little for the {} stages of the run's plan, with all replicas; ",
-      page::plural(event.value("workers", 0.0), "worker"), from);
+      page::plural(event.value("workers", 0.0), "worker"), event.value("given", from));
   const std::string kept = (folder.path() / kPlanBefore).string();
   const int64_t step = event.value("step", int64_t{0});
   const bool same = event.value("same_result", false);
-  if (same && from == to)
+  if (same && from == to && !event.contains("given"))
     return fmt::format(
         "{}they go on from step {}, where they compute more than once what they would have kept "
         "(the plan before is {}), with the same result",
@@ -394,9 +402,22 @@ void finish_replan(const run::RunFolder& folder, const fs::path& program,
   if (change.workers_before() == 0) return;
   const auto [state, damaged] = read_state_of(folder);  // a damaged one the controller tells of
   const int64_t from = event.value("from", int64_t{0});
-  if (damaged || from == 0 || number_in(state, "virtual_ranks", 0) != from) return;
+  const int64_t ranks = number_in(state, "virtual_ranks", 0);  // 0: it was left for this plan
+  if (damaged || from == 0 || (ranks != 0 && ranks != from)) return;
   end_workers_here(folder, program);
   leave_state(folder, event.value("workers", int64_t{1}));
+}
+
+std::string resumed_job(const run::RunFolder& folder, bool by_another_plan) {
+  const auto before = by_another_plan ? link::PlanChange::job_before(folder) : std::nullopt;
+  return before ? *before : read_file(folder.job_file());
+}
+
+void check_unchanged(const run::RunFolder& folder, const std::string& resumed,
+                     bool by_another_plan) {
+  if (resumed_job(folder, by_another_plan) == resumed) return;
+  fail(ErrorCode::conflict, "{}: another command changed its job just now; try again",
+       folder.path().string());
 }
 
 std::optional<link::PlanChange> changed_plan(const TrainCommand& command, const OtherPlan& plan,
@@ -405,7 +426,7 @@ std::optional<link::PlanChange> changed_plan(const TrainCommand& command, const 
   if (!command.resume) return std::nullopt;
   if (!command.plan) {
     std::optional<link::PlanChange> left = link::PlanChange::left_open(folder);
-    if (left) finish_replan(folder, program, *left, console);
+    if (left && !command.goes_on) finish_replan(folder, program, *left, console);
     return left;
   }
   end_workers_here(folder, program);  // they would go on by the plan before, beside new ones

@@ -13,6 +13,7 @@
 #include "ductile/cli/devices_left.h"
 #include "ductile/cli/job_config.h"
 #include "ductile/cli/other_plan.h"
+#include "ductile/cli/work_folder.h"
 #include "ductile/link/plan_change.h"
 #include "ductile/run/folder.h"
 #include "ductile/server/hosts.h"
@@ -57,7 +58,7 @@ class PlanSearch {
   const double here_;         // memory_here()
   double device_memory_ = 0;  // of the devices that are left, that of the smallest
   const std::string what_;    // is sought, for errors
-  const TempFolder folder_;
+  const WorkFolder folder_;
   std::vector<fs::path> leaner_;  // plans of the same stages that are still to be judged
   bool judges_ = false;           // one of them
   std::vector<std::string> options_;
@@ -82,17 +83,18 @@ void leave_state(const run::RunFolder& folder, int64_t workers);
 // Puts a plan for the workers that are left in place, whose event says how many; and keeps
 // `before`, the plan so far, unless nobody asked for that one either. A process that is killed
 // meanwhile leaves the plan so far, or this one with its event, for the next command
-// (finish_replan()). The caller holds the run's lock, and has ended the workers that are here.
-// Throws unavailable.
+// (finish_replan()). Where no step was done by the plan so far, a change is open, and this one
+// stays open, too, until a step is done by it: the plan before both is within reach. The caller
+// holds the run's lock, and has ended the workers that are here. Throws unavailable.
 void put_anew(const run::RunFolder& folder, const std::string& before,
               link::PlanChange::New change);
 
 // It as a sentence, of an event `replan` that nobody asked for.
 std::string replan_text(const run::RunFolder& folder, const nlohmann::json& event);
 
-// What was left open of a plan that a Replanner put in place, whose process was killed meanwhile:
-// it is told, and the controller's state is left where that was not done. Nothing for a change that
-// the user asked for.
+// What was left open of a plan that a Replanner put in place, whose process was killed meanwhile,
+// or before a step was done by it: it is told, and the controller's state is left where that was
+// not done. Nothing for a change that the user asked for.
 void finish_replan(const run::RunFolder& folder, const fs::path& program,
                    const link::PlanChange& change, Console& console);
 
@@ -144,6 +146,13 @@ class Replanner {
   bool planned_anew_ = false;
   WorkersLeft found_for_, tried_for_;
 };
+
+// The text of the job of a run that goes on. One that is given a plan is compared with what it did
+// its last step by: a plan that no step was done by has changed nothing, and is not counted.
+std::string resumed_job(const run::RunFolder& folder, bool by_another_plan);
+// Once its lock is held: throws conflict where another command has changed that job since.
+void check_unchanged(const run::RunFolder& folder, const std::string& resumed,
+                     bool by_another_plan);
 
 // The other plan that a run which goes on is given, or was given by a command that was killed; its
 // lock is held.

@@ -241,22 +241,19 @@ Outcome outcome_of(const link::JobEnd& end, const Listener& listener,
                 fmt::format("{}{}{}", end.reason, words.empty() ? "" : ":\n", words));
 }
 
-// The job of a run that goes on. One that is given a plan is compared with what it did its last
-// step by: a plan that no step was done by has changed nothing, and is not counted.
-void read_resumed(const run::RunFolder& folder, bool by_another_plan, JobConfig& config) {
-  const auto before = by_another_plan ? link::PlanChange::job_before(folder) : std::nullopt;
-  if (before) return config.read_saved_text(*before, folder.job_file());
-  config.read_saved(folder.job_file());
-}
-
-// A plan that was given: without a run to go on with, its text alone.
-OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& config) {
-  OtherPlan other;
-  std::string& plan = other.text;
+// What was read before there was a lock.
+struct ReadJob {
+  OtherPlan other;      // that was given: without a run to go on with, its text alone
+  std::string resumed;  // resumed_job()
+};
+ReadJob read_job(const TrainCommand& command, Context& context, JobConfig& config) {
+  ReadJob read;
+  std::string& plan = read.other.text;
   if (command.resume) {
     const run::RunFolder folder = run::RunFolder::open(*command.resume);
-    read_resumed(folder, command.plan.has_value(), config);
-    if (command.plan) other = other_plan(config.job, *command.plan, had_parts(folder));
+    read.resumed = resumed_job(folder, command.plan.has_value());
+    config.read_saved_text(read.resumed, folder.job_file());
+    if (command.plan) read.other = other_plan(config.job, *command.plan, had_parts(folder));
   } else if (command.replay) {
     config.read_saved(run::RunFolder::open(*command.replay).job_file());
     if (config.job.train.pipelined.replans > 0)
@@ -284,7 +281,7 @@ OtherPlan read_job(const TrainCommand& command, Context& context, JobConfig& con
   }
   if (!command.resume && !command.replay) config.warn_of_no_effect(context.console);
   if (command.runs) config.job.runs = command.runs->string();
-  return other;
+  return read;
 }
 
 // What becomes of it. Returns whether the run is to go on by the plan of before: nobody asked this
@@ -485,7 +482,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
   Console& console = context.console;
   JobConfig config;
   config.keeps_loaded = !command.dry_run && !command.hosts.hosts;
-  const OtherPlan other = read_job(command, context, config);
+  const auto [other, resumed] = read_job(command, context, config);
   const std::string& plan = other.text;
   std::optional<Original> original;
   if (command.replay) original = original_of(*command.replay);
@@ -510,6 +507,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
   const run::RunLock lock(folder.path(), run::RunLock::kController);
   folder.remove_leftovers();
   if (command.resume) {
+    check_unchanged(folder, resumed, command.plan.has_value());
     original = kept(folder);
     if (command.plan) check_may_change(folder, other, original.has_value());
     if (original)
@@ -523,7 +521,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
   Replanner replanner(config, folder, setup, program, console);
   const int64_t given =
       command.resume ? replanner.begin(workers, command.hosts.hosts.has_value()) : workers;
-  if (replanner.planned_anew()) change.reset();  // it was accepted before
+  if (replanner.planned_anew()) change = link::PlanChange::left_open(folder);
 
   const PlanPlacement::Seats seats =
       seats_of_run(config.job, folder, command.plan.value_or(run::plan_file(folder)),

@@ -6,6 +6,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
 #include "ductile/cli/python_job.h"
+#include "ductile/cli/work_folder.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/process/worker.h"
 
@@ -37,7 +38,7 @@ void convert(const fs::path& file, const WeightsImport& how, const fs::path& out
 
 ckpt::Imported import_weights(std::span<const fs::path> files, const WeightsImport& how,
                               const fs::path& out) {
-  const TempFolder folder("ductile-import");
+  const WorkFolder folder;
   std::vector<fs::path> read;
   for (const fs::path& file : files) {
     if (kind_of(file) == FileKind::none)

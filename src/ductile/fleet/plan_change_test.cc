@@ -281,6 +281,25 @@ TEST(PlanChange, IsNotTakenBackBehindACheckpointByIt) {
   EXPECT_EQ(told(run).size(), 1U);
 }
 
+// A step was done by it, and its command was killed behind the event: what comes next is compared
+// with the job by which that step was done, and the event stays true.
+TEST(PlanChange, IsAcceptedOnceItIsTold) {
+  const ChangedRun run;
+  PlanChange first = PlanChange::put(run.folder, change(kNew, 1, false));
+  const std::string open = read_file(run.former);
+  first.accept();
+  write_file_atomic(run.former, open);
+  EXPECT_FALSE(PlanChange::job_before(run.folder).has_value());
+  PlanChange back = PlanChange::put(run.folder, change(kOld, 8, false));
+  EXPECT_EQ(told(run).size(), 1U) << "not once more";
+  EXPECT_TRUE(back.take_back());
+  EXPECT_EQ(run.job(), kNew) << "the plan before this one is the one that was told";
+  write_file_atomic(run.former, open);
+  EXPECT_FALSE(PlanChange::left_open(run.folder).has_value());
+  EXPECT_FALSE(fs::exists(run.former));
+  EXPECT_EQ(told(run).size(), 1U);
+}
+
 // Workers elsewhere went on by the plan of before, since the command was killed before it wrote the
 // job: a checkpoint of theirs accepts nothing.
 TEST(PlanChange, ACheckpointByThePlanOfBeforeDoesNotAcceptIt) {

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <map>
@@ -326,6 +327,18 @@ ExitCode emit(const PlanCommand& command, const graph::Graph& graph, const plan:
   return kDone;
 }
 
+// The best plan; and, where it is `wanted`, another batch, with what is left of the time.
+plan::Planned searched(const graph::Graph& graph, const plan::Devices& devices,
+                       plan::PlannerOptions options, bool wanted,
+                       std::optional<plan::NearBatch>& near) {
+  const auto begin = std::chrono::steady_clock::now();
+  plan::Planned planned = plan::make_plan(graph, devices, options);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  options.time_limit -= taken.count();
+  if (wanted) near = plan::near_batch(graph, devices, options, planned);
+  return planned;
+}
+
 }  // namespace
 
 ExitCode plan(const PlanCommand& command, Context& context) {
@@ -370,8 +383,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     report = plan::make_report(std::move(graph), std::move(devices), std::move(given));
   } else {
     const std::vector<std::string> names = find_baselines(command.baseline);
-    plan::Planned planned = plan::make_plan(graph, devices, options);
-    if (as_text) near = plan::near_batch(graph, devices, options, planned);
+    plan::Planned planned = searched(graph, devices, options, as_text, near);
     std::vector<plan::Compared> compared;
     for (const std::string& name : names) {
       compared.push_back({name, plan::run_baseline(name, graph, devices, options)});

@@ -213,7 +213,7 @@ TEST(Replan, IsWholeOrNotThereWhereverItIsKilled) {
     EXPECT_EQ(run.state().at("virtual_ranks"), is_new ? 0 : 2);
     EXPECT_EQ(run.state().at("wanted"), is_new ? 1 : 2);
     if (is_new) {
-      EXPECT_GE(run.told(), 1);  // once more where it was killed behind the event
+      EXPECT_EQ(run.told(), 1);
       EXPECT_EQ(read_file(run.folder.path() / "plan_before.json"), "[1]");
     } else {
       EXPECT_EQ(run.told(), 0);
@@ -238,6 +238,29 @@ TEST(Replan, KeepsThePlanThatItsUserGaveLast) {
   EXPECT_EQ(read_file(kept), "[3]");
 }
 
+// The plan that its user gave is one that no worker has seen, and so is this one, which was made of
+// it: the plan before both comes back where workers refuse it.
+TEST(Replan, OfAPlanThatNoStepWasDoneByLeavesTheOneBeforeInReach) {
+  LostRun run;
+  (void)PlanChange::put(run.folder, {"name = \"given\"\n", "[3]", LostRun::change(true).event, 2});
+  run.save_state(0);
+  put_anew(run.folder, "[3]", LostRun::change(false));
+  EXPECT_EQ(run.told(), 0);
+  EXPECT_EQ(read_file(run.folder.job_file()), kNew);
+  EXPECT_EQ(read_file(run.folder.path() / "plan_before.json"), "[3]");
+  EXPECT_EQ(run.state().at("wanted"), 1);
+  EXPECT_EQ(PlanChange::job_before(run.folder), kOld) << "what it is compared with";
+  run.save_state(0);  // killed before the state
+  std::optional<PlanChange> left = run.next_command();
+  ASSERT_TRUE(left.has_value());
+  EXPECT_EQ(run.state().at("wanted"), 1);
+  EXPECT_EQ(left->workers_before(), 2);
+  EXPECT_TRUE(left->take_back());
+  EXPECT_EQ(read_file(run.folder.job_file()), kOld);
+  EXPECT_EQ(read_file(run::plan_file(run.folder)), "[1]");
+  EXPECT_EQ(run.told(), 0);
+}
+
 TEST(Replan, SaysNothingOfAPlanThatItsUserGave) {
   LostRun run;
   run.put(true);
@@ -256,6 +279,8 @@ TEST(Replan, SaysWhatItDoesToTheResult) {
   EXPECT_NE(text.find("planned anew with 2; they go on from step 7 with the same result; "),
             std::string::npos)
       << text;
+  event["given"] = 8;
+  EXPECT_NE(replan_text(run.folder, event).find("too little for the 8 stages"), std::string::npos);
   event["may_round"] = true;
   EXPECT_NE(replan_text(run.folder, event).find("same result, but for rounding; "),
             std::string::npos);

@@ -83,6 +83,10 @@ std::optional<PlanChange> PlanChange::left_open(const run::RunFolder& folder) {
   const std::string job = read_file(folder.job_file());
   if (job == found->now_.job) {
     if (plan_text(folder) != found->now_.plan) found->write({job, found->now_.plan});
+    if (found->is_told()) {  // it was killed before it had removed the file
+      found->drop();
+      return std::nullopt;
+    }
     if (!found->has_saved()) return found;
     found->accept();
     return std::nullopt;
@@ -98,7 +102,8 @@ std::optional<PlanChange> PlanChange::left_open(const run::RunFolder& folder) {
 
 std::optional<std::string> PlanChange::job_before(const run::RunFolder& folder) {
   const std::optional<PlanChange> found = read(folder);
-  if (!found || found->has_saved() || read_file(folder.job_file()) != found->now_.job)
+  if (!found || found->has_saved() || found->is_told() ||
+      read_file(folder.job_file()) != found->now_.job)
     return std::nullopt;
   return found->before_.job;
 }
@@ -130,6 +135,15 @@ bool PlanChange::has_saved() const {
   return !saved.empty() && saved.front().step > now_.event.at("step").get<int64_t>();
 }
 
+// Whether events.jsonl tells of it, which is written once it is accepted.
+bool PlanChange::is_told() const {
+  const fs::path file = folder_.events_file();
+  if (!now_.event.is_object() || !fs::is_regular_file(file)) return false;
+  bool told = false;
+  run::for_each_diary_line(file, [&](const nlohmann::json& line) { told |= line == now_.event; });
+  return told;
+}
+
 // job.toml last when a change begins or ends: it says which of the two is in force.
 void PlanChange::write(const Texts& texts) const {
   if (texts.plan) {
@@ -149,7 +163,8 @@ void PlanChange::hear(std::string_view line) {
   if (progress->step > *first_step_) accept();
 }
 
-// Told first: a process that is killed in between tells it twice, and no change goes untold.
+// Told first: no change goes untold, and of one that is told the next process knows that it is
+// accepted.
 void PlanChange::accept() {
   if (!open_) return;
   if (now_.event.is_object()) {

@@ -33,8 +33,8 @@ class PlanChange {
   // kept. Throws unavailable.
   static PlanChange put(const run::RunFolder& folder, New now);
   // The change that an earlier process left open; nothing where there is none, or somebody has
-  // written another job.toml since, or a checkpoint is there of a step by the new plan, which
-  // accepts it. Throws data_loss for a damaged file, saying what is to be done.
+  // written another job.toml since, or it was told already, or a checkpoint is there of a step by
+  // the new plan, which accepts it. Throws data_loss for a damaged file, saying what is to be done.
   static std::optional<PlanChange> left_open(const run::RunFolder& folder);
 
   // A worker wrote this line: its second figure for steps, if larger than the first, accepts.
@@ -62,6 +62,7 @@ class PlanChange {
   static std::optional<PlanChange> read(const run::RunFolder& folder);
   void write(const Texts& texts) const;
   bool has_saved() const;
+  bool is_told() const;
 
   run::RunFolder folder_;
   Texts before_;

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "ductile/plan/schedule.h"
@@ -55,8 +57,10 @@ struct Timeline {
   std::vector<Box> boxes;            // by start, if recorded
 
   bool fits() const;                           // whether every peak is within its limit
-  double throughput(const Plan& plan) const {  // 0 if nothing takes time
-    return seconds > 0 ? static_cast<double>(plan.batch) / seconds : 0;
+  double throughput(const Plan& plan) const {  // 0 if nothing takes time; finite
+    return seconds > 0 ? std::min(static_cast<double>(plan.batch) / seconds,
+                                  std::numeric_limits<double>::max())
+                       : 0;
   }
 };
 

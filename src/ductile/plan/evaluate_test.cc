@@ -1,5 +1,7 @@
 #include "ductile/plan/evaluate.h"
 
+#include <limits>
+
 #include <gtest/gtest.h>
 
 #include "ductile/base/rng.h"
@@ -39,6 +41,17 @@ struct Row {
   }
   Timeline run() const { return evaluate(graph, devices, plan); }
 };
+
+TEST(Evaluate, SamplesPerSecondAreANumberHoweverShortTheTimesAre) {
+  Plan plan;
+  plan.batch = 128;
+  Timeline timeline;
+  EXPECT_EQ(timeline.throughput(plan), 0) << "nothing takes time";
+  timeline.seconds = 0.5;
+  EXPECT_EQ(timeline.throughput(plan), 256);
+  timeline.seconds = 1e-310;
+  EXPECT_EQ(timeline.throughput(plan), std::numeric_limits<double>::max());
+}
 
 TEST(Evaluate, OneForwardOneBackwardHasItsKnownBubble) {
   for (int p : {1, 2, 4, 7}) {

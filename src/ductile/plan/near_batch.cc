@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstdlib>
 #include <vector>
 
@@ -13,6 +14,7 @@ constexpr int64_t kManyMicro = 64;  // micro-batches, of which fewer would do as
 constexpr int64_t kUnit = 64;       // of the batches that are tried
 constexpr int kTried = 3;
 constexpr double kSeconds = 3;  // of search for each
+constexpr double kLeast = 0.1;  // with less nothing good would be found
 constexpr double kSaves = 0.9;  // of the time of a sample, at most
 
 std::vector<int64_t> divisors_of(int64_t batch) {
@@ -69,10 +71,14 @@ std::optional<NearBatch> near_batch(const graph::Graph& graph, const Devices& de
   if (out.next < kGap * out.micro_batch || options.batch / out.micro_batch < kManyMicro)
     return std::nullopt;
   const double most = kSaves * planned.simulated_seconds / static_cast<double>(options.batch);
+  const auto begin = std::chrono::steady_clock::now();
   for (const int64_t batch : batches_near(options)) {
+    const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+    const double left = options.time_limit - taken.count();
+    if (left < kLeast) break;
     PlannerOptions other = options;
     other.batch = batch;
-    other.time_limit = std::min(options.time_limit, kSeconds);
+    other.time_limit = std::min(left, kSeconds);
     const Planned found = make_plan(graph, devices, other);
     const double seconds = found.simulated_seconds;
     if (!found.feasible || seconds <= 0 || seconds > most * static_cast<double>(batch)) continue;

@@ -19,7 +19,8 @@ struct NearBatch {
 // Of the best plan that make_plan() found with these arguments. Nothing where its micro-batches are
 // not what it lacks: their size was asked for, the next divisor is less than eight times as large,
 // there are few of them, or none of a few batches nearby saves a tenth of the time of a sample.
-// Plans those, each for a few seconds at most.
+// Plans those, each for a few seconds at most, and all of them within `options.time_limit`: of a
+// search that was to end then, what is left.
 std::optional<NearBatch> near_batch(const graph::Graph& graph, const Devices& devices,
                                     const PlannerOptions& options, const Planned& planned);
 

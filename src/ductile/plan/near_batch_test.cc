@@ -38,6 +38,17 @@ TEST(NearBatch, OfAPrimeNumberIsTheNearestThatDividesWell) {
   EXPECT_LT(near->seconds, seconds);
 }
 
+TEST(NearBatch, IsNotSoughtWhereNoTimeIsLeft) {
+  PlannerOptions options;
+  options.batch = 1009;
+  const Tight tight;
+  const Planned planned = make_plan(tight.graph, tight.devices, options);
+  for (const double left : {-1.0, 0.0, 0.01}) {
+    options.time_limit = left;
+    EXPECT_FALSE(near_batch(tight.graph, tight.devices, options, planned).has_value()) << left;
+  }
+}
+
 TEST(NearBatch, IsNotSoughtWhereDivisorsAreNotWhatIsLacking) {
   PlannerOptions options;
   options.batch = 1024;

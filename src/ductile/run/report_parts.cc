@@ -172,7 +172,7 @@ std::string replan_text(const json& event, bool same) {
       event.contains("plan_before") ? "; the plan before is " + text_at(event, "plan_before") : "";
   if (!same)
     return fmt::format("{}: from step {} on the result is that of another plan{}", who, step, kept);
-  if (number_at(event, "from") == number_at(event, "to"))
+  if (number_at(event, "from") == number_at(event, "to") && !event.contains("given"))
     return fmt::format("{}: they keep less from step {} on, and the result is the same{}", who,
                        step, kept);
   return fmt::format("{}: from step {} on they run other stages, and the result is the same{}{}",

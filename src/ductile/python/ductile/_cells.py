@@ -252,10 +252,22 @@ class Cells:
             for samples in sorted({1, shares[0], shares[-1]}):
                 inputs = self._other(samples)
                 with torch.no_grad():
-                    if not torch.equal(getattr(loaded, EVALUATE)(*inputs, *held), self._whole(samples, False)(*inputs)):
+                    if not torch.equal(getattr(loaded, EVALUATE)(*inputs, *held), self._evaluated(samples, inputs)):
                         self._differs(f"in evaluation mode, of {samples} samples")
             for samples in shares:
                 self._compare_operators(loaded, samples)
+
+    def _evaluated(self, samples, inputs):
+        """What the module gives in evaluation mode; refused where that compares with nothing."""
+        whole = self._whole(samples, False)
+        result = whole(*inputs)
+        if result.isnan().any():
+            self._refuse(f"forward() gives NaN in evaluation mode, of {samples} samples of the example", "Look at its weights and at the example")
+        seed_all(samples + 1)
+        if not torch.equal(result, whole(*inputs)):
+            self._refuse(f"forward() gives something else with other random numbers in evaluation mode, of {samples} samples", "Let it draw "
+                         "some where self.training is true alone")
+        return result
 
     def _compare_operators(self, loaded, samples):
         inputs = self._other(samples)

@@ -252,7 +252,9 @@ class Grouping:
     # ---- Names.
 
     def _name(self, taken):
+        """No name has a space: options of a job separate them by spaces."""
         for op in self.operators:
+            op.name = "_".join(op.name.split())
             name, k = op.name, 1
             while op.name in taken:
                 k += 1

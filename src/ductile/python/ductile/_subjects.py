@@ -45,8 +45,19 @@ class OfModule:
         if samples not in self._examples:
             with kept(), of_user("invalid_argument", f"{self.name}: the example of {samples} samples"):
                 seed_all(samples)
-                self._examples[samples] = self._split(self.example(samples))
+                given = self._split(self.example(samples))
+            self._check_sizes(samples, given)
+            self._examples[samples] = given
         return _copied(self._examples[samples])
+
+    def _check_sizes(self, samples, given):
+        """Of an example that is the same for every number nobody would know what a sample costs."""
+        sizes = [tensor.shape for tensor in tensors(list(given))]
+        for other, before in self._examples.items():
+            if sizes and sizes == [tensor.shape for tensor in tensors(list(before))]:
+                raise Error("invalid_argument", f"{self.name}: the example of {samples} samples has the sizes of that of {other} "
+                            f"({', '.join(str(list(size)) for size in sizes[:3])}). It has to hold as many samples as it is asked for, in "
+                            "the first dimension of its tensors")
 
     def _split(self, given):
         """A tuple holds arguments; so does a dictionary, if its keys are all names of them."""
