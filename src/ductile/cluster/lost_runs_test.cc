@@ -80,7 +80,7 @@ TEST(Service, AnOlderCopyOfAStoreUsesNoNumberTwiceAndRunsNothingTwice) {
 // Since the copy was made it began, or began anew, and it runs on while the service is away. It is
 // nobody's to find by the store, and whoever cancelled it would leave it running.
 TEST(Service, ACommandThatRunsThoughItWaitsByAnOlderStoreIsFollowed) {
-  for (const bool paused : {false, true}) {
+  for (const auto& [paused, devices] : {std::pair{false, 1}, {false, 2}, {true, 1}}) {
     LiveService cluster(1);
     const fs::path begun = cluster.folder() / "begun";
     const auto has_begun = [&](int64_t times) {
@@ -106,10 +106,12 @@ TEST(Service, ACommandThatRunsThoughItWaitsByAnOlderStoreIsFollowed) {
     for (const char* name : {"store.db", "store.db-wal", "store.db-shm"})
       fs::remove(cluster.folder() / name);
     fs::rename(copy, cluster.folder() / "store.db");
-    cluster.start();
+    cluster.start(devices);
     if (paused) cluster.wait_for(second, "paused");
+    if (devices == 2) cluster.wait_for(first, "running");
     cluster.act(second, "cancel");
     cluster.wait_for(second, "cancelled");
+    EXPECT_EQ(fs::file_size(begun), static_cast<size_t>(times)) << "it went on, or did not begin";
     if (!paused) {
       cluster.act(first, "cancel");
       cluster.wait_for(first, "cancelled");

@@ -110,7 +110,7 @@ TEST(SchedulerSpeeds, WhatWasMeasuredMeanwhileCountsInTheNextDecision) {
 }
 
 // A command never says how long it takes. Formerly whoever said so came first, and since others
-// keep coming it never ran.
+// keep coming it never ran. A long job that waits as well makes no difference.
 TEST(SchedulerSpeeds, WhoseWorkIsNotKnownIsNotOvertakenForEver) {
   ObedientWorld world(one_machine(1), "srtf");
   const JobId command = 2;
@@ -120,8 +120,10 @@ TEST(SchedulerSpeeds, WhoseWorkIsNotKnownIsNotOvertakenForEver) {
   ASSERT_TRUE(world.runs(1));
   world.scheduler.measured(1, 64);  // a step takes a second
   world.add(of_kind("command", command));
+  world.add(of_kind("kind", 3));
+  world.scheduler.progress(3, 0, 250);
   JobId runs = 1;
-  for (JobId next = 3; next < 8 && !world.runs(command); runs = next++) {
+  for (JobId next = 4; next < 20 && !world.runs(command); runs = next++) {
     world.add(of_kind("kind", next));
     world.scheduler.progress(next, 0, 100);
     world.scheduler.progress(runs, 50, 100);

@@ -1,6 +1,8 @@
 // Runs that the store does not know: it was lost, or is an older copy.
+#include <charconv>
+#include <cstdint>
 #include <string>
-#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -12,6 +14,20 @@
 #include "ductile/cluster/service_impl.h"
 
 namespace ductile::cluster {
+namespace {
+
+// What an attempt by these orders holds; nothing where they do not say so.
+std::vector<Holding> held_by(const KeeperOrders& orders) {
+  for (const auto& [name, value] : orders.command.environment) {
+    int64_t devices = 0;
+    if (name == "DUCTILE_DEVICES")
+      std::from_chars(value.data(), value.data() + value.size(), devices);
+    if (devices > 0) return {{orders.node, devices}};
+  }
+  return {};
+}
+
+}  // namespace
 
 // A store that was lost, or put back as it was earlier, leaves its runs. The jobs of this one go on
 // behind their numbers, so that nobody takes a job for another one by its number or its run
@@ -56,27 +72,37 @@ void Service::Impl::recall_run(JobRecord& record) {
   recall_command(record);
 }
 
-// A command that may run although it waits by the store, which is an older copy. It has no devices
-// by the store, and others may have those that it uses: go_on() lets it end in good order, and it
-// waits for its turn, unless it has ended by itself. What its user wants comes after that.
+// A command that may run although it waits by the store, which is an older copy. From here on it
+// counts as one that ran when the last service ended: go_on() keeps it where its devices are given
+// to nobody else by the store and its user wants it, and lets it end in good order where not.
 void Service::Impl::recall_command(JobRecord& record) {
   if (record.phase == Phase::running || record.run.empty() || record.submission.kind != "command")
     return;
+  std::vector<Holding> held;
   try {
     const fs::path run = runs_.path / fs::path(record.run).filename();
     const auto orders = read_orders(run);
     if (!orders || !may_run(*orders, look_at_attempt(run))) return;
+    held = held_by(*orders);
   } catch (const Error&) {  // which its runner says when it begins
     return;
   }
-  const bool was_paused = std::exchange(record.phase, Phase::running) == Phase::paused;
-  record.reason = "It may still run, although by the store, an older copy, it waits: it is ended.";
-  log_line(fmt::format("job {} ({}): {}", record.id, record.submission.name, record.reason));
-  writer_.write([id = record.id, reason = record.reason, was_paused](Change& change) {
-    const double now = wall_seconds();
-    if (was_paused) change.set_phase(id, Phase::queued, reason, now);
-    change.set_phase(id, Phase::running, reason, now);
-  });
+  const std::string why =
+      "It may have run on, although it waited by the store, which is an older copy.";
+  log_line(fmt::format("job {} ({}): {}", record.id, record.submission.name, why));
+  try {
+    queue_.commit([&](Change& change) {
+      const double now = wall_seconds();
+      if (record.phase == Phase::paused) change.set_phase(record.id, Phase::queued, why, now);
+      change.set_phase(record.id, Phase::running, why, now);
+      if (!held.empty()) change.set_holdings(record.id, held, why, now);
+    });
+  } catch (const Error& error) {  // then it is found when the job begins
+    if (error.code() != ErrorCode::unavailable) throw;
+    return log_line(fmt::format("store: {}", error.what()));
+  }
+  record.phase = Phase::running;
+  record.reason = why;
 }
 
 }  // namespace ductile::cluster

@@ -1,8 +1,6 @@
 // FIFO and shortest remaining time first: jobs run on the devices they asked for or wait.
 #include <algorithm>
-#include <cmath>
 #include <optional>
-#include <span>
 
 #include <fmt/format.h>
 
@@ -20,31 +18,32 @@ std::optional<double> remaining_seconds(const JobView& job) {
 
 // What the jobs of a round still need. One of which it is not known, as of a command or of a job
 // that counts in epochs, counts as an average one: put last it would wait for ever where others
-// keep coming, and put first it would hold up everybody. Where nothing is known all are alike, and
-// the first that came is first.
+// keep coming, and put first it would hold up everybody. What it has waited, or run, is taken from
+// that, since long jobs that wait keep the average above what is short for ever. Where nothing is
+// known all are alike, and the first that came is first.
 class WorkLeft {
  public:
-  explicit WorkLeft(std::span<const JobView> jobs) {
-    double sum = 0, count = 0, least = INFINITY, most = 0;
-    for (const JobView& job : jobs) {
+  explicit WorkLeft(const Round& round) {
+    double sum = 0, count = 0;
+    for (const JobView& job : round.jobs) {
       known_.push_back(remaining_seconds(job));
+      waited_.push_back(std::max(0.0, round.now - job.arrival));
       if (!known_.back()) continue;
       sum += *known_.back();
       ++count;
-      least = std::min(least, *known_.back());
-      most = std::max(most, *known_.back());
     }
-    // Of equal ones it is the same, whatever the sum is rounded to.
-    if (count > 0) average_ = std::clamp(sum / count, least, most);
+    if (count > 0) average_ = sum / count;
   }
-  double of(size_t job) const { return known_[job].value_or(average_.value_or(0)); }
+  double of(size_t job) const {
+    return known_[job].value_or(std::max(0.0, average_.value_or(0) - waited_[job]));
+  }
   std::string why_it_starts(size_t job) const {
     if (known_[job])
       return fmt::format("starts: {:.0f} s of work left, among the least", *known_[job]);
     return average_ ? fmt::format(
-                          "starts: its work left is not known and counts as the average of "
-                          "others, {:.0f} s, among the least",
-                          *average_)
+                          "starts: its work left is not known and counts as {:.0f} s, the "
+                          "average of others less what it has waited",
+                          of(job))
                     : "starts: of no job the work left is known, and it came first";
   }
   std::string why_it_waits(const JobView& job) const {
@@ -55,6 +54,7 @@ class WorkLeft {
 
  private:
   std::vector<std::optional<double>> known_;
+  std::vector<double> waited_;
   std::optional<double> average_;
 };
 
@@ -68,7 +68,7 @@ class QueuePolicy : public ReasonedPolicy {
     const size_t n = round.jobs.size();
     std::vector<size_t> order(n);
     for (size_t i = 0; i < n; ++i) order[i] = i;
-    const WorkLeft left(round.jobs);
+    const WorkLeft left(round);
     if (shortest_first_) {
       std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
         const JobView &x = round.jobs[a], &y = round.jobs[b];
