@@ -19,6 +19,7 @@
 #include "ductile/cli/other_commands.h"
 #include "ductile/cli/parsed.h"
 #include "ductile/cli/version.h"
+#include "ductile/page/terminal.h"
 #include "ductile/server/host_agent.h"
 #include "ductile/server/pilot.h"
 
@@ -84,11 +85,26 @@ std::string unknown_word(const CLI::App& app, const std::string& word) {
   return text;
 }
 
+// Who comes from another queue submits a program as it is called. `unknown`: words nobody took.
+std::string hint_for_program(const CLI::App& app, const std::vector<std::string>& unknown) {
+  if (app.get_name() != "submit") return "";
+  const std::vector<std::string> job = app.get_option("job")->results();
+  if (job.empty() || job.front().ends_with(".toml")) return "";
+  std::string rest;
+  for (const std::string& word : unknown) rest += " " + page::shell_word(word);
+  if (job.front().find(".py:") != std::string::npos)
+    return fmt::format("; the words of a Python job follow --: ductile submit {} --{}", job.front(),
+                       rest);
+  return fmt::format("; another program follows --: ductile submit -- {}{}",
+                     page::shell_word(job.front()), rest);
+}
+
 ExitCode usage_error(CLI::App& app, const CLI::ParseError& error, Console& console) {
   const CLI::App* at = innermost(app);
   const std::vector<std::string> unknown = app.remaining(true);
-  std::string text =
-      unknown.empty() ? subject(*at) + error.what() : unknown_word(*at, unknown.front());
+  const std::string text =
+      unknown.empty() ? subject(*at) + error.what()
+                      : unknown_word(*at, unknown.front()) + hint_for_program(*at, unknown);
   console.error(text);
   console.err() << "Try '" << full_name(at) << " --help'.\n";
   return kUsage;
