@@ -176,6 +176,15 @@ TEST(CommandLine, AProgramThatIsSubmittedAsItIsCalledIsToldWhatItFollows) {
   EXPECT_NE(script.find("--: ductile submit -- /nowhere/run.sh\n"), std::string::npos) << script;
 }
 
+TEST(CommandLine, ABackupInAFolderThatIsNotThereNamesWhatWasWritten) {
+  const TempFolder folder;
+  const Said said = say({"server", "--backup", "/nowhere/x.db", "--folder", folder.path().c_str()});
+  EXPECT_EQ(said.code, kNotFound);
+  EXPECT_NE(said.err.find("--backup /nowhere/x.db: there is no folder /nowhere\n"),
+            std::string::npos)
+      << said.err;
+}
+
 TEST(CommandLine, TheStrongestOriginOfAValueWins) {
   const auto epochs = [](std::vector<const char*> words, std::vector<const char*> environment) {
     words.insert(words.begin(), {"config", "--json"});
