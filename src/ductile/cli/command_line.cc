@@ -20,6 +20,7 @@
 #include "ductile/cli/other_commands.h"
 #include "ductile/cli/parsed.h"
 #include "ductile/cli/version.h"
+#include "ductile/page/terminal.h"
 #include "ductile/server/host_agent.h"
 #include "ductile/server/pilot.h"
 
@@ -85,6 +86,20 @@ std::string unknown_word(const CLI::App& app, const std::string& word) {
   return text;
 }
 
+// Who comes from another queue submits a program as it is called. `unknown`: words nobody took.
+std::string hint_for_program(const CLI::App& app, const std::vector<std::string>& unknown) {
+  if (app.get_name() != "submit") return "";
+  const std::vector<std::string> job = app.get_option("job")->results();
+  if (job.empty() || job.front().ends_with(".toml")) return "";
+  std::string rest;
+  for (const std::string& word : unknown) rest += " " + page::shell_word(word);
+  if (job.front().find(".py:") != std::string::npos)
+    return fmt::format("; the words of a Python job follow --: ductile submit {} --{}", job.front(),
+                       rest);
+  return fmt::format("; another program follows --: ductile submit -- {}{}",
+                     page::shell_word(job.front()), rest);
+}
+
 // Whether the option stands before the command, to which it may belong.
 bool is_before_command(const CLI::App& app, const std::string& word,
                        std::span<const char* const> words) {
@@ -98,8 +113,9 @@ ExitCode usage_error(CLI::App& app, const CLI::ParseError& error,
                      std::span<const char* const> words, Console& console) {
   const CLI::App* at = innermost(app);
   const std::vector<std::string> unknown = app.remaining(true);
-  std::string text =
-      unknown.empty() ? subject(*at) + error.what() : unknown_word(*at, unknown.front());
+  std::string text = unknown.empty()
+                         ? subject(*at) + error.what()
+                         : unknown_word(*at, unknown.front()) + hint_for_program(*at, unknown);
   if (!unknown.empty() && is_before_command(*at, unknown.front(), words))
     text = fmt::format("'{0}' stands before the command; say it after the verb: {1} {0} ...",
                        unknown.front(), full_name(at));

@@ -153,6 +153,38 @@ TEST(CommandLine, TheFirstWordSaysWhichProgramHasTheCommand) {
   EXPECT_FALSE(other({}));
 }
 
+// As every user of sbatch writes it.
+TEST(CommandLine, AProgramThatIsSubmittedAsItIsCalledIsToldWhatItFollows) {
+  const auto told = [](std::vector<const char*> words) {
+    words.insert(words.begin(), "submit");
+    const Said said = say(words);
+    EXPECT_NE(said.code, kDone);
+    return said.err;
+  };
+  EXPECT_NE(told({"python", "train.py"}).find("--: ductile submit -- python train.py\n"),
+            std::string::npos)
+      << told({"python", "train.py"});
+  const std::string more = told({"--name", "x", "python", "train.py", "--lr", "0.1", "a b"});
+  EXPECT_NE(more.find("--: ductile submit -- python train.py --lr 0.1 'a b'\n"), std::string::npos)
+      << more;
+  const std::string of_job = told({"train.py:Job", "--lr", "3"});
+  EXPECT_NE(of_job.find("--: ductile submit train.py:Job -- --lr 3\n"), std::string::npos)
+      << of_job;
+  EXPECT_EQ(told({"job.toml", "other.toml"}).find("ductile submit --"), std::string::npos);
+  EXPECT_EQ(told({"job.toml", "--nmae", "x"}).find("another program"), std::string::npos);
+  const std::string script = told({"/nowhere/run.sh"});
+  EXPECT_NE(script.find("--: ductile submit -- /nowhere/run.sh\n"), std::string::npos) << script;
+}
+
+TEST(CommandLine, ABackupInAFolderThatIsNotThereNamesWhatWasWritten) {
+  const TempFolder folder;
+  const Said said = say({"server", "--backup", "/nowhere/x.db", "--folder", folder.path().c_str()});
+  EXPECT_EQ(said.code, kNotFound);
+  EXPECT_NE(said.err.find("--backup /nowhere/x.db: there is no folder /nowhere\n"),
+            std::string::npos)
+      << said.err;
+}
+
 TEST(CommandLine, TheStrongestOriginOfAValueWins) {
   const auto epochs = [](std::vector<const char*> words, std::vector<const char*> environment) {
     words.insert(words.begin(), {"config", "--json"});

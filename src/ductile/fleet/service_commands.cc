@@ -436,9 +436,9 @@ ExitCode up(const ServiceCommand& command, Context& context) {
   options.devices = command.devices.value_or(cores);
   if (options.devices > cores)
     context.console.say(
-        "--devices {}: this machine lets Ductile use {}, so that devices share cores and each is "
+        "--devices {}: this machine lets Ductile use {}, so that devices share them and each is "
         "slower",
-        options.devices, page::plural(static_cast<double>(cores), "core"));
+        options.devices, page::plural(static_cast<double>(cores), "hardware thread"));
   options.node = host_name();
   return serve(options,
                fmt::format("{} of {}", page::plural(static_cast<double>(options.devices), "device"),

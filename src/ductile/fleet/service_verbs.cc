@@ -244,7 +244,8 @@ ExitCode drain(const ServiceCommand& command, Context& context) {
     lasts = fmt::format(", for {}", page::as_duration(command.lasts));
   }
   return tell_node(command, context, "drain", body, [&](const cluster::Client& client) {
-    const std::string back = client.with_option("; `ductile undrain` takes it back");
+    const std::string back = client.with_option(
+        fmt::format("; `ductile undrain {}` takes it back", page::shell_word(command.node)));
     if (command.in > 0)
       return fmt::format("is going to be drained in {}{}{}", page::as_duration(command.in), lasts,
                          back);

@@ -49,6 +49,10 @@ void require_store_of_one_machine(const fs::path& folder) {
 ExitCode back_up_the_store(const ServiceCommand& command, Context& context) {
   const fs::path folder = fs::absolute(
       command.at.folder ? *command.at.folder : cluster::usual_folder(context.environment));
+  const fs::path to = fs::absolute(*command.backup).parent_path();
+  if (kind_of(to) == FileKind::none)
+    fail(ErrorCode::not_found, "--backup {}: there is no folder {}", command.backup->string(),
+         to.string());
   cluster::back_up_store(folder, *command.backup);
   context.console.say(
       "the store of {} is in {}; back up its runs after it, and not before; to put it back: stop "

@@ -12,7 +12,9 @@
 #include "ductile/cli/pipeline_plan.h"
 #include "ductile/cli/plan_memory.h"
 #include "ductile/cli/plan_placement.h"
+#include "ductile/cli/python_job.h"
 #include "ductile/fleet/training_spec_impl.h"
+#include "ductile/page/terminal.h"
 #include "ductile/spec/job.h"
 
 namespace ductile::cli {
@@ -79,13 +81,22 @@ TrainingSpec planned_spec(const ServiceCommand& command, const JobRequest& reque
   return out;
 }
 
+// Where the job file is no such file by its name either, it is likely to be another program.
+void read_job(JobConfig& config, const JobRequest& request, const Context& context) try {
+  config.read(request, context.environment);
+} catch (const Error& error) {
+  if (!request.file || request.file->extension() == ".toml" || python_object(*request.file)) throw;
+  fail(error.code(), "{}; another program follows --: ductile submit -- {}", error.message(),
+       page::shell_word(request.file->string()));
+}
+
 }  // namespace
 
 TrainingSpec training_spec(const ServiceCommand& command, const JobRequest& request,
                            const Context& context) {
   if (!command.plans.empty()) return planned_spec(command, request, context);
   JobConfig config;
-  config.read(request, context.environment);
+  read_job(config, request, context);
   config.make_paths_absolute();
   TrainingSpec out;
   out.name = config.job.name;

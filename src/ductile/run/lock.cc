@@ -61,7 +61,7 @@ Written read_lock(int fd) {
   if (driver == RunLock::kController)
     fail(ErrorCode::conflict,
          "{0}: a controller runs this job already ({1}); `ductile status {0}` shows it, `ductile "
-         "resize` and `ductile preempt` change it",
+         "resize {0} N` and `ductile preempt {0}` change it",
          run.string(), holder);
   fail(ErrorCode::conflict,
        "{}: {} trains in this run already; end it first (kill -INT {} lets it save)", run.string(),
