@@ -307,6 +307,18 @@ TEST(Baselines, WhatDoesNotFitIsNoPlanAndSaysWhy) {
             ErrorCode::invalid_argument);
 }
 
+TEST(Baselines, ThoseWhoseTimeWasOverSaySo) {
+  const graph::Graph g = graph::build_graph("candle:8");
+  PlannerOptions options;
+  options.batch = 1024;
+  for (const char* name : {"graphpipe", "pipedream", "equal"}) {
+    options.time_limit = 1e-3;
+    EXPECT_TRUE(run_baseline(name, g, uniform_devices(32, 4, {}), options).timed_out) << name;
+  }
+  options.time_limit = 1e6;
+  EXPECT_FALSE(run_baseline("equal", g, uniform_devices(32, 4, {}), options).timed_out);
+}
+
 TEST(Baselines, AllAreJudgedWithinTheirMemory) {
   DeviceGroup group;
   group.memory = 3e9;
