@@ -221,12 +221,16 @@ std::vector<Counted> counted(const graph::Graph& graph, const plan::Plan& plan) 
   }
   costs.sent = {};  // the judge leaves them out
   const plan::Timeline line = plan::evaluate(plan, costs, orders);
+  // Of how many micro-batches: where weights wait, all of them. Else a neighbour computes in
+  // between; a stage was seen to hold those of 1.1. Of dlrm, where gradients are parts of a larger
+  // one, it was seen to hold all of them and copies that are under way.
+  const bool split = plan.schedule == plan::ScheduleKind::zero_bubble;
+  double unread = split ? static_cast<double>(kMicroBatches) : 2;
+  if (graph.name == "dlrm") unread = 2 * static_cast<double>(kMicroBatches);
   std::vector<Counted> out;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const double bytes = line.peak_memory[s] - costs.memory[s].fixed;
-    // Twice: of dlrm, where gradients are parts of a larger one, a stage was seen to hold them and
-    // their copies that are under way.
-    out.push_back({bytes, bytes + 2 * sent[s] * static_cast<double>(kMicroBatches)});
+    out.push_back({bytes, bytes + sent[s] * unread});
   }
   return out;
 }

@@ -129,7 +129,11 @@ void print_comparison(const plan::Report& r, Console& console) {
   }
   console.print("\n{}", page::table(rows));
   for (const plan::Compared& c : r.compared) {
-    if (!c.result.ok()) console.print("{}: {}\n", c.name, c.result.failure);
+    if (!c.result.ok()) {
+      console.print("{}: {}\n", c.name, c.result.failure);
+    } else if (c.result.timed_out) {
+      console.print("{}: ended by the time limit; with more it may find a better plan\n", c.name);
+    }
   }
 }
 

@@ -75,10 +75,18 @@ Judge::Judge(const graph::Graph& graph, const PlannerOptions& options, int64_t m
       seconds_(kInfinity) {}
 
 bool Judge::is_asked_for(const Plan& plan) const {
-  if (options_.runnable && !is_runnable(plan)) return false;
-  return options_.replicas == 0 || std::ranges::all_of(plan.stages, [this](const Stage& stage) {
-           return stage.replicas == options_.replicas;
-         });
+  const PlannerOptions& o = options_;
+  if (o.runnable && !is_runnable(plan)) return false;
+  if (!o.zero_bubble && plan.schedule == ScheduleKind::zero_bubble) return false;
+  return std::ranges::all_of(plan.stages, [&o](const Stage& stage) {
+    if (o.replicas > 0 && stage.replicas != o.replicas) return false;
+    if (!o.micro_batches.empty() &&
+        std::ranges::find(o.micro_batches, stage.micro_batch) == o.micro_batches.end()) {
+      return false;
+    }
+    return (o.split || stage.tensor == 1) && (o.recompute || stage.recompute.empty()) &&
+           (o.shard_optimizer || !stage.shard_optimizer);
+  });
 }
 
 void Judge::place(Candidate& c) const {

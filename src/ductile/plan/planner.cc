@@ -522,6 +522,9 @@ Planned plan_runnable(const graph::Graph& graph, const Devices& devices,
     }
     PlannerOptions one = options;
     one.replicas = numbers[i];
+    if (one.replicas > 0) {  // of the sizes that were named, those that they divide
+      std::erase_if(one.micro_batches, [&one](int64_t b) { return b % one.replicas != 0; });
+    }
     one.time_limit =
         std::max(1e-3, (options.time_limit - spent) / static_cast<double>(numbers.size() - i));
     Planned found = Planning(graph, devices, one).run();

@@ -1,10 +1,12 @@
 #include "ductile/plan/planner.h"
 
+#include <algorithm>
 #include <cmath>
 #include <ctime>
 
 #include <gtest/gtest.h>
 
+#include "ductile/base/rng.h"
 #include "ductile/base/testing.h"
 #include "ductile/graph/builders.h"
 #include "ductile/plan/baselines/baselines.h"
@@ -114,6 +116,39 @@ TEST(Planner, BoundOnSchedulesHoldsForEveryBaselineAndSmallGraph) {
       }
     }
   }
+}
+
+// Whoever proposes it, a plan has nothing that was not asked for.
+TEST(Planner, NoPlanHasWhatIsExcluded) {
+  int feasible = 0, split = 0;
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    SmallCase c = small_case(seed);
+    Rng rng(seed, 41);
+    const auto one_of_two = [&rng] { return rng.below(2) == 0; };
+    PlannerOptions& o = c.options;
+    o.evaluate = true;
+    o.tolerance = 0.0005;
+    o.split = one_of_two(), o.recompute = one_of_two(), o.shard_optimizer = one_of_two();
+    o.zero_bubble = one_of_two(), o.runnable = rng.below(4) == 0;
+    o.replicas = o.batch % 2 == 0 && o.micro_batches.empty() ? static_cast<int>(rng.below(3)) : 0;
+    const Planned p = make_plan(c.graph, c.devices, o);
+    if (!p.feasible) continue;
+    ++feasible;
+    EXPECT_TRUE(o.zero_bubble || p.plan.schedule == ScheduleKind::kfkb);
+    EXPECT_TRUE(!o.runnable || is_runnable(p.plan));
+    for (const Stage& stage : p.plan.stages) {
+      EXPECT_TRUE(o.split || stage.tensor == 1);
+      EXPECT_TRUE(o.recompute || stage.recompute.empty());
+      EXPECT_TRUE(o.shard_optimizer || !stage.shard_optimizer);
+      EXPECT_TRUE(o.replicas == 0 || stage.replicas == o.replicas);
+      EXPECT_TRUE(o.micro_batches.empty() ||
+                  std::ranges::count(o.micro_batches, stage.micro_batch) == 1);
+      split += stage.tensor > 1;
+    }
+  }
+  EXPECT_GT(feasible, 100);
+  EXPECT_GT(split, 10);
 }
 
 TEST(Planner, UsesFasterDevicesForWhatTheyAreGoodAt) {

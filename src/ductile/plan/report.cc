@@ -241,7 +241,8 @@ nlohmann::json to_json(const Report& report) {
     out["devices_needed"] = p.devices_needed;
   }
   for (const Compared& c : report.compared) {
-    Json row = {{"name", c.name}, {"cpu_seconds", c.result.cpu_seconds}};
+    Json row = {
+        {"name", c.name}, {"cpu_seconds", c.result.cpu_seconds}, {"timed_out", c.result.timed_out}};
     if (c.result.ok()) {
       row["evaluation"] = timeline_json(c.timeline, c.result.plan);
       row["plan"] = to_json(c.result.plan, report.graph);

@@ -71,7 +71,8 @@ std::string comparison(const Report& r) {
   row("ductile", r.timeline, r.planned.plan, r.planned.cpu_seconds, true);
   for (const Compared& c : r.compared) {
     if (c.result.ok()) {
-      row(c.name, c.timeline, c.result.plan, c.result.cpu_seconds, false);
+      row(c.result.timed_out ? c.name + ", ended by the time limit" : c.name, c.timeline,
+          c.result.plan, c.result.cpu_seconds, false);
     } else {
       table.row({c.name, page::Cell(c.result.failure).with_tone("wide").across(6)});
     }

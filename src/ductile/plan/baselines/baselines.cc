@@ -177,6 +177,7 @@ class BaselineRun {
                         : any_     ? "no plan fits memory"
                                    : "no plan within its search fits memory";
     }
+    result_.timed_out = timed_out_;
     return std::move(result_);
   }
 

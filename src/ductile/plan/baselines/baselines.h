@@ -22,6 +22,7 @@ struct BaselineResult {
   Plan plan;            // placed, with evaluated predicted_seconds; no stages: there is no plan
   std::string failure;  // why there is no plan; empty: there is one
   double cpu_seconds = 0;
+  bool timed_out = false;  // its time was over first: with more it may have found a better plan
   bool ok() const { return failure.empty(); }
 };
 

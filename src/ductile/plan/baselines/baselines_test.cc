@@ -105,15 +105,15 @@ TEST(Baselines, TheChainPlannersEqualAWalkOfAllChains) {
     compare(sequential_search(SearchSpace::of_order(c.graph, order, 100), island, c.options, b,
                               false, kNever),
             best_chain(price, cuts, {1}, false));
-    // Piper: all downsets, splits and recomputation.
+    // Piper: all downsets, splits and recomputation as far as they are asked for.
     SearchSpace space;
     ASSERT_TRUE(SearchSpace::all_downsets(c.graph, 1'000'000, space));
     std::vector<int> tensors = {1};
     for (const graph::Op& op : c.graph.ops) {
-      if (op.max_split >= 2) tensors = {1, 2};
+      if (op.max_split >= 2 && c.options.split) tensors = {1, 2};
     }
     compare(sequential_search(space, island, c.options, b, true, kNever),
-            best_chain(price, *graph::downsets(topology, 10'000), tensors, true));
+            best_chain(price, *graph::downsets(topology, 10'000), tensors, c.options.recompute));
     if (HasFatalFailure()) return;
   }
   EXPECT_GT(found, 50);
@@ -305,6 +305,18 @@ TEST(Baselines, WhatDoesNotFitIsNoPlanAndSaysWhy) {
   }
   EXPECT_EQ(code_of([&] { run_baseline("best", g, uniform_devices(2, 2, {}), options); }),
             ErrorCode::invalid_argument);
+}
+
+TEST(Baselines, ThoseWhoseTimeWasOverSaySo) {
+  const graph::Graph g = graph::build_graph("candle:8");
+  PlannerOptions options;
+  options.batch = 1024;
+  for (const char* name : {"graphpipe", "pipedream", "equal"}) {
+    options.time_limit = 1e-3;
+    EXPECT_TRUE(run_baseline(name, g, uniform_devices(32, 4, {}), options).timed_out) << name;
+  }
+  options.time_limit = 1e6;
+  EXPECT_FALSE(run_baseline("equal", g, uniform_devices(32, 4, {}), options).timed_out);
 }
 
 TEST(Baselines, AllAreJudgedWithinTheirMemory) {

@@ -61,6 +61,9 @@ class SequentialSearch {
     for (int v = 0; v < static_cast<int>(space_.variants().size()); ++v) {
       const Variant& variant = space_.variants()[v];
       if (!tensor_and_recompute && (variant.tensor > 1 || variant.recompute)) continue;
+      if ((variant.tensor > 1 && !options_.split) || (variant.recompute && !options_.recompute)) {
+        continue;
+      }
       if (variant.tensor > island_.devices) continue;
       tensor_ = tensor_ || variant.tensor > 1;
       for (int r = 1; r <= island_.devices / variant.tensor && r <= micro_batch_; ++r) {
