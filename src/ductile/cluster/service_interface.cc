@@ -153,10 +153,10 @@ void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices()](
                              const Submission& s, nlohmann::json& spec, const Principal& who,
-                             bool follows) {
+                             bool begins) {
     const auto read = checked_work(s, spec, who);
     check_spec(s, read->work, read->plans, devices, of_a_node);
-    if (!follows) {
+    if (begins) {
       require_saved_weights(read->work, runs_.path, view_);
       const auto* job = std::get_if<spec::JobOptions>(&read->work);
       // Nodes of a cluster may have what this machine has not.
