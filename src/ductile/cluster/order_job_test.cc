@@ -218,6 +218,11 @@ TEST(JobOrder, DataThatAreNotThereAreRefusedUnlessAnEarlierJobMayMakeThem) {
   body.erase("after");
   write_file_atomic(file, "tokens");
   EXPECT_EQ(status(), 201);
+  // One that was taken is asked for other devices wherever its data are now.
+  fs::remove(file);
+  const Json resized =
+      service.send("POST", "/v1/jobs/3/resize", dump_json(Json{{"min_devices", 1}}));
+  EXPECT_EQ(resized.value("status", 0), 200) << resized;
 }
 
 }  // namespace

@@ -68,7 +68,7 @@ JobId live_job_of(const fs::path& run, const fs::path& runs, const LiveView& vie
 
 // A job that trains has nothing to serve until it has saved for the first time. Of a run that is
 // nobody's here, who loads its weights says what helps.
-void require_weights(const Work& work, const fs::path& runs, const LiveView& view) {
+void require_saved_weights(const Work& work, const fs::path& runs, const LiveView& view) {
   const auto* serve = std::get_if<ServeSpec>(&work);
   const JobId trains = serve == nullptr ? 0 : live_job_of(serve->run, runs, view);
   if (trains == 0 || has_weights(run::RunFolder::open(serve->run))) return;
@@ -153,11 +153,11 @@ void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices()](
                              const Submission& s, nlohmann::json& spec, const Principal& who,
-                             bool follows) {
+                             bool begins) {
     const auto read = checked_work(s, spec, who);
     check_spec(s, read->work, read->plans, devices, of_a_node);
-    if (!follows) {
-      require_weights(read->work, runs_.path, view_);
+    if (begins) {
+      require_saved_weights(read->work, runs_.path, view_);
       const auto* job = std::get_if<spec::JobOptions>(&read->work);
       // Nodes of a cluster may have what this machine has not.
       if (job != nullptr && !options_.cluster) spec::require_data(*job);

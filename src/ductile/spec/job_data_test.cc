@@ -9,7 +9,7 @@
 namespace ductile::spec {
 namespace {
 
-std::string refusal(const JobOptions& job) {
+std::string what_is_missing(const JobOptions& job) {
   try {
     require_data(job);
   } catch (const Error& error) {
@@ -23,19 +23,19 @@ TEST(JobData, WhatIsNotThereIsNamedWithItsOption) {
   const TempFolder folder;
   write_file_atomic(folder.path() / "train.bin", "data");
   JobOptions job;
-  EXPECT_EQ(refusal(job), "") << "it names none";
+  EXPECT_EQ(what_is_missing(job), "") << "it names none";
   job.data.path = (folder.path() / "train.bin").string();
-  EXPECT_EQ(refusal(job), "");
+  EXPECT_EQ(what_is_missing(job), "");
   job.data.test_path = (folder.path() / "test.bin").string();
-  EXPECT_EQ(refusal(job),
+  EXPECT_EQ(what_is_missing(job),
             "data.test_path = \"" + job.data.test_path + "\": there is no such file or folder");
   fs::create_symlink("nowhere", folder.path() / "test.bin");
-  EXPECT_NE(refusal(job).find("a link that leads nowhere"), std::string::npos);
+  EXPECT_NE(what_is_missing(job).find("a link that leads nowhere"), std::string::npos);
   job.data.test_path = (folder.path() / "test-{000..007}.tar").string();
-  EXPECT_EQ(refusal(job), "") << "a pattern is of many files";
+  EXPECT_EQ(what_is_missing(job), "") << "a pattern is of many files";
   job.data.path = "nowhere";
   job.python.object = "train.py:Job";
-  EXPECT_EQ(refusal(job), "") << "they are a Python job's own matter";
+  EXPECT_EQ(what_is_missing(job), "") << "they are a Python job's own matter";
 }
 
 }  // namespace
