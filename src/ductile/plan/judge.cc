@@ -41,12 +41,28 @@ Plan with_room_used(const PlanCosts& costs, Plan plan) {
   return plan;
 }
 
-// No schedule of the plan takes less.
+// No schedule of the plan takes less: each stage begins when its first inputs can be there, and
+// from its last backward task the gradients go back to the sources.
 double least_seconds(const Plan& plan, const PlanCosts& costs) {
+  const StageGraph& graph = costs.stages;
+  const auto message = [&](int edge, int sender) {
+    return costs.transfer_fixed[edge] +
+           costs.transfer_per_sample[edge] * static_cast<double>(plan.stages[sender].micro_batch);
+  };
+  std::vector<double> begin(plan.stages.size(), 0), after(plan.stages.size(), 0);
   double least = 0;
-  for (size_t i = 0; i < plan.stages.size(); ++i) {
+  for (const int i : graph.order) {
+    const StageTimes& own = costs.times[i];
+    after[i] = own.backward_weight + own.sync;
+    for (const int e : graph.predecessors[i]) {
+      const int from = graph.edges[e].from;
+      const StageTimes& before = costs.times[from];
+      begin[i] = std::max(begin[i], begin[from] + before.forward + message(e, from));
+      after[i] = std::max(after[i], message(e, i) + before.backward_input + after[from]);
+    }
     const double m = static_cast<double>(plan.batch / plan.stages[i].micro_batch);
-    least = std::max(least, m * costs.times[i].micro_batch() + costs.times[i].sync);
+    least = std::max(least, begin[i] + m * own.micro_batch() + own.sync);
+    least = std::max(least, begin[i] + m * (own.forward + own.backward_input) + after[i]);
   }
   return least;
 }
@@ -91,10 +107,11 @@ bool Judge::is_asked_for(const Plan& plan) const {
 
 void Judge::place(Candidate& c) const {
   if (!c.plan.stages[0].devices.empty()) return;
+  const graph::Graph& graph = other_ != nullptr ? *other_ : graph_;
   if (c.islands.empty()) {
-    plan::place(graph_, machine_->devices, c.plan);
+    plan::place(graph, machine_->devices, c.plan);
   } else {
-    place_on_islands(graph_, machine_->devices, c.islands, c.plan);
+    place_on_islands(graph, machine_->devices, c.islands, c.plan);
   }
 }
 
@@ -120,7 +137,9 @@ bool Judge::may_be_best(const Plan& plan) {
 void Judge::keep(const Plan& plan, const Orders& orders, const Timeline& line) {
   if (!line.fits() || !is_asked_for(plan)) return;
   fitted_ = true;
-  least_of_call_ = std::min(least_of_call_, line.seconds);
+  if (plan.schedule == ScheduleKind::kfkb) {  // as it is where no others are asked for
+    least_of_call_ = std::min(least_of_call_, line.seconds);
+  }
   if (line.seconds >= seconds_) return;
   any_ = true;
   seconds_ = line.seconds;
@@ -144,6 +163,22 @@ void Judge::try_plan(const Plan& plan) {
   const Orders orders = one_order ? kfkb_orders(plan) : make_orders(plan, costs);
   tasks_ += (one_order ? 1 : kOrders / 2) * tasks;
   keep(plan, orders, evaluate(plan, costs, orders));
+  if (other_ == nullptr || one_order) return;
+  const Orders as_other = make_orders(plan, plan_costs(*other_, machine_->devices, plan));
+  if (as_other == orders) return;
+  tasks_ += kOrders / 2 * tasks;
+  keep(plan, as_other, evaluate(plan, costs, as_other));
+}
+
+// In the plain order.
+double Judge::plain_seconds(const Plan& plan) {
+  const PlanCosts costs = plan_costs(graph_, machine_->devices, plan);
+  const Orders orders = kfkb_orders(plan);
+  const Timeline line = evaluate(plan, costs, orders);
+  tasks_ += tasks_of(plan);
+  keep(plan, orders, line);
+  if (other_ == nullptr) return line.seconds;
+  return evaluate(plan, plan_costs(*other_, machine_->devices, plan), orders).seconds;
 }
 
 void Judge::try_ways(const Plan& plan) {
@@ -218,19 +253,13 @@ double Judge::judge(std::vector<Candidate>& found) {
         seconds = kInfinity;
         continue;
       }
-      const PlanCosts costs = plan_costs(graph_, machine_->devices, plan);
-      seconds = kInfinity;
-      if (i > 0 && !can_be_better(plan, costs)) continue;
-      const Orders orders = kfkb_orders(plan);
-      const Timeline line = evaluate(plan, costs, orders);
-      tasks_ += own;
-      keep(plan, orders, line);
-      seconds = line.seconds;
+      seconds = plain_seconds(plan);
     }
     std::stable_sort(order.begin(), order.end());
   }
   for (size_t k = 0; k < num; ++k) {
     if (k > 0 && order[k].first == kInfinity) break;
+    wanted_ += kOrders * tasks_of(found[order[k].second].plan);
     try_ways(found[order[k].second].plan);
   }
   // None of them fits: others.

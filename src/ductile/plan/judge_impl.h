@@ -19,6 +19,11 @@ class Judge {
   // From here on plans are for these devices.
   void set_machine(std::shared_ptr<const Machine> machine) { machine_ = std::move(machine); }
 
+  // From here on plans are those of another graph of the same operators, a chain: placed as its
+  // plans are, chosen by what they take on it, and also carried out in the orders that are best
+  // there. Null: no other. It must outlive its use.
+  void set_other_graph(const graph::Graph* other) { other_ = other; }
+
   // Several orders of the best candidates by the formula, each plan as it is, with more in flight,
   // and with zero bubbles. Where that is too much, the plans that do best in the plain order.
   // Candidates are sorted, and those found twice dropped. Returned: the least seconds of those that
@@ -40,8 +45,9 @@ class Judge {
   Plan plan() const;                                // its devices are those of all
   const Plan& local_plan() const { return plan_; }  // those of its machine
   const Devices& devices() const { return of_plan_->devices; }
-  std::shared_ptr<const Machine> machine() const { return of_plan_; }
   int64_t tasks() const { return tasks_; }
+  // The tasks of all that judge() chose, carried out or not since it could not be better.
+  int64_t wanted() const { return wanted_; }
   // The largest micro-batch of a plan that nobody can carry out, as it has too many of them, where
   // nobody named micro-batches; 0: there was none.
   int64_t left_out() const { return left_out_; }
@@ -52,11 +58,13 @@ class Judge {
   void place(Candidate& candidate) const;
   bool can_be_better(const Plan& plan, const PlanCosts& costs);
   void try_plan(const Plan& plan);
+  double plain_seconds(const Plan& plan);
   void try_ways(const Plan& plan);
   void keep(const Plan& plan, const Orders& orders, const Timeline& line);
 
   const graph::Graph& graph_;
   const PlannerOptions& options_;
+  const graph::Graph* other_ = nullptr;
   int64_t most_tasks_;
   Clock::time_point deadline_;
   std::shared_ptr<const Machine> machine_, of_plan_;
@@ -65,7 +73,7 @@ class Judge {
   bool fitted_ = false;  // in this call of judge(): one fits, or need not be looked at
   double least_of_call_ = 0;
   Plan plan_;
-  int64_t tasks_ = 0, left_out_ = 0;
+  int64_t tasks_ = 0, wanted_ = 0, left_out_ = 0;
 };
 
 }  // namespace ductile::plan

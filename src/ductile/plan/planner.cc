@@ -15,94 +15,29 @@
 #include "ductile/plan/judge_impl.h"
 #include "ductile/plan/machine_search_impl.h"
 #include "ductile/plan/schedule.h"
+#include "ductile/plan/sizes_impl.h"
 
 namespace ductile::plan {
 
 namespace {
 
-constexpr double kPoorGap = 1.1;              // from here on the formula was a poor guide
-constexpr double kNearlyAsGood = 1.1;         // of the best: plans worth judging
-constexpr double kLessGood = 1.5;             // where the formula was a poor guide
-constexpr double kOtherTolerance = 0.005;     // of the searches beside the one asked for
-constexpr double kSearchShare = 0.8;          // of the time; the rest is the judge's
-constexpr double kCutsWork = 3e7;             // operators that equal cuts look at
-constexpr double kChainWork = 3e6;            // of a table of chains: transitions x devices
-constexpr double kBaselineWork = 1e6;         // operators^2 x devices^2 x sizes
-constexpr int64_t kPartSteps = 30'000'000;    // stages priced for parts of the machine, all in all
-constexpr int64_t kFurtherSteps = 5'000'000;  // of these, for the further ones ...
-constexpr int kMostFurther = 8;               // ... which are that many at most
-constexpr double kTasksASecond = 1e6;         // that the judge carries out at least
+constexpr double kPoorGap = 1.1;               // from here on the formula was a poor guide
+constexpr double kNearlyAsGood = 1.1;          // of the best: plans worth judging
+constexpr double kLessGood = 1.5;              // where the formula was a poor guide
+constexpr double kOtherTolerance = 0.005;      // of the searches of large spaces beside the first
+constexpr double kSearchShare = 0.8;           // of the time; the rest is the judge's
+constexpr double kCutsWork = 3e7;              // operators that equal cuts look at
+constexpr double kChainWork = 3e6;             // of a table of chains: transitions x devices
+constexpr double kBaselineWork = 1e6;          // operators^2 x devices^2 x sizes
+constexpr int64_t kPartSteps = 60'000'000;     // stages priced for parts of the machine, all in all
+constexpr int64_t kFurtherSteps = 10'000'000;  // of these, for the further ones ...
+constexpr int kMostFurther = 8;                // ... which are that many at most
+constexpr double kTasksASecond = 1e6;          // that the judge carries out at least
 // For sizes of micro-batches one by one: so much of the stages priced and the tasks carried out
 // before, or so many.
 constexpr double kSizesShare = 0.4;
 constexpr int64_t kSizesSteps = 200'000;
 constexpr int64_t kSizesTasks = 50'000;
-
-std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
-  if (options.batch < 1) {
-    fail(ErrorCode::invalid_argument, "batch: {} samples; at least 1", options.batch);
-  }
-  if (options.replicas > 0 && options.batch % options.replicas != 0) {
-    fail(ErrorCode::invalid_argument, "replicas: {} do not divide the batch of {}",
-         options.replicas, options.batch);
-  }
-  std::vector<int64_t> sizes = options.micro_batches;
-  for (int64_t b : sizes) {
-    if (b < 1 || options.batch % b != 0) {
-      fail(ErrorCode::invalid_argument, "micro_batches: {} does not divide the batch of {}", b,
-           options.batch);
-    }
-    if (options.replicas > 0 && b % options.replicas != 0) {
-      fail(
-          ErrorCode::invalid_argument,
-          "replicas: {} do not divide a micro-batch of {} samples, of which each has an equal part",
-          options.replicas, b);
-    }
-  }
-  if (sizes.empty()) {
-    for (int64_t b = 1; b * b <= options.batch; ++b) {
-      if (options.batch % b != 0) continue;
-      sizes.push_back(b);
-      if (b * b != options.batch) sizes.push_back(options.batch / b);
-    }
-  }
-  if (options.replicas > 0)
-    std::erase_if(sizes, [&](int64_t b) { return b % options.replicas != 0; });
-  std::sort(sizes.begin(), sizes.end());
-  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
-  return sizes;
-}
-
-// Sizes whose iteration alone the judge could not carry out in the time there is are left out, as
-// long as others remain.
-std::vector<int64_t> sizes_in_time(std::vector<int64_t> sizes, int64_t batch, int64_t most_tasks) {
-  std::vector<int64_t> few;
-  for (int64_t b : sizes) {
-    if (2 * (batch / b) <= most_tasks / 8) few.push_back(b);
-  }
-  return few.empty() ? std::vector<int64_t>{sizes.back()} : few;
-}
-
-// The work of an iteration, each operator where it costs least: seconds of a device of speed 1.
-double least_work(const SearchSpace& space, std::span<const int64_t> sizes, int64_t batch) {
-  double least = kInfinity;
-  for (int64_t b : sizes) {
-    const double samples = static_cast<double>(b);
-    double work = 0;
-    for (OpId v = 0; v < static_cast<OpId>(space.graph().ops.size()); ++v) {
-      double own = kInfinity;
-      for (int k = 0; k < static_cast<int>(space.variants().size()); ++k) {
-        const graph::OpCost& c = space.op_cost(v, k);
-        own = std::min(own, space.variants()[k].tensor *
-                                (c.forward.at(samples) + c.backward_input.at(samples) +
-                                 c.backward_weight.at(samples)));
-      }
-      work += own;
-    }
-    least = std::min(least, work * static_cast<double>(batch / b));
-  }
-  return least * (1 - 1e-6);
-}
 
 double capacity_of(const Devices& devices) {
   double sum = 0;
@@ -130,10 +65,22 @@ std::vector<Candidate>::iterator best_of(std::vector<Candidate>& found) {
   return std::ranges::min_element(found, {}, &Candidate::seconds);
 }
 
+// A request that is worked on as if it alone were made: that of the user, or a stricter one, on the
+// graph or on its operators as one chain.
+struct Quest {
+  PlannerOptions options;
+  const graph::Graph* graph = nullptr;
+  const Spaces* spaces = nullptr;
+  bool cuts = false, baselines = false;  // whether it differs from those before in these
+  // What it took with all sizes of micro-batches together, and the size of its best plan by the
+  // formula. Nothing here depends on what is known from elsewhere.
+  int64_t steps = 0, tasks = 0, best_size = 0;
+};
+
 // A request being worked on. The best plan is sought on all devices and on parts of them; on each
-// by the formula asked for, by the other, without splits, with one device per stage, as a chain,
-// among equal cuts and by the rules of others. All go to the judge, so more freedom never
-// gives a slower plan.
+// for the request and for stricter ones: by the other objective, without splits, with one device
+// per stage, as a chain, and each size of micro-batches alone. Each of these is worked on as if it
+// alone were asked for. All go to the judge, so more freedom never gives a slower plan.
 class Planning {
  public:
   Planning(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options)
@@ -155,8 +102,15 @@ class Planning {
       });
       sizes_ = sizes_in_time(all_sizes_, options.batch, most_tasks_);
     }
+    PlannerOptions any = options;
+    any.micro_batches.clear(), any.replicas = 0;
+    num_sizes_ = static_cast<double>(sizes_to_try(any).size());
     spaces_ = make_spaces(graph, options, after(kSearchShare));
     out_.space = spaces_.text;
+    if (options.evaluate && (!spaces_.full[0].is_chain() || spaces_.orders.size() > 1)) {
+      chain_graph_ = in_a_row(graph, spaces_.orders[0]);
+      chain_ = chain_spaces(chain_graph_, spaces_.orders[0]);
+    }
   }
 
   Planned run() {
@@ -209,7 +163,6 @@ class Planning {
       plan_machine(std::make_shared<const Machine>(machine_of(devices_, part)), i == 0);
       if (part.further) further_steps += part_steps_ - before;
     }
-    plan_each_size();
     if (!judge_.any() && sizes_.size() < all_sizes_.size()) plan_all_sizes();
     if (!judge_.any()) {
       judge_.set_machine(whole_);
@@ -272,105 +225,135 @@ class Planning {
     const Machine& m = *machine;
     judge_.set_machine(machine);
     if (is_whole) whole_ = machine;
-    const Island island = island_of(m.devices);
-    std::vector<Candidate> cuts;
-    add_equal_cuts(graph_, spaces_.orders, island, options_, sizes_, kCutsWork, after(kSearchShare),
-                   cuts);
-    judge_.judge_all(cuts);
-    const std::vector<PlannerOptions> ways = ways_to_search();
-    for (size_t i = 0; i < ways.size(); ++i) {
+    std::vector<Quest> quests = stricter_requests();
+    for (size_t i = 0; i < quests.size(); ++i) {
       if (i > 0 && judge_.any() && is_past(after(kSearchShare))) break;
-      auto search =
-          std::make_unique<MachineSearch>(spaces_, m.devices, ways[i], sizes_, after(kSearchShare));
-      search_one_way(*search, ways[i], island, m.devices, is_whole);
+      Quest& quest = quests[i];
+      if (quest.cuts) judge_cuts(quest, m, sizes_);
+      auto search = std::make_unique<MachineSearch>(*quest.spaces, m.devices, quest.options, sizes_,
+                                                    after(kSearchShare));
+      search_one_way(*search, quest, m);
+      if (!is_whole) part_steps_ += search->steps();
       if (is_whole && i == 0) main_ = std::move(search);
     }
-    if (!spaces_.full[0].is_chain() || spaces_.orders.size() > 1) search_chain(m, is_whole);
-    if (options_.objective == Objective::time) try_uniform_plans(island);
-    try_baselines(m.devices, island);
+    if (options_.objective == Objective::time) try_uniform_plans(island_of(m.devices), m.devices);
+    for (const Quest& quest : quests) {
+      if (quest.baselines) try_baselines(quest, m);
+    }
+    for (const Quest& quest : quests) plan_each_size(quest, m);
+    judge_.set_other_graph(nullptr);
   }
 
-  // By the formula asked for first.
-  std::vector<PlannerOptions> ways_to_search() const {
-    std::vector<PlannerOptions> ways = {options_};
-    if (options_.objective == Objective::time) {
-      ways.push_back(options_);
-      ways.back().objective = Objective::throughput;
-      if (options_.tolerance > 0) {
-        ways.back().tolerance = std::max(options_.tolerance, kOtherTolerance);
+  // The request first.
+  std::vector<Quest> stricter_requests() const {
+    std::vector<PlannerOptions> requests = {options_};
+    const auto also = [&requests](auto restrict) {
+      for (size_t i = 0, n = requests.size(); i < n; ++i) {
+        requests.push_back(requests[i]);
+        restrict(requests.back());
       }
+    };
+    const bool is_large = spaces_.is_large();
+    if (options_.objective == Objective::time) {
+      also([is_large](PlannerOptions& o) {
+        o.objective = Objective::throughput;
+        if (is_large && o.tolerance > 0) o.tolerance = std::max(o.tolerance, kOtherTolerance);
+      });
     }
     const bool splits =
         std::any_of(spaces_.full[0].variants().begin(), spaces_.full[0].variants().end(),
                     [](const Variant& v) { return v.tensor > 1; });
-    for (size_t i = 0, n = ways.size(); i < n && splits && options_.split; ++i) {
-      ways.push_back(ways[i]);
-      ways.back().split = false;
+    if (splits && options_.split) also([](PlannerOptions& o) { o.split = false; });
+    const auto one_each = [](PlannerOptions& o) { o.replicas = 1; };
+    if (!options_.runnable && options_.replicas == 0 && !is_large) also(one_each);
+    if (!options_.runnable && options_.replicas == 0 && is_large) {
+      requests.push_back(options_);
+      requests.back().split = false;
+      one_each(requests.back());
     }
-    if (!options_.runnable && options_.replicas <= 1) {
-      ways.push_back(options_);
-      ways.back().split = ways.back().shard_optimizer = false;
-      ways.back().replicas = 1;
+    std::vector<Quest> out;
+    const auto add = [&](const PlannerOptions& o, const graph::Graph& graph, const Spaces& spaces) {
+      const bool same = o.objective == options_.objective;
+      out.push_back({o, &graph, &spaces, same, same && o.replicas == options_.replicas});
+    };
+    for (const PlannerOptions& o : requests) add(o, graph_, spaces_);
+    if (is_large) requests.resize(1);
+    if (is_large && options_.tolerance > 0) {
+      requests[0].tolerance = std::max(options_.tolerance, kOtherTolerance);
     }
-    return ways;
+    if (chain_.full.empty()) requests.clear();
+    for (const PlannerOptions& o : requests) add(o, chain_graph_, chain_);
+    for (size_t i = 1; i < out.size() && is_large; ++i) out[i].cuts = out[i].baselines = false;
+    return out;
   }
 
   // Each size of micro-batches by itself, as if it alone were asked for: above, all sizes share the
   // few plans that the judge carries out, so that one of them alone might give a faster plan. The
-  // sizes near that of the best plan come first, on its devices and on all; and a search and a
-  // judge that took long take a share of that more.
-  void plan_each_size() {
-    if (!judge_.any() || sizes_.size() < 2 || spaces_.is_large()) return;
-    std::vector<std::shared_ptr<const Machine>> machines = {judge_.machine()};
-    if (whole_ != machines.front()) machines.push_back(whole_);
-    const auto size = static_cast<double>(judge_.local_plan().stages.front().micro_batch);
+  // sizes near that of the best plan by the formula come first, and take a share of what all sizes
+  // together took.
+  void plan_each_size(const Quest& quest, const Machine& m) {
+    if (sizes_.size() < 2 || spaces_.is_large() || quest.best_size == 0) return;
+    const auto size = static_cast<double>(quest.best_size);
     std::vector<int64_t> order = sizes_;
     std::ranges::stable_sort(
         order, {}, [size](int64_t b) { return std::abs(std::log(static_cast<double>(b) / size)); });
-    const int64_t most_steps = and_a_share(steps_, kSizesSteps);
-    const int64_t most_tasks = and_a_share(judge_.tasks(), kSizesTasks);
-    const std::vector<PlannerOptions> ways = ways_to_search();
-    for (const std::shared_ptr<const Machine>& machine : machines) {
-      judge_.set_machine(machine);
-      const Devices& devices = machine->devices;
-      for (const int64_t b : order) {
-        const std::vector<int64_t> one = {b};
-        const double work = least_work(spaces_.full[0], one, options_.batch);
-        if (work / capacity_of(devices) >= judge_.seconds()) continue;
-        for (const PlannerOptions& way : ways) {
-          if (steps_ >= most_steps || judge_.tasks() >= most_tasks) return;
-          if (is_past(after(kSearchShare))) return;
-          MachineSearch search(spaces_, devices, way, one, after(kSearchShare));
-          search.limit_steps(most_steps - steps_);
-          search_one_way(search, way, island_of(devices), devices, true);
-        }
-      }
+    int64_t steps = and_a_share(quest.steps, kSizesSteps);
+    const int64_t most_tasks = judge_.tasks() + and_a_share(quest.tasks, kSizesTasks);
+    for (const int64_t b : order) {
+      if (!may_win(b, m.devices)) continue;
+      const std::vector<int64_t> one = {b};
+      if (steps <= 0 || judge_.tasks() >= most_tasks || is_past(after(kSearchShare))) return;
+      Quest alone = quest;
+      alone.steps = 0;
+      if (quest.cuts) judge_cuts(alone, m, one);
+      MachineSearch search(*quest.spaces, m.devices, quest.options, one, after(kSearchShare));
+      search.limit_steps(steps);
+      search_one_way(search, alone, m);
+      steps -= alone.steps;
     }
   }
 
-  void search_one_way(MachineSearch& search, const PlannerOptions& how, const Island& island,
-                      const Devices& devices, bool is_whole) {
+  // From here on plans are judged for this quest.
+  void begin(const Quest& quest) {
+    judge_.set_other_graph(quest.graph == &graph_ ? nullptr : quest.graph);
+  }
+
+  void judge_cuts(const Quest& quest, const Machine& m, std::span<const int64_t> sizes) {
+    begin(quest);
+    std::vector<Candidate> cuts;
+    add_equal_cuts(*quest.graph, quest.spaces->orders, island_of(m.devices), quest.options, sizes,
+                   kCutsWork, after(kSearchShare), cuts);
+    judge_.judge_all(cuts);
+  }
+
+  void search_one_way(MachineSearch& search, Quest& quest, const Machine& m) {
+    begin(quest);
+    const PlannerOptions& how = quest.options;
+    const bool has_others = how.tolerance > 0 && !spaces_.is_large();
     std::vector<Candidate> found;
     search.run(found);
-    if (how.tolerance > 0) search.add_others(kNearlyAsGood, found);
-    add_chains(how, island, devices, found);
+    if (has_others) search.add_others(kNearlyAsGood, found);
+    quest.steps += search.all_steps();
+    add_chains(quest, m.devices, found);
+    if (!found.empty()) quest.best_size = best_of(found)->plan.stages[0].micro_batch;
+    const int64_t before = judge_.wanted();
     const double least = judge_.judge(found);
-    if (how.tolerance > 0 && how.objective == Objective::time && least > kPoorGap * search.best()) {
+    if (has_others && how.objective == Objective::time && least > kPoorGap * search.best()) {
       std::vector<Candidate> more;
       search.add_others(kLessGood, more);
       judge_.judge(more);
     }
+    quest.tasks += judge_.wanted() - before;
     labels_ += search.labels();
-    steps_ += search.all_steps();
-    if (!is_whole) part_steps_ += search.steps();
   }
 
   // The chains that a sequential planner would find, for the micro-batch sizes of the best plans.
-  void add_chains(const PlannerOptions& how, const Island& island, const Devices& devices,
-                  std::vector<Candidate>& found) {
-    const SearchSpace& space = spaces_.full[0];
+  void add_chains(const Quest& quest, const Devices& devices, std::vector<Candidate>& found) {
+    const SearchSpace& space = quest.spaces->full[0];
+    const Island island = island_of(devices);
     const double size = static_cast<double>(space.transitions().size()) * island.devices;
     if (!space.is_chain() || size > kChainWork || found.empty()) return;
+    if (spaces_.is_large() && quest.graph != &graph_) return;
     std::stable_sort(found.begin(), found.end(),
                      [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
     std::vector<int64_t> tried;
@@ -379,48 +362,39 @@ class Planning {
       if (std::find(tried.begin(), tried.end(), b) == tried.end()) tried.push_back(b);
     }
     for (int64_t b : tried) {
-      SequentialResult r = sequential_search(space, island, how, b, false, after(kSearchShare));
+      SequentialResult r =
+          sequential_search(space, island, quest.options, b, false, after(kSearchShare));
       if (!r.found) continue;
       r.plan.planner = "ductile";
-      const std::vector<int64_t> w = in_flight_samples(stage_graph(graph_, r.plan), r.plan);
+      const std::vector<int64_t> w = in_flight_samples(stage_graph(*quest.graph, r.plan), r.plan);
       for (size_t i = 0; i < w.size(); ++i) r.plan.stages[i].in_flight = w[i];
-      const double seconds = formula_seconds(graph_, devices, r.plan, how.objective);
+      const double seconds =
+          formula_seconds(*quest.graph, devices, r.plan, quest.options.objective);
       if (seconds < kInfinity) found.push_back({seconds, std::move(r.plan), {}});
     }
   }
 
-  // As if the model were a chain: fewer plans, of which the formula knows more.
-  void search_chain(const Machine& m, bool is_whole) {
-    if (is_past(after(kSearchShare))) return;
-    if (!chain_graph_) {
-      chain_graph_ = std::make_unique<graph::Graph>(in_a_row(graph_, spaces_.orders[0]));
-      chain_ = chain_spaces(*chain_graph_, spaces_.orders[0]);
-    }
-    PlannerOptions how = options_;
-    if (how.tolerance > 0) how.tolerance = std::max(how.tolerance, kOtherTolerance);
-    MachineSearch search(chain_, m.devices, how, sizes_, after(kSearchShare));
-    std::vector<Candidate> found;
-    search.run(found);
-    std::stable_sort(found.begin(), found.end(),
-                     [](const Candidate& a, const Candidate& b) { return a.seconds < b.seconds; });
-    if (found.size() > 4) found.resize(4);
-    for (const Candidate& c : found) {
-      if (c.islands.empty()) judge_.consider_as(c.plan, *chain_graph_);
-    }
-    judge_.judge(found);
-    labels_ += search.labels();
-    if (!is_whole) part_steps_ += search.steps();
+  // The largest first; without those that could not be faster with all devices busy all the time.
+  std::vector<int64_t> sizes_worth_trying(const Devices& devices) const {
+    std::vector<int64_t> sizes(sizes_.rbegin(), sizes_.rend());
+    std::erase_if(sizes, [&](int64_t b) { return !may_win(b, devices); });
+    return sizes;
+  }
+  bool may_win(int64_t size, const Devices& devices) const {
+    const double work = least_work(spaces_.full[0], {&size, 1}, options_.batch);
+    return work / capacity_of(devices) < judge_.seconds();
   }
 
   // Equal degrees everywhere, several parts of the chain on a device: what the search, which gives
   // each stage devices of its own, does not know.
-  void try_uniform_plans(const Island& island) {
+  void try_uniform_plans(const Island& island, const Devices& devices) {
+    const std::vector<int64_t> sizes = sizes_worth_trying(devices);
     for (const std::string_view kind : {"interleaved", "zb-h1", "zb-v"}) {
       if (kind != "interleaved" && !options_.zero_bubble) continue;
       for_uniform_shapes(kind, graph_, island, options_, [&](const UniformShape& shape) {
-        for (auto b = sizes_.rbegin(); b != sizes_.rend(); ++b) {
+        for (const int64_t b : sizes) {
           if (judge_.is_late()) return;
-          Plan plan = uniform_plan(kind, graph_, shape, options_, *b);
+          Plan plan = uniform_plan(kind, graph_, shape, options_, b);
           if (plan.stages.empty() || !judge_.may_be_best(plan)) continue;
           plan.planner = "ductile";
           judge_.consider_as(plan, chained(graph_, plan));
@@ -429,23 +403,37 @@ class Planning {
     }
   }
 
-  // The rules of others, where they take no time to speak of.
-  void try_baselines(const Devices& devices, const Island& island) {
-    const double n = static_cast<double>(graph_.ops.size());
-    const double work =
-        n * n * island.devices * island.devices * static_cast<double>(sizes_.size());
-    if (work > kBaselineWork) return;
-    PlannerOptions how = options_;
-    how.micro_batches = sizes_;  // each of their plans is carried out
+  // The rules of others, where they take no time to speak of; those that search, with each size of
+  // micro-batches.
+  void try_baselines(const Quest& quest, const Machine& m) {
+    const double n = static_cast<double>(quest.graph->ops.size());
+    const auto d = static_cast<double>(m.devices.size());
+    if (n * n * d * d * num_sizes_ > kBaselineWork) return;
+    begin(quest);
     for (const Baseline& b : baselines()) {
-      how.time_limit = std::chrono::duration<double>(after(kSearchShare) - Clock::now()).count();
-      if (how.time_limit <= 0) return;
-      BaselineResult r = run_baseline(b.name, graph_, devices, how);
-      if (!r.ok()) continue;
-      r.plan.planner = "ductile";
-      judge_.consider({r.plan.predicted_seconds, r.plan, {}});
-      judge_.consider_as(r.plan, chained(graph_, r.plan));
+      const bool searches = b.name == "graphpipe" || b.name == "pipedream" || b.name == "piper";
+      // Without splits only Piper's differs; and of a chain the search finds what GraphPipe's does.
+      if (quest.options.split != options_.split && b.name != "piper") continue;
+      if (quest.graph != &graph_ && (b.name == "graphpipe" || !searches)) continue;
+      const std::vector<int64_t> sizes = sizes_worth_trying(m.devices);
+      if (!searches && !sizes.empty()) try_baseline(b.name, quest, m, sizes);
+      for (size_t i = 0; searches && i < sizes.size(); ++i) {
+        try_baseline(b.name, quest, m, {sizes[i]});
+      }
     }
+  }
+
+  void try_baseline(std::string_view name, const Quest& quest, const Machine& m,
+                    std::vector<int64_t> sizes) {
+    PlannerOptions how = quest.options;
+    how.micro_batches = std::move(sizes);  // each of their plans is carried out
+    how.time_limit = std::chrono::duration<double>(after(kSearchShare) - Clock::now()).count();
+    if (how.time_limit <= 0) return;
+    BaselineResult r = run_baseline(name, *quest.graph, m.devices, how);
+    if (!r.ok()) return;
+    r.plan.planner = "ductile";
+    judge_.consider({r.plan.predicted_seconds, r.plan, {}});
+    judge_.consider_as(r.plan, chained(*quest.graph, r.plan));
   }
 
   const graph::Graph& graph_;
@@ -456,14 +444,16 @@ class Planning {
   Clock::time_point deadline_;
   int64_t most_tasks_;
   std::vector<int64_t> all_sizes_, sizes_;  // these: those of which plans can be compared in time
-  Spaces spaces_, chain_;
-  std::unique_ptr<graph::Graph> chain_graph_;
+  double num_sizes_ = 0;                    // that may be asked for
+  Spaces spaces_;
+  graph::Graph chain_graph_;
+  Spaces chain_;                         // nothing where `spaces_` are a chain
   std::unique_ptr<MachineSearch> main_;  // all devices, by the formula asked for
   std::shared_ptr<const Machine> whole_;
   Judge judge_;
   Planned out_;
   int64_t labels_ = 0;
-  int64_t steps_ = 0, part_steps_ = 0;  // of the searches of `spaces_`; of those of parts
+  int64_t part_steps_ = 0;  // of the searches of parts of the machine
 };
 
 // The numbers of replicas that all stages may have, where they have equal ones.

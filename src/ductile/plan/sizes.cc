@@ -1,0 +1,73 @@
+#include <algorithm>
+
+#include "ductile/base/error.h"
+#include "ductile/plan/infinity_impl.h"
+#include "ductile/plan/sizes_impl.h"
+
+namespace ductile::plan {
+
+std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
+  if (options.batch < 1) {
+    fail(ErrorCode::invalid_argument, "batch: {} samples; at least 1", options.batch);
+  }
+  if (options.replicas > 0 && options.batch % options.replicas != 0) {
+    fail(ErrorCode::invalid_argument, "replicas: {} do not divide the batch of {}",
+         options.replicas, options.batch);
+  }
+  std::vector<int64_t> sizes = options.micro_batches;
+  for (int64_t b : sizes) {
+    if (b < 1 || options.batch % b != 0) {
+      fail(ErrorCode::invalid_argument, "micro_batches: {} does not divide the batch of {}", b,
+           options.batch);
+    }
+    if (options.replicas > 0 && b % options.replicas != 0) {
+      fail(
+          ErrorCode::invalid_argument,
+          "replicas: {} do not divide a micro-batch of {} samples, of which each has an equal part",
+          options.replicas, b);
+    }
+  }
+  if (sizes.empty()) {
+    for (int64_t b = 1; b * b <= options.batch; ++b) {
+      if (options.batch % b != 0) continue;
+      sizes.push_back(b);
+      if (b * b != options.batch) sizes.push_back(options.batch / b);
+    }
+  }
+  if (options.replicas > 0)
+    std::erase_if(sizes, [&](int64_t b) { return b % options.replicas != 0; });
+  std::sort(sizes.begin(), sizes.end());
+  sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
+  return sizes;
+}
+
+std::vector<int64_t> sizes_in_time(const std::vector<int64_t>& sizes, int64_t batch,
+                                   int64_t most_tasks) {
+  std::vector<int64_t> few;
+  for (int64_t b : sizes) {
+    if (2 * (batch / b) <= most_tasks / 8) few.push_back(b);
+  }
+  return few.empty() ? std::vector<int64_t>{sizes.back()} : few;
+}
+
+double least_work(const SearchSpace& space, std::span<const int64_t> sizes, int64_t batch) {
+  double least = kInfinity;
+  for (int64_t b : sizes) {
+    const double samples = static_cast<double>(b);
+    double work = 0;
+    for (OpId v = 0; v < static_cast<OpId>(space.graph().ops.size()); ++v) {
+      double own = kInfinity;
+      for (int k = 0; k < static_cast<int>(space.variants().size()); ++k) {
+        const graph::OpCost& c = space.op_cost(v, k);
+        own = std::min(own, space.variants()[k].tensor *
+                                (c.forward.at(samples) + c.backward_input.at(samples) +
+                                 c.backward_weight.at(samples)));
+      }
+      work += own;
+    }
+    least = std::min(least, work * static_cast<double>(batch / b));
+  }
+  return least * (1 - 1e-6);
+}
+
+}  // namespace ductile::plan
