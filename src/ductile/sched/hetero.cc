@@ -18,6 +18,14 @@ double fitted_goodput(const JobView& job, const TypeModel& model, int32_t nodes,
   const int32_t batch = job.requested_batch > 0 ? job.requested_batch : model.limits.init_batch;
   const BatchChoice split = split_batch(model.limits, replicas, batch);
   if (split.local_batch < 1) return 0;
+  if (model.steps) {  // with what was measured since the fit
+    const double done =
+        static_cast<double>(replicas) * split.local_batch * (split.accumulation + 1);
+    const double seconds =
+        split.accumulation * model.steps->gradient_seconds(nodes, replicas, split.local_batch) +
+        model.steps->step_seconds(nodes, replicas, split.local_batch);
+    return done / seconds * efficiency(noise, done / model.limits.init_batch);
+  }
   return goodput(model.perf, noise, model.limits, nodes, replicas, split.local_batch,
                  split.accumulation);
 }
