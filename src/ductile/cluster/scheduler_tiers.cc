@@ -296,7 +296,11 @@ std::string Scheduler::why(JobId id) const {
   if (const auto found = displaced_.find(id); found != displaced_.end()) return found->second;
   if (scattered_.contains(id)) return lacks_on_a_node(jobs_.at(id), jobs_.at(id).view.min_devices);
   const auto over = over_quota_.find(id);
-  return over != over_quota_.end() ? over->second : policy_->explain(id);
+  if (over != over_quota_.end()) return over->second;
+  const auto found = jobs_.find(id);
+  return policy_->explain(id) +
+         (found == jobs_.end() ? ""
+                               : room_for_pipelines(found->second, found->second.view.allocation));
 }
 
 }  // namespace ductile::cluster
