@@ -298,9 +298,9 @@ std::string Scheduler::why(JobId id) const {
   const auto over = over_quota_.find(id);
   if (over != over_quota_.end()) return over->second;
   const auto found = jobs_.find(id);
-  return policy_->explain(id) +
-         (found == jobs_.end() ? ""
-                               : room_for_pipelines(found->second, found->second.view.allocation));
+  if (found == jobs_.end()) return policy_->explain(id);
+  const Job& job = found->second;
+  return policy_->explain(id) + room_for_pipelines(job, job.granted.value_or(job.view.allocation));
 }
 
 }  // namespace ductile::cluster
