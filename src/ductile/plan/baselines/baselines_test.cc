@@ -319,13 +319,21 @@ TEST(Baselines, ThoseWhoseTimeWasOverSaySo) {
   EXPECT_FALSE(run_baseline("equal", g, uniform_devices(32, 4, {}), options).timed_out);
 }
 
-TEST(Baselines, AllAreJudgedWithinTheirMemory) {
+constexpr const char* kSmallGraphs[] = {"candle:3,2,1024", "mmt:branches=2,layers=2",
+                                        "random:12,5"};
+
+// Eight devices, on two nodes, with 3 GB each.
+Devices small_devices() {
   DeviceGroup group;
   group.memory = 3e9;
-  const Devices devices = uniform_devices(8, 4, group);
+  return uniform_devices(8, 4, group);
+}
+
+TEST(Baselines, AllAreJudgedWithinTheirMemory) {
+  const Devices devices = small_devices();
   PlannerOptions options;
   options.batch = 64;
-  for (const char* spec : {"candle:3,2,1024", "mmt:branches=2,layers=2", "random:12,5"}) {
+  for (const char* spec : kSmallGraphs) {
     SCOPED_TRACE(spec);
     const graph::Graph g = graph::build_graph(spec);
     for (const Baseline& b : baselines()) {
@@ -344,12 +352,10 @@ TEST(Baselines, AllAreJudgedWithinTheirMemory) {
 }
 
 TEST(Baselines, EveryPlanOfAGraphAsAChainIsAChain) {
-  DeviceGroup group;
-  group.memory = 3e9;
-  const Devices devices = uniform_devices(8, 4, group);
+  const Devices devices = small_devices();
   PlannerOptions options;
   options.batch = 64;
-  for (const char* spec : {"candle:3,2,1024", "mmt:branches=2,layers=2", "random:12,5"}) {
+  for (const char* spec : kSmallGraphs) {
     SCOPED_TRACE(spec);
     const graph::Graph g = graph::build_graph(spec);
     for (const graph::Graph& chain : as_chains(g)) {
