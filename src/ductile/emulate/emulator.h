@@ -20,12 +20,14 @@ namespace ductile::emulate {
 // waits for its inputs, B for its gradients, and until the gradients of the last but one B have
 // left; W for its B. What a replica has computed goes to those devices that need it: each replica
 // sends the samples that another one reads, and each device of a split stage its share of them,
-// one message for each pair of devices, over the link between these two. Each device has a network
-// card that is a thread: it sends one message after the other, and waits for the receiving card of
-// the other device, which takes one at a time, first come, first served. After the last task of a
-// stage its replicas sum their gradients in a ring, in messages through the same cards; then those
-// stages do that share a weight. An iteration begins on all devices at once, and ends when all of
-// them are done. The cost model knows no time for the optimiser's step, so it takes none.
+// one message for each pair of devices, over the link between these two. Each begins with another
+// stage and another replica, so that they do not all queue for the same card. Each device has a
+// network card that is a thread: it sends one message after the other, and waits for the receiving
+// card of the other device, which takes one at a time, first come, first served. After the last
+// task of a stage its replicas sum their gradients in a ring, in messages through the same cards;
+// then those stages do that share a weight. An iteration begins on all devices at once, and ends
+// when all of them are done. The cost model knows no time for the optimiser's step, so it takes
+// none.
 struct Options {
   Crew::Clock clock = Crew::Clock::real;
   double seconds = 0;  // of the clock, that an iteration is to last; 0: by how late sleeps end here

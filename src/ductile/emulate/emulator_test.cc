@@ -144,6 +144,19 @@ TEST(Emulator, EachReplicaSendsToThoseThatReadItsSamples) {
   EXPECT_EQ(messages_of(e), "0>2 2-4, 1>2 4-6, 2>0 18-20, 2>1 20-22");
 }
 
+TEST(Emulator, WhoSendsToTheSameDevicesDoesNotBeginWithTheSameOne) {
+  Case c(3, 2);
+  c.plan.stages[2].replicas = 2, c.plan.stages[2].devices = {2, 3};
+  for (plan::Stage& s : c.plan.stages) s.micro_batch = 2;
+  c.edge(0, 2, 1).edge(1, 2, 1).orders({"FB", "FB", "FB"});
+  const Emulation e = c.run();
+  // Both devices of stage 2 receive from 2 to 4, and send from 7 to 9, without a pause.
+  EXPECT_EQ(tasks_of(e, 0), "F0 0-2, B0 9-13");
+  EXPECT_EQ(tasks_of(e, 1), "F0 0-2, B0 9-13");
+  EXPECT_EQ(tasks_of(e, 2, 0), "F0 4-5, B0 5-7");
+  EXPECT_EQ(tasks_of(e, 2, 1), "F0 4-5, B0 5-7");
+}
+
 TEST(Emulator, MicroBatchesOfDifferentSizesMeetInTheirSamples) {
   Case c(2, 4);
   c.plan.stages[0].micro_batch = 1, c.plan.stages[1].micro_batch = 2;

@@ -86,18 +86,20 @@ void Machine::carry_out(Member& self, Lane& lane) {
   }
 }
 
+// Each replica begins with another stage, or all would send to the same one at first.
 void Machine::send(Lane& lane, bool gradient, int64_t index) {
   const plan::StageGraph& stages = costs_.stages;
-  for (int e : (gradient ? stages.predecessors : stages.successors)[lane.stage]) {
-    for (int r = lane.first; r < lane.first + lane.replicas; ++r) {
-      send_samples(lane, e, gradient, index, r);
+  const std::vector<int>& edges = (gradient ? stages.predecessors : stages.successors)[lane.stage];
+  for (int r = lane.first; r < lane.first + lane.replicas; ++r) {
+    for (size_t i = 0; i < edges.size(); ++i) {
+      send_samples(lane, edges[(i + static_cast<size_t>(r)) % edges.size()], gradient, index, r);
     }
   }
 }
 
 // A replica's samples of a micro-batch to those replicas of the other stage that read them. Each
 // device holds an equal share of every sample. The first to be sent to is another one for each
-// device, or all would send to the same one at first.
+// device and each of the other's edges, or all would send to the same one at first.
 void Machine::send_samples(Lane& lane, int edge, bool gradient, int64_t index, int replica) {
   const plan::StageEdge& e = costs_.stages.edges[edge];
   const int to_stage = gradient ? e.from : e.to;
@@ -107,8 +109,14 @@ void Machine::send_samples(Lane& lane, int edge, bool gradient, int64_t index, i
   const int64_t first = index * from.micro_batch + replica * own;
   // Shares of the other stage: each is one replica's part of one micro-batch.
   const int64_t begin = first / other, num = (first + own - 1) / other - begin + 1;
+  const size_t slot = gradient ? slot_from_[edge] : slot_to_[edge];
+  const int64_t offset = replica + static_cast<int64_t>(slot);
   for (int64_t k = 0; k < num; ++k) {
-    const int64_t share = begin + (k + replica) % num;
+    // Earlier micro-batches of the other stage first.
+    const int64_t batch = (begin + k) / to.replicas * to.replicas;
+    const int64_t from_share = std::max(begin, batch);
+    const int64_t shares = std::min(begin + num, batch + to.replicas) - from_share;
+    const int64_t share = from_share + (begin + k + offset) % shares;
     const int64_t samples =
         std::min(first + own, (share + 1) * other) - std::max(first, share * other);
     const auto to_replica = static_cast<int>(share % to.replicas);
@@ -126,7 +134,7 @@ void Machine::send_samples(Lane& lane, int edge, bool gradient, int64_t index, i
             is_local ? 0 : e.bytes * static_cast<double>(m.amount) / (from.tensor * to.tensor);
         m.receiver = lane_of_[to_stage][to_replica];
         m.is_gradient = gradient;
-        m.slot = gradient ? slot_from_[edge] : slot_to_[edge];
+        m.slot = slot;
         m.index = share / to.replicas;
         if (gradient) {
           m.sender = &lane;
