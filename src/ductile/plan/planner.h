@@ -70,8 +70,8 @@ struct Planned {
   bool timed_out = false;
   double cpu_seconds = 0;
   int64_t labels = 0;  // the number of labels that were made
-  // If infeasible: the least memory per device with which these devices suffice, and the fewest
-  // devices of this memory that suffice; 0: none was found.
+  // If infeasible: the least memory of every device with which these suffice (those that have more
+  // keep it), and the fewest devices like the weakest of these that suffice; 0: none was found.
   double memory_needed = 0;
   int devices_needed = 0;
   // If infeasible, and nobody named micro-batches: the largest size of them that was left out,
