@@ -347,6 +347,21 @@ ExitCode emit(const PlanCommand& command, const graph::Graph& graph, const plan:
   return kDone;
 }
 
+// As the planner does, in the words of the options.
+void check_sizes(const PlanCommand& command) {
+  const auto divides = [](const char* option, int64_t n, int64_t of, const char* what) {
+    if (n > 0 && of % n == 0) return;
+    fail(ErrorCode::invalid_argument, "{} {} does not divide {} {}; {}", option, n, what, of,
+         plan::near_divisors(of, n));
+  };
+  if (command.batch < 1) return;
+  if (command.micro_batch) divides("--micro-batch", *command.micro_batch, command.batch, "--batch");
+  if (command.replicas <= 0) return;
+  divides("--replicas", command.replicas, command.batch, "--batch");
+  if (command.micro_batch)
+    divides("--replicas", command.replicas, *command.micro_batch, "--micro-batch");
+}
+
 // The best plan; and, where it is `wanted`, another batch, with what is left of the time.
 plan::Planned searched(const graph::Graph& graph, const plan::Devices& devices,
                        plan::PlannerOptions options, bool wanted,
@@ -387,6 +402,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     return kDone;
   }
 
+  if (!command.plan) check_sizes(command);
   plan::PlannerOptions options;
   options.batch = command.batch;
   options.objective = plan::objective_from(command.objective);

@@ -84,6 +84,10 @@ struct Planned {
 // search.
 Planned make_plan(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options);
 
+// "4 and 8 do", "1 does": the divisors of `number` next below and next above another number, for
+// messages that refuse this one.
+std::string near_divisors(int64_t number, int64_t refused);
+
 // The formula and the memory rule for any plan of one micro-batch size, placed or not, for
 // comparisons. The result is infinite if memory does not suffice.
 double formula_seconds(const graph::Graph& graph, const Devices& devices, const Plan& plan,

@@ -230,6 +230,24 @@ TEST(Planner, KeepsTheTimeLimit) {
   }
 }
 
+TEST(Planner, RefusesWhatDoesNotDivideAndNamesWhatDoes) {
+  const graph::Graph graph = graph::build_graph("chain:3");
+  PlannerOptions options;
+  options.batch = 128;
+  const auto refusal = [&] {
+    return testing::text_of([&] { make_plan(graph, v100s(4), options); });
+  };
+  options.micro_batches = {7};
+  EXPECT_NE(refusal().find("7 does not divide the batch of 128; 4 and 8 do"), std::string::npos);
+  options.micro_batches = {200};
+  EXPECT_NE(refusal().find("; 128 does"), std::string::npos);
+  options.micro_batches = {8};
+  options.replicas = 16;
+  EXPECT_NE(refusal().find("an equal part; 8 does"), std::string::npos);
+  options.replicas = 3;
+  EXPECT_NE(refusal().find("3 do not divide the batch of 128; 2 and 4 do"), std::string::npos);
+}
+
 // So small that the product of two is no number.
 TEST(Planner, TimesOfAnySizeHaveAPlanInTime) {
   for (const double seconds : {1e-200, 1e-300, 1e-160, 1e-12}) {

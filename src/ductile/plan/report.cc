@@ -20,9 +20,10 @@ Timeline judge(const graph::Graph& graph, const Devices& devices, Plan& plan, Pl
   check(plan, graph, devices);
   costs = plan_costs(graph, devices, plan);
   const Orders orders = make_orders(plan, costs);
+  Timeline line = evaluate(plan, costs, orders, {record});  // says whether orders were given
   plan.orders.clear();
   for (const auto& order : orders) plan.orders.push_back(to_letters(order));
-  return evaluate(plan, costs, orders, {record});
+  return line;
 }
 
 Json timeline_json(const Timeline& t, const Plan& plan) {
