@@ -210,7 +210,10 @@ class Planning {
     out_.lower_bound = 0;
     out_.left_out = std::max(out_.left_out, judge_.left_out());
     out_.timed_out = main_->timed_out();
-    if (whether_) return;
+    if (whether_) {  // what was not carried out may fit
+      out_.timed_out = out_.timed_out || judge_.is_late();
+      return;
+    }
     diagnose(spaces_.full[0], island_of(devices_), options_, all_sizes_,
              std::max(deadline_, Clock::now() + time_for_advice(limit_)), out_);
   }
