@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
 
 import torch
 import torch.nn.functional as F
@@ -66,6 +67,16 @@ class Case(unittest.TestCase):
         for word in words:
             self.assertIn(word, str(caught.exception))
         self.assertEqual(caught.exception.code, code)
+
+
+class Remedies(unittest.TestCase):
+    def test_name_no_python_that_is_in_use(self):
+        system = "/usr/bin/python3"
+        for here, prefix, base, named in ((system, "/usr", "/usr", "PATH"),
+                                          ("/opt/own/bin/python3", "/opt/own", "/opt/own", system),
+                                          (system, "/home/user/venv", "/usr", system)):  # a virtual one is a link to it
+            with unittest.mock.patch.multiple(sys, executable=here, prefix=prefix, base_prefix=base):
+                self.assertEqual(worker._another_python(), f"--set python.interpreter={named}")
 
 
 class Buffers(Case):

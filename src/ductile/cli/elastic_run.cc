@@ -28,7 +28,8 @@ void check_workers(const spec::JobOptions& job, const server::HostSetup& setup, 
   if (!job.train.pipelined.stages.empty())
     fail(ErrorCode::invalid_argument,
          "--workers {}: each worker hosts at least one stage, and the plan has {}, with all "
-         "replicas; use --workers {}, or make a plan of more stages",
+         "replicas; use --workers {}, or a plan of more stages: where `ductile plan` finds none "
+         "that is faster, one is written by hand (docs/guides/planner.md)",
          workers, job.train.virtual_ranks, job.train.virtual_ranks);
   fail(
       ErrorCode::invalid_argument,

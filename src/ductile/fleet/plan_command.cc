@@ -146,6 +146,21 @@ void print_near_batch(const plan::Report& r, const plan::NearBatch& near, Consol
       page::as_short_duration(near.seconds));
 }
 
+// What has to be said of a plan that leaves devices idle, or the model whole on several.
+void print_uncut(const plan::Report& r, Console& console) {
+  const int all = r.devices.size(), used = r.planned.plan.num_devices();
+  if (used < all) {
+    console.print(
+        "Devices    {} of {} {} used: with these devices and links no plan on more of them was "
+        "found to be faster\n",
+        used, all, used == 1 ? "is" : "are");
+  } else if (r.planned.plan.stages.size() == 1 && all > 1) {
+    console.print(
+        "Stages     one has all devices: with these devices and links no cut of the model was "
+        "found to be faster\n");
+  }
+}
+
 void print_report(const plan::Report& r, const std::optional<plan::NearBatch>& near,
                   Console& console) {
   const plan::Planned& p = r.planned;
@@ -160,7 +175,8 @@ void print_report(const plan::Report& r, const std::optional<plan::NearBatch>& n
                 page::as_percent(r.timeline.bubble));
   if (!r.timeline.fits()) console.print("Memory     does not suffice: see the table\n");
   if (near) print_near_batch(r, *near, console);
-  if (p.formula_seconds > 0) {
+  if (p.formula_seconds > 0) {  // the plan was sought, not given
+    print_uncut(r, console);
     const bool time = r.objective == plan::Objective::time;
     const auto figure = [&](double v) {
       return time ? page::as_short_duration(v) : fmt::format("{:.3g} s for the steady state", v);
@@ -331,6 +347,21 @@ ExitCode emit(const PlanCommand& command, const graph::Graph& graph, const plan:
   return kDone;
 }
 
+// As the planner does, in the words of the options.
+void check_sizes(const PlanCommand& command) {
+  const auto divides = [](const char* option, int64_t n, int64_t of, const char* what) {
+    if (n > 0 && of % n == 0) return;
+    fail(ErrorCode::invalid_argument, "{} {} does not divide {} {}; {}", option, n, what, of,
+         plan::near_divisors(of, n));
+  };
+  if (command.batch < 1) return;
+  if (command.micro_batch) divides("--micro-batch", *command.micro_batch, command.batch, "--batch");
+  if (command.replicas <= 0) return;
+  divides("--replicas", command.replicas, command.batch, "--batch");
+  if (command.micro_batch)
+    divides("--replicas", command.replicas, *command.micro_batch, "--micro-batch");
+}
+
 // The best plan; and, where it is `wanted`, another batch, with what is left of the time.
 plan::Planned searched(const graph::Graph& graph, const plan::Devices& devices,
                        plan::PlannerOptions options, bool wanted,
@@ -371,6 +402,7 @@ ExitCode plan(const PlanCommand& command, Context& context) {
     return kDone;
   }
 
+  if (!command.plan) check_sizes(command);
   plan::PlannerOptions options;
   options.batch = command.batch;
   options.objective = plan::objective_from(command.objective);

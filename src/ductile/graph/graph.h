@@ -77,15 +77,15 @@ struct OpCost {
   Affine backward_weight;  // seconds; may be delayed (zero-bubble); 0 where there are no weights
   double parameter_bytes = 0;   // weights of this device; their gradient is as large
   double activation_bytes = 0;  // held per sample from the start of forward to the end of backward
+  double activation_fixed = 0;  // the same of each micro-batch, whatever its samples
   double fixed_bytes = 0;       // held always, besides what parameter_bytes implies
   Affine workspace_bytes;       // held only while the operator runs
   // Of a graph whose bytes are counted (Graph::counted):
-  double activation_fixed = 0;  // as activation_bytes, of each micro-batch, whatever its samples
-  double sample_bytes = 0;      // of activation_bytes, those of the model's own inputs: they stay
-                                // until the last task of the micro-batch
-  bool waits = false;           // whether backward_weight is a task of its own where it may be
-  Affine waiting_bytes;  // then held from backward_input to backward_weight, outputs and their
-                         // gradients apart
+  double sample_bytes = 0;  // of activation_bytes, those of the model's own inputs: they stay
+                            // until the last task of the micro-batch
+  bool waits = false;       // whether backward_weight is a task of its own where it may be
+  Affine waiting_bytes;     // then held from backward_input to backward_weight, outputs and their
+                            // gradients apart
   PassBytes passes;
   // Bytes each device sends per sample among its tensor-parallel group; 0 at degree 1. The time is
   // these bytes over the link of the group, added to the operator's own.

@@ -61,4 +61,38 @@ void diagnose(const SearchSpace& space, const Island& island, const PlannerOptio
   out.memory_needed = high;
 }
 
+Devices with_memory(const Devices& devices, double least) {
+  std::vector<DeviceGroup> groups = devices.groups();
+  for (DeviceGroup& group : groups) group.memory = std::max(group.memory, least);
+  return Devices(std::move(groups));
+}
+
+void settle_memory(const Devices& devices, const std::function<std::optional<bool>(double)>& fits,
+                   Planned& out) {
+  if (out.memory_needed == 0) return;
+  constexpr int kMostRaises = 6;
+  double high = out.memory_needed;
+  double low = high;  // what is too little; the least group's is
+  for (const DeviceGroup& group : devices.groups()) low = std::min(low, group.memory);
+  // Of equal devices less would be too little by the formula, which the search goes by.
+  bool less_may_do = !devices.is_uniform();
+  std::optional<bool> enough = fits(high);
+  for (int i = 0; enough == false && i < kMostRaises; ++i) {
+    less_may_do = true;
+    low = high;
+    high *= 2;
+    enough = fits(high);
+  }
+  if (!enough.value_or(high == out.memory_needed)) {
+    out.memory_needed = 0;
+    return;
+  }
+  while (enough && less_may_do && high - low > 0.01 * high) {
+    const double memory = (low + high) / 2;
+    enough = fits(memory);
+    if (enough) (*enough ? high : low) = memory;
+  }
+  out.memory_needed = high;
+}
+
 }  // namespace ductile::plan

@@ -118,8 +118,8 @@ double stage_fixed_memory(const StageSums& sums, const Boundary& boundary, const
 
 double stage_held_bytes(const StageSums& sums, const Boundary& boundary, const StageShape& shape,
                         const Graph& graph) {
-  if (!graph.counted) return (sums.activation_bytes + boundary.out) / shape.replicas;
-  return (sums.activation_bytes + boundary.in) / shape.replicas +
+  const double room = graph.counted ? boundary.in : boundary.out;
+  return (sums.activation_bytes + room) / shape.replicas +
          sums.activation_fixed / static_cast<double>(shape.micro_batch);
 }
 

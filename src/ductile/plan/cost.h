@@ -78,7 +78,8 @@ double transfer_seconds(double bytes, int from_devices, int to_devices, const Li
 // again for each sample in flight. Always held are weights, gradients and optimiser state; the
 // largest workspace; a receive buffer for one micro-batch of inputs, and two for the gradients that
 // go back, of which one is computed and one is sent. In flight, divided over the replicas, are the
-// activations of each of `in_flight` samples and room for its outputs. Outputs wait in that room
+// activations of each of `in_flight` samples and room for its outputs; and, whole, what each of
+// their micro-batches holds whatever its samples (activation_fixed). Outputs wait in that room
 // until every reader has taken them; then their gradients wait there until the backward pass, and
 // are added up as they arrive. So everything that waits is counted at the stage whose output it is.
 //

@@ -130,6 +130,16 @@ TEST(Evaluate, AnOrderThatCannotBeCarriedOutNamesWhoWaits) {
   std::string text;
   EXPECT_EQ(testing::code_of([&] { row.run(); }, &text), ErrorCode::invalid_argument);
   EXPECT_NE(text.find("stage 1 waits for the inputs of micro-batch 0"), std::string::npos) << text;
+  EXPECT_NE(text.find("in_flight must be at least"), std::string::npos) << text;
+  // Given orders are followed whatever in_flight is.
+  Row given(2, 2, 1, 1, 1);
+  given.plan.orders = {"FBFB", "F2B2"};
+  testing::code_of([&] { given.run(); }, &text);
+  EXPECT_NE(text.find("stage 0 waits for the gradients of micro-batch 0, stage 1 waits for the "
+                      "inputs of micro-batch 1; the orders of these stages wait for one another"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("in_flight"), std::string::npos) << text;
   const auto expect = [&](std::vector<std::string> orders, const char* what) {
     Row other(1, 2, 1, 1, 1);
     other.plan.orders = std::move(orders);

@@ -438,10 +438,12 @@ void Execution::fail_stuck() const {
     }
     text += fmt::format("{}stage {} waits for {}", text.empty() ? "" : ", ", stage, next);
   }
-  fail(ErrorCode::invalid_argument,
-       "the schedule cannot be carried out: {}{}; in_flight must be at least GraphPipe's figure "
-       "(in_flight_samples)",
-       text, named > 8 ? fmt::format(" and {} more", named - 8) : "");
+  fail(ErrorCode::invalid_argument, "the schedule cannot be carried out: {}{}; {}", text,
+       named > 8 ? fmt::format(" and {} more", named - 8) : "",
+       plan_.orders.empty()
+           ? "in_flight must be at least GraphPipe's figure (in_flight_samples)"
+           : "the orders of these stages wait for one another: a task has to come after those that "
+             "make what it needs; without orders the planner makes some");
 }
 
 }  // namespace ductile::plan

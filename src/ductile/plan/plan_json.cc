@@ -4,6 +4,7 @@
 
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
+#include "ductile/base/paths.h"
 #include "ductile/graph/json_fields_impl.h"
 #include "ductile/plan/plan.h"
 #include "ductile/plan/schedule.h"
@@ -138,6 +139,9 @@ Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std:
 }
 
 Plan read_plan(const fs::path& file, const graph::Graph& graph) {
+  if (kind_of(file) == FileKind::none)
+    fail(ErrorCode::not_found, "{}: no such file; `ductile plan GRAPH --json` writes a plan",
+         file.string());
   const std::string text = read_text(file);
   if (json_depth(text) > kMaxJsonDepth)
     parse_json(text, file.string(), ErrorCode::invalid_argument);  // says how deep it is

@@ -261,5 +261,37 @@ TEST(Cost, ReplicasShareSamplesAndTheOptimiserIfSharded) {
   EXPECT_EQ(stage_memory(sums, {1, 2}, shape, g, 16), 100 * 2.5 + 6 + 3 * 2 + 48);
 }
 
+TEST(Cost, WhatAMicroBatchHoldsWhateverItsSamplesCountsForEachInFlight) {
+  graph::Graph g;
+  g.ops.resize(1);
+  g.ops[0].name = "a";
+  g.ops[0].cost.forward = g.ops[0].cost.backward_input = {1, 0};
+  g.ops[0].cost.activation_bytes = 10;
+  g.ops[0].cost.activation_fixed = 500;
+  const StageSums sums = stage_sums(g, std::vector<OpId>{0}, 1, {}, std::vector<double>{0});
+  StageShape shape;
+  shape.replicas = 2;
+  shape.micro_batch = 4;
+  for (const bool counted : {false, true}) {
+    SCOPED_TRACE(counted);
+    g.counted = counted;
+    // Three micro-batches in flight; each device has half of the samples and all of the rest.
+    EXPECT_EQ(stage_memory(sums, {}, shape, g, 12), 12 * 10 / 2 + 3 * 500);
+  }
+  // The judge, too: no more than one micro-batch is in flight here.
+  g.counted = false;
+  Plan p;
+  p.batch = 8;
+  p.stages.resize(1);
+  p.stages[0].ops = {0};
+  p.stages[0].micro_batch = p.stages[0].in_flight = 4;
+  DeviceGroup group;
+  group.memory = 539;
+  EXPECT_EQ(evaluate(g, uniform_devices(1, 1, group), p).peak_memory[0], 4 * 10 + 500);
+  EXPECT_FALSE(evaluate(g, uniform_devices(1, 1, group), p).fits());
+  group.memory = 541;
+  EXPECT_TRUE(evaluate(g, uniform_devices(1, 1, group), p).fits());
+}
+
 }  // namespace
 }  // namespace ductile::plan

@@ -45,6 +45,11 @@ double capacity_of(const Devices& devices) {
   return sum;
 }
 
+// To find what would help, beyond the time limit.
+Clock::duration time_for_advice(double limit) {
+  return std::chrono::milliseconds(static_cast<int>(250 * std::min(limit, 8.0)));
+}
+
 int64_t and_a_share(int64_t spent, int64_t least) {
   return spent + std::max(least, static_cast<int64_t>(kSizesShare * static_cast<double>(spent)));
 }
@@ -83,10 +88,13 @@ struct Quest {
 // alone were asked for. All go to the judge, so more freedom never gives a slower plan.
 class Planning {
  public:
-  Planning(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options)
+  // `whether`: only whether there is a plan is asked. The work is a beginning of that for the best.
+  Planning(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options,
+           bool whether)
       : graph_(graph),
         devices_(devices),
         options_(options),
+        whether_(whether),
         start_(Clock::now()),
         limit_(std::clamp(options.time_limit, 1e-3, 1e6)),
         deadline_(after(1)),
@@ -135,13 +143,14 @@ class Planning {
     if (found.empty())
       find_any(spaces_.full[0], island_of(devices_), options_, sizes_, after(1), found);
     if (found.empty()) return give_up();
+    out_.feasible = true;
+    if (whether_) return;
     Candidate& best = *best_of(found);
     if (best.islands.empty()) {
       place(graph_, devices_, best.plan);
     } else {
       place_on_islands(graph_, devices_, best.islands, best.plan);
     }
-    out_.feasible = true;
     out_.plan = best.plan;
     out_.formula_seconds = best.seconds;
     fill();
@@ -152,7 +161,7 @@ class Planning {
     const double work = least_work(spaces_.full[0], sizes_, options_.batch);
     int64_t further_steps = 0;
     int further = 0;
-    for (size_t i = 0; i < parts.size(); ++i) {
+    for (size_t i = 0; i < (whether_ ? 1 : parts.size()); ++i) {
       const MachinePart& part = parts[i];
       // A part that could not be faster with all of its devices busy all the time is left out.
       if (i > 0 && work / part.capacity >= judge_.seconds()) continue;
@@ -172,6 +181,7 @@ class Planning {
     }
     if (!judge_.any()) return give_up();
     out_.feasible = true;
+    if (whether_) return;
     out_.plan = judge_.plan();
     out_.simulated_seconds = judge_.seconds();
     out_.formula_seconds =
@@ -200,10 +210,12 @@ class Planning {
     out_.lower_bound = 0;
     out_.left_out = std::max(out_.left_out, judge_.left_out());
     out_.timed_out = main_->timed_out();
+    if (whether_) {  // what was not carried out may fit
+      out_.timed_out = out_.timed_out || judge_.is_late();
+      return;
+    }
     diagnose(spaces_.full[0], island_of(devices_), options_, all_sizes_,
-             std::max(deadline_, Clock::now() + std::chrono::milliseconds(
-                                                    static_cast<int>(250 * std::min(limit_, 8.0)))),
-             out_);
+             std::max(deadline_, Clock::now() + time_for_advice(limit_)), out_);
   }
 
   void fill() {
@@ -235,6 +247,7 @@ class Planning {
       search_one_way(*search, quest, m);
       if (!is_whole) part_steps_ += search->steps();
       if (is_whole && i == 0) main_ = std::move(search);
+      if (whether_ && judge_.any()) return;
     }
     if (options_.objective == Objective::time) try_uniform_plans(island_of(m.devices), m.devices);
     for (const Quest& quest : quests) {
@@ -439,6 +452,7 @@ class Planning {
   const graph::Graph& graph_;
   const Devices& devices_;
   const PlannerOptions& options_;
+  bool whether_;
   Clock::time_point start_;
   double limit_;
   Clock::time_point deadline_;
@@ -498,7 +512,7 @@ Planned better_of(Planned a, Planned b) {
 // Plans that can be run: of those with each equal number of replicas, as if they alone were asked
 // for, and of those whose stages have any.
 Planned plan_runnable(const graph::Graph& graph, const Devices& devices,
-                      const PlannerOptions& options) {
+                      const PlannerOptions& options, bool whether) {
   const auto start = Clock::now();
   std::vector<int> numbers = equal_replicas(devices, options);
   numbers.push_back(0);
@@ -517,14 +531,22 @@ Planned plan_runnable(const graph::Graph& graph, const Devices& devices,
     }
     one.time_limit =
         std::max(1e-3, (options.time_limit - spent) / static_cast<double>(numbers.size() - i));
-    Planned found = Planning(graph, devices, one).run();
+    Planned found = Planning(graph, devices, one, whether).run();
     out = i == 0 ? std::move(found) : better_of(std::move(out), std::move(found));
+    if (whether && out.feasible) return out;
   }
   if (!out.feasible) return out;
   out.gap = out.lower_bound > 0 ? out.best_formula_seconds / out.lower_bound - 1 : 0;
   if (out.schedule_bound > 0) out.schedule_gap = out.simulated_seconds / out.schedule_bound - 1;
   out.plan.lower_bound = out.lower_bound;
   return out;
+}
+
+Planned plan_as_asked(const graph::Graph& graph, const Devices& devices,
+                      const PlannerOptions& options, bool whether) {
+  return options.runnable && options.replicas == 0
+             ? plan_runnable(graph, devices, options, whether)
+             : Planning(graph, devices, options, whether).run();
 }
 
 }  // namespace
@@ -538,8 +560,20 @@ Planned make_plan(const graph::Graph& graph, const Devices& devices,
   graph::check(graph);
   PlannerOptions asked = options;
   if (asked.runnable) asked.split = asked.shard_optimizer = false;
-  Planned out = asked.runnable && asked.replicas == 0 ? plan_runnable(graph, devices, asked)
-                                                      : Planning(graph, devices, asked).run();
+  Planned out = plan_as_asked(graph, devices, asked, false);
+  if (!out.feasible && !out.timed_out) {
+    const Clock::time_point deadline = Clock::now() + time_for_advice(options.time_limit);
+    const auto fits = [&](double memory) -> std::optional<bool> {
+      PlannerOptions quick = asked;
+      quick.time_limit = std::chrono::duration<double>(deadline - Clock::now()).count();
+      if (quick.time_limit <= 0) return std::nullopt;
+      const Devices more = with_memory(devices, memory);
+      const Planned found = plan_as_asked(graph, more, quick, true);
+      if (found.feasible) return true;
+      return found.timed_out ? std::nullopt : std::optional(false);
+    };
+    settle_memory(devices, fits, out);
+  }
   out.cpu_seconds = cpu_now() - cpu;
   return out;
 }

@@ -70,8 +70,8 @@ struct Planned {
   bool timed_out = false;
   double cpu_seconds = 0;
   int64_t labels = 0;  // the number of labels that were made
-  // If infeasible: the least memory per device with which these devices suffice, and the fewest
-  // devices of this memory that suffice; 0: none was found.
+  // If infeasible: the least memory of every device with which these suffice (those that have more
+  // keep it), and the fewest devices like the weakest of these that suffice; 0: none was found.
   double memory_needed = 0;
   int devices_needed = 0;
   // If infeasible, and nobody named micro-batches: the largest size of them that was left out,
@@ -83,6 +83,10 @@ struct Planned {
 // does not divide it). The same arguments give the same plan, unless the time limit ends the
 // search.
 Planned make_plan(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options);
+
+// "4 and 8 do", "1 does": the divisors of `number` next below and next above another number, for
+// messages that refuse this one.
+std::string near_divisors(int64_t number, int64_t refused);
 
 // The formula and the memory rule for any plan of one micro-batch size, placed or not, for
 // comparisons. The result is infinite if memory does not suffice.

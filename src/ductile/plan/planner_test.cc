@@ -76,6 +76,30 @@ TEST(Planner, EqualsTheBruteForceOptimumWhereAllStagesHaveTwoReplicas) {
   EXPECT_GT(feasible, 300);
 }
 
+// What a micro-batch holds whatever its samples: the search, the formula and the judge count it.
+TEST(Planner, EqualsTheBruteForceOptimumWhereMicroBatchesHoldBytesOfTheirOwn) {
+  int feasible = 0;
+  int others = 0;
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(seed);
+    SmallCase c = small_case(seed);
+    const double without = brute_force(c.graph, c.devices, c.options);
+    Rng rng(seed, 73);
+    for (graph::Op& op : c.graph.ops) op.cost.activation_fixed = static_cast<double>(rng.below(60));
+    const double best = brute_force(c.graph, c.devices, c.options);
+    const Planned planned = make_plan(c.graph, c.devices, c.options);
+    ASSERT_EQ(planned.feasible, std::isfinite(best));
+    others += best > without;
+    if (!planned.feasible) continue;
+    ++feasible;
+    ASSERT_NEAR(planned.formula_seconds, best, 1e-8 * best);
+    ASSERT_LE(planned.lower_bound, best * (1 + 1e-12));
+    ASSERT_TRUE(evaluate(c.graph, c.devices, planned.plan).fits());
+  }
+  EXPECT_GT(feasible, 300);
+  EXPECT_GT(others, 30);
+}
+
 // Small figures of time and memory, so that many devices are of use.
 Devices v100s(int n) {
   DeviceGroup group;
@@ -204,6 +228,24 @@ TEST(Planner, KeepsTheTimeLimit) {
     EXPECT_GT(p.lower_bound, 0);
     EXPECT_LE(p.lower_bound, p.best_formula_seconds);
   }
+}
+
+TEST(Planner, RefusesWhatDoesNotDivideAndNamesWhatDoes) {
+  const graph::Graph graph = graph::build_graph("chain:3");
+  PlannerOptions options;
+  options.batch = 128;
+  const auto refusal = [&] {
+    return testing::text_of([&] { make_plan(graph, v100s(4), options); });
+  };
+  options.micro_batches = {7};
+  EXPECT_NE(refusal().find("7 does not divide the batch of 128; 4 and 8 do"), std::string::npos);
+  options.micro_batches = {200};
+  EXPECT_NE(refusal().find("; 128 does"), std::string::npos);
+  options.micro_batches = {8};
+  options.replicas = 16;
+  EXPECT_NE(refusal().find("an equal part; 8 does"), std::string::npos);
+  options.replicas = 3;
+  EXPECT_NE(refusal().find("3 do not divide the batch of 128; 2 and 4 do"), std::string::npos);
 }
 
 // So small that the product of two is no number.

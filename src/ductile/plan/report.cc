@@ -1,6 +1,7 @@
 #include "ductile/plan/report.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
@@ -19,9 +20,10 @@ Timeline judge(const graph::Graph& graph, const Devices& devices, Plan& plan, Pl
   check(plan, graph, devices);
   costs = plan_costs(graph, devices, plan);
   const Orders orders = make_orders(plan, costs);
+  Timeline line = evaluate(plan, costs, orders, {record});  // says whether orders were given
   plan.orders.clear();
   for (const auto& order : orders) plan.orders.push_back(to_letters(order));
-  return evaluate(plan, costs, orders, {record});
+  return line;
 }
 
 Json timeline_json(const Timeline& t, const Plan& plan) {
@@ -87,6 +89,40 @@ Json boxes_json(const Timeline& t) {
   return out;
 }
 
+std::string devices_text(int n) { return fmt::format("{} device{}", n, n == 1 ? "" : "s"); }
+
+bool is_of_one_size(const std::vector<DeviceGroup>& groups) {
+  return std::ranges::all_of(
+      groups, [&](const DeviceGroup& g) { return g.memory == groups.front().memory; });
+}
+
+// "5.7 MiB on 1 device (big) and 2.9 MiB on 2 devices (small)".
+std::string memory_text(const Devices& devices) {
+  const std::vector<DeviceGroup>& groups = devices.groups();
+  if (is_of_one_size(groups))
+    return fmt::format("{} on {}", page::as_bytes(groups.front().memory),
+                       devices_text(devices.size()));
+  std::string out;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    out += fmt::format("{}{} on {} ({})",
+                       i == 0                   ? ""
+                       : i + 1 == groups.size() ? " and "
+                                                : ", ",
+                       page::as_bytes(groups[i].memory), devices_text(groups[i].size()),
+                       groups[i].name);
+  }
+  return out;
+}
+
+// As page::as_bytes(), but never less than there are: a figure to be typed where memory is given.
+std::string enough_bytes(double bytes) {
+  if (!std::isfinite(bytes)) return page::as_bytes(bytes);
+  double unit = 1;
+  while (bytes >= 1024 * unit && unit < 1024.0 * 1024 * 1024 * 1024) unit *= 1024;
+  const double steps = unit == 1 || bytes >= 100 * unit ? 1 : 10;  // of a unit
+  return page::as_bytes(std::ceil(bytes / unit * steps) / steps * unit);
+}
+
 }  // namespace
 
 Report make_report(graph::Graph graph, Devices devices, Objective objective, Planned planned,
@@ -122,28 +158,33 @@ Report make_report(graph::Graph graph, Devices devices, Plan plan) {
 
 std::string advice(const Report& report) {
   const Planned& p = report.planned;
-  const double memory = report.devices.groups().front().memory;
-  const int have = report.devices.size();
-  const auto devices = [](int n) { return fmt::format("{} device{}", n, n == 1 ? "" : "s"); };
+  const std::vector<DeviceGroup>& groups = report.devices.groups();
+  const double least = std::ranges::min(groups, {}, &DeviceGroup::memory).memory;
   if (p.timed_out) return "the time limit ended the search before a plan was found; allow more";
   if (p.left_out > 0) {
     return fmt::format(
-        "no plan was found that fits into {} on {} with micro-batches of which the stages have at "
+        "no plan was found that fits into {} with micro-batches of which the stages have at "
         "most {} together, and the next smaller ones that divide the batch have {}; take a batch "
         "with more divisors, as a multiple of 1024 has them",
-        page::as_bytes(memory), devices(have), kMaxTasks, samples_text(report.graph, p.left_out));
+        memory_text(report.devices), kMaxTasks, samples_text(report.graph, p.left_out));
   }
   std::string ways;
-  if (p.memory_needed > memory) {
-    ways = fmt::format("{} of memory on each device ({} more than there is)",
-                       page::as_bytes(p.memory_needed), page::as_bytes(p.memory_needed - memory));
+  if (p.memory_needed > least) {
+    std::string more;
+    for (const DeviceGroup& group : groups) {
+      if (group.memory >= p.memory_needed) continue;
+      more += fmt::format("{}{} more than {}", more.empty() ? "" : ", ",
+                          enough_bytes(p.memory_needed - group.memory),
+                          is_of_one_size(groups) ? "there is" : group.name + " has");
+      if (is_of_one_size(groups)) break;
+    }
+    ways = fmt::format("{} of memory on each device ({})", enough_bytes(p.memory_needed), more);
   }
-  if (p.devices_needed > have) {
-    ways += fmt::format("{}{} of {}", ways.empty() ? "" : ", or ", devices(p.devices_needed),
-                        page::as_bytes(memory));
+  if (p.devices_needed > report.devices.size()) {
+    ways += fmt::format("{}{} of {}", ways.empty() ? "" : ", or ", devices_text(p.devices_needed),
+                        page::as_bytes(least));
   }
-  return fmt::format("no plan was found that fits into {} on {}; {}", page::as_bytes(memory),
-                     devices(have),
+  return fmt::format("no plan was found that fits into {}; {}", memory_text(report.devices),
                      ways.empty() ? "neither more devices nor more memory was found to help"
                                   : "enough would be " + ways);
 }
@@ -162,12 +203,12 @@ std::string misfit(const Report& report) {
       "devices, "
       "which have {}{}; plan for these devices (without --plan), which may find more stages, "
       "smaller micro-batches or recomputation, or take devices with {} more",
-      worst, page::as_bytes(t.peak_memory[worst]), page::as_bytes(t.memory_limit[worst]),
+      worst, enough_bytes(t.peak_memory[worst]), page::as_bytes(t.memory_limit[worst]),
       others.empty()
           ? ""
           : fmt::format(", and {} {} {} too much as well", others.size() == 1 ? "stage" : "stages",
                         fmt::join(others, ", "), others.size() == 1 ? "needs" : "need"),
-      page::as_bytes(lacking(worst)));
+      enough_bytes(lacking(worst)));
 }
 
 std::string device_runs(std::vector<int> devices) {

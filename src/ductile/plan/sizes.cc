@@ -6,25 +6,39 @@
 
 namespace ductile::plan {
 
+std::string near_divisors(int64_t number, int64_t refused) {
+  int64_t below = 0, above = 0;
+  const auto note = [&](int64_t d) {
+    if (d < refused) below = std::max(below, d);
+    if (d > refused) above = above == 0 ? d : std::min(above, d);
+  };
+  for (int64_t d = 1; d <= number / d; ++d) {
+    if (number % d == 0) note(d), note(number / d);
+  }
+  if (below == 0 || above == 0) return fmt::format("{} does", below + above);
+  return fmt::format("{} and {} do", below, above);
+}
+
 std::vector<int64_t> sizes_to_try(const PlannerOptions& options) {
   if (options.batch < 1) {
     fail(ErrorCode::invalid_argument, "batch: {} samples; at least 1", options.batch);
   }
   if (options.replicas > 0 && options.batch % options.replicas != 0) {
-    fail(ErrorCode::invalid_argument, "replicas: {} do not divide the batch of {}",
-         options.replicas, options.batch);
+    fail(ErrorCode::invalid_argument, "replicas: {} do not divide the batch of {}; {}",
+         options.replicas, options.batch, near_divisors(options.batch, options.replicas));
   }
   std::vector<int64_t> sizes = options.micro_batches;
   for (int64_t b : sizes) {
     if (b < 1 || options.batch % b != 0) {
-      fail(ErrorCode::invalid_argument, "micro_batches: {} does not divide the batch of {}", b,
-           options.batch);
+      fail(ErrorCode::invalid_argument, "micro_batches: {} does not divide the batch of {}; {}", b,
+           options.batch, near_divisors(options.batch, b));
     }
     if (options.replicas > 0 && b % options.replicas != 0) {
-      fail(
-          ErrorCode::invalid_argument,
-          "replicas: {} do not divide a micro-batch of {} samples, of which each has an equal part",
-          options.replicas, b);
+      fail(ErrorCode::invalid_argument,
+           "replicas: {} do not divide a micro-batch of {} samples, of which each has an equal "
+           "part; "
+           "{}",
+           options.replicas, b, near_divisors(b, options.replicas));
     }
   }
   if (sizes.empty()) {

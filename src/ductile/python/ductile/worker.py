@@ -35,19 +35,26 @@ def _fail(fd, error):
     return _CONFIGURATION if code == "invalid_argument" else _FAILED
 
 
+def _another_python():
+    """The option that names another Python than this one: the system's, where this is not it."""
+    system = "/usr/bin/python3"
+    here = sys.prefix == sys.base_prefix and os.path.realpath(sys.executable) == os.path.realpath(system)
+    return f"--set python.interpreter={'PATH' if here else system}"
+
+
 def _need_torch():
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise Error("invalid_argument", f"{sys.executable} cannot import torch ({error}); install it there, or name the "
-                    "Python that has it: --set python.interpreter=/usr/bin/python3") from None
+                    f"Python that has it: {_another_python()}") from None
     try:
         from ductile import _core  # noqa: F401
     except ImportError as error:
         raise Error("invalid_argument", f"{sys.executable} cannot load Ductile's extension ({error}); it is built for "
                     "one Python and one torch: build it for this one (in the source tree: scripts/setup --tests && scripts/build "
-                    "release ductile ductile-worker _core), or name another Python: "
-                    "--set python.interpreter=/usr/bin/python3") from None
+                    "release ductile ductile-worker _core), or name the Python for "
+                    f"which it is built: {_another_python()}") from None
 
 
 def describe(text, args):
