@@ -11,7 +11,7 @@ enum ExitCode : int {
   kUsage = 2,      // the command line or the configuration is wrong
   kJobFailed = 3,  // the job itself died
   kNotFound = 4,   // a named thing does not exist, or its state or the user's rights forbid this
-  kServerUnreachable = 5,  // no service answers, or not in time
+  kServerUnreachable = 5,  // no service or controller answers, or not in time
   kInterrupted = 130,      // 128 + SIGINT, as shells count
 };
 

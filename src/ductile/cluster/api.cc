@@ -264,8 +264,9 @@ nlohmann::json Request::object() const {
 
 const LiveView* Request::view() const { return api_.view_; }
 
-void Request::check(const Submission& submission, nlohmann::json& spec, bool begins) const {
-  if (api_.check_submission_) api_.check_submission_(submission, spec, call.principal, begins);
+void Request::check(const Submission& submission, nlohmann::json& spec,
+                    const Beginning* beginning) const {
+  if (api_.check_submission_) api_.check_submission_(submission, spec, call.principal, beginning);
 }
 
 Answer Request::commit(int status, const std::function<nlohmann::json(Change&)>& write,

@@ -57,10 +57,10 @@ class Api {
   // Before the first call: what refuses a submission by throwing, and what is told of each commit,
   // on the thread of the request.
   // It may put what was looked at in the place of what could mean something else later.
-  // `begins`: it does once there are devices, so what it reads is to be there; not of a job that
-  // begins after others, which may make it, or has been taken before.
+  // `beginning`: what it reads is to be there unless it begins after others, which may make it;
+  // null: it has been taken before.
   using CheckSubmission = std::function<void(const Submission&, nlohmann::json& spec,
-                                             const Principal& who, bool begins)>;
+                                             const Principal& who, const Beginning* beginning)>;
   void check_submission(CheckSubmission check) { check_submission_ = std::move(check); }
   // What the service says of itself, which must outlive this object; null: nothing.
   void show(const LiveView* view) { view_ = view; }

@@ -228,7 +228,7 @@ TEST_F(Service, NamesCanStandInPathsAndOnPages) {
 
 TEST_F(Service, AfterManyRequestsAtOnceFewReadersAreKept) {
   int deep = 0;
-  api.check_submission([&](const Submission&, const Json&, const Principal&, bool) {
+  api.check_submission([&](const Submission&, const Json&, const Principal&, const Beginning*) {
     if (++deep < 50) submit("job");  // while the reader of this request is in use
   });
   submit("job");

@@ -78,7 +78,7 @@ Answer resize_job(Request& request) {
     if (wanted.max_devices < wanted.min_devices)
       fail(ErrorCode::invalid_argument, "body: from {} to {} devices: the first must not be larger",
            wanted.min_devices, wanted.max_devices);
-    request.check(wanted, spec, false);
+    request.check(wanted, spec, nullptr);
     return wanted;
   };
   resized(job.submission);

@@ -78,13 +78,14 @@ bool may_run(const KeeperOrders& orders, const Attempt& last);
 
 // The whole of a keeper's life (the program ductile-keeper): takes the run's lock, kills what an
 // earlier attempt has left, starts the command in a session of its own and waits for its end; then
-// kills every process that came of it, and writes the attempt's end. SIGTERM: the command gets
-// SIGTERM, and SIGKILL after its grace. SIGQUIT: SIGKILL at once. A command that has ended by
-// itself before its service asked it (link::ask_keeper_to_end) keeps its own end, however late the
-// keeper comes to it. A SIGTERM of anybody else is taken for one that all processes of the machine
-// get: a command that ends then, or shortly before, was stopped. SIGTERM, SIGQUIT and SIGCHLD are
-// to be blocked. If another attempt was made since the orders were written, or they are of another
-// keeper, nothing is started. Throws conflict if another keeper has the lock.
+// kills every process that came of it, and writes the attempt's end. SIGTERM, or what its service
+// sends (link::ask_keeper_to_end): the command gets SIGTERM, and SIGKILL after its grace. SIGQUIT:
+// SIGKILL at once. A command that has ended by itself before its service asked it keeps its own
+// end, however late the keeper comes to it. A SIGTERM of anybody else is taken for one that all
+// processes of the machine get: a command that ends then, or shortly before, was stopped.
+// link::kKeeperSignals are to be blocked. If another attempt was made since the orders were
+// written, or they are of another keeper, nothing is started. Throws conflict if another keeper has
+// the lock.
 //
 // With a lease it looks at its orders each second: if they are another keeper's, or it has not seen
 // them for as long as the lease, it kills all at once. So whoever gives the orders to another one

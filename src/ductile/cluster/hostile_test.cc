@@ -266,10 +266,11 @@ class KnownHostile : public Hostile {
  protected:
   // What is submitted is read, as a service does.
   KnownHostile() : Hostile(true) {
-    api.check_submission([this](const Submission& s, nlohmann::json& spec, const Principal&, bool) {
-      const auto read = specs.read(s.kind, spec);
-      check_spec(s, read->work, read->plans, kDevices, kDevices);
-    });
+    api.check_submission(
+        [this](const Submission& s, nlohmann::json& spec, const Principal&, const Beginning*) {
+          const auto read = specs.read(s.kind, spec);
+          check_spec(s, read->work, read->plans, kDevices, kDevices);
+        });
   }
   ~KnownHostile() override { server.reset(); }  // which reads with what is of this class
 

@@ -257,7 +257,7 @@ class Keeping {
       : command_(orders.command), log_(run / "worker.log"), lookout_(run, orders, seen) {
     sigset_t signals;
     sigemptyset(&signals);
-    for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
+    for (const int signal : link::kKeeperSignals) sigaddset(&signals, signal);
     signals_ = opened(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK), "signalfd");
   }
 
@@ -325,7 +325,8 @@ class Keeping {
     ::poll(&look, 1, patience);
     signalfd_siginfo info;
     while (::read(signals_.get(), &info, sizeof info) == sizeof info) {
-      if (info.ssi_signo == SIGTERM) ask_to_end(Kind::stopped, !link::is_asked_of_keeper(info));
+      const bool asked = link::is_asked_of_keeper(info);
+      if (asked || info.ssi_signo == SIGTERM) ask_to_end(Kind::stopped, !asked);
       if (info.ssi_signo == SIGQUIT) {
         ask_to_end(Kind::stopped);
         last_ = steady_clock::now();
@@ -360,7 +361,7 @@ class Keeping {
     for (bool last = false;; last = steady_clock::now() >= until) {
       signalfd_siginfo info;
       while (::read(signals_.get(), &info, sizeof info) == sizeof info)
-        if (info.ssi_signo == SIGTERM && (killed || !link::is_asked_of_keeper(info))) return true;
+        if (link::is_asked_of_keeper(info) ? killed : info.ssi_signo == SIGTERM) return true;
       if (last) return false;
       const auto rest = std::chrono::ceil<milliseconds>(until - steady_clock::now()).count();
       pollfd look{signals_.get(), POLLIN, 0};
@@ -441,7 +442,7 @@ void write_end(const RunsFolder& runs, const fs::path& run, uint64_t keeper,
   constexpr timespec kSecond{1, 0};
   sigset_t asked_to_end;
   sigemptyset(&asked_to_end);
-  for (const int signal : {SIGTERM, SIGQUIT}) sigaddset(&asked_to_end, signal);
+  for (const int signal : {SIGTERM, SIGQUIT, link::kAskKeeper}) sigaddset(&asked_to_end, signal);
   give_room_back(run);
   const auto begin = steady_clock::now();
   const auto is_away = [&] { return !absence_of_runs(runs, run).empty(); };

@@ -11,13 +11,14 @@
 
 #include "ductile/base/log.h"
 #include "ductile/cluster/command_impl.h"
+#include "ductile/link/worker_processes.h"
 #include "ductile/process/spawn.h"
 
 int main(int argc, char** argv) {
   ductile::process::forget_parent();
   sigset_t signals;
   sigemptyset(&signals);
-  for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
+  for (const int signal : ductile::link::kKeeperSignals) sigaddset(&signals, signal);
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   for (const int signal : {SIGHUP, SIGPIPE, SIGINT, SIGXFSZ}) std::signal(signal, SIG_IGN);
   std::signal(SIGCHLD, SIG_DFL);  // a parent may have left it ignored, which survives exec

@@ -1,11 +1,15 @@
 // Keepers without a service: what they take the end of a command for, and their orders.
 #include <csignal>
+#include <functional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 extern "C" {  // glibc 2.36 forgot to say so
@@ -40,7 +44,7 @@ class LoneKeeper {
     if (process_ == 0) {
       sigset_t signals;
       sigemptyset(&signals);
-      for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&signals, signal);
+      for (const int signal : link::kKeeperSignals) sigaddset(&signals, signal);
       sigprocmask(SIG_BLOCK, &signals, nullptr);
       try {
         keep(run, 1);
@@ -167,6 +171,74 @@ TEST(LoneKeeper, WhatSomebodyKillsAloneIsKilled) {
   ASSERT_TRUE(attempt.end);
   EXPECT_EQ(attempt.end->kind, AttemptEnd::Kind::killed);
   EXPECT_EQ(attempt.end->signal, SIGTERM);
+}
+
+// How many of a process's unread signals are its service's, and how many SIGTERM of others.
+struct Heard {
+  int asked = 0, told = 0;
+};
+
+// What a process that blocks `blocked` hears after send(descriptor of itself).
+Heard heard_after(std::span<const int> blocked, const std::function<void(int)>& send) {
+  const pid_t process = ::fork();
+  if (process == 0) {
+    sigset_t signals;
+    sigemptyset(&signals);
+    for (const int signal : blocked) sigaddset(&signals, signal);
+    sigprocmask(SIG_BLOCK, &signals, nullptr);
+    const Descriptor unread(::signalfd(-1, &signals, SFD_NONBLOCK)),
+        self(::pidfd_open(::getpid(), 0));
+    send(self.get());
+    Heard heard;
+    signalfd_siginfo info;
+    while (::read(unread.get(), &info, sizeof info) == sizeof info) {
+      const bool asked = link::is_asked_of_keeper(info);
+      heard.asked += asked ? 1 : 0;
+      heard.told += !asked && info.ssi_signo == SIGTERM ? 1 : 0;
+    }
+    ::_exit(heard.asked * 10 + heard.told);
+  }
+  int status = 0;
+  ::waitpid(process, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  return {WEXITSTATUS(status) / 10, WEXITSTATUS(status) % 10};
+}
+
+// A signal of a number that waits already is dropped. Formerly a command that a shutdown had ended
+// while its keeper was busy was finished: its service's word hid that all were told to end.
+TEST(WordToAKeeper, NeitherHidesWhatAllAreToldNorIsHiddenByIt) {
+  for (const bool word_first : {true, false}) {
+    const Heard heard = heard_after(link::kKeeperSignals, [&](int self) {
+      if (word_first) link::ask_keeper_to_end(self);
+      ::kill(::getpid(), SIGTERM);
+      for (int again = 0; again < 2; ++again) link::ask_keeper_to_end(self);
+    });
+    EXPECT_EQ(heard.asked, 1) << word_first;
+    EXPECT_EQ(heard.told, 1) << word_first;
+  }
+}
+
+TEST(WordToAKeeper, IsHeardByOneOfAnEarlierVersion) {
+  constexpr int kOfEarlierVersion[] = {SIGTERM, SIGQUIT, SIGCHLD};
+  const Heard heard = heard_after(kOfEarlierVersion, link::ask_keeper_to_end);
+  EXPECT_EQ(heard.asked, 1);
+  EXPECT_EQ(heard.told, 0);
+}
+
+// The kernel then leaves out what is sent with a signal.
+TEST(WordToAKeeper, IsHeardWhereTooManySignalsWait) {
+  const Heard heard = heard_after(link::kKeeperSignals, [](int self) {
+    const rlimit none{};
+    ::setrlimit(RLIMIT_SIGPENDING, &none);
+    link::ask_keeper_to_end(self);
+  });
+  EXPECT_EQ(heard.asked, 1);
+}
+
+TEST(WordToAKeeper, IsNoSignalThatSomebodySendsByHand) {
+  const Heard heard =
+      heard_after(link::kKeeperSignals, [](int) { ::kill(::getpid(), link::kAskKeeper); });
+  EXPECT_EQ(heard.asked, 0);
 }
 
 TEST(KeeperLease, WhoseOrdersAreAnothersKillsAll) {

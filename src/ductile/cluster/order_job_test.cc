@@ -185,11 +185,40 @@ TEST(JobOrder, AServiceOfAJobThatHasSavedNothingIsToBeginAfterIt) {
   const Json refused = service.send("POST", "/v1/jobs", dump_json(serve));
   EXPECT_EQ(refused.value("status", 0), 409) << refused;
   EXPECT_NE(refused.dump().find("with --after 1 the service begins"), std::string::npos) << refused;
-  serve["after"] = Json::array({young});
+  // Formerly it was enough that it began after any job.
+  const JobId other = service.submit_command("other", "while [ ! -e go ]; do sleep 0.02; done");
+  serve["after"] = Json::array({other});
+  const Json after_other = service.send("POST", "/v1/jobs", dump_json(serve));
+  EXPECT_EQ(after_other.value("status", 0), 409) << after_other;
+  EXPECT_NE(after_other.dump().find("with --after 1 the service begins"), std::string::npos)
+      << after_other;
+  serve["after"] = Json::array({other, young});
   const Json taken = service.send("POST", "/v1/jobs", dump_json(serve));
   ASSERT_EQ(taken.value("status", 0), 201) << taken;
   service.act(young, "cancel");
   service.wait_for(taken.at("body").value("id", JobId{0}), "cancelled");
+}
+
+// Formerly it was taken, and failed with the advice to wait for a job that was over.
+TEST(JobOrder, AServiceOfAJobThatEndedWithoutWeightsIsRefusedWithWhatHelps) {
+  LiveService service(1);
+  const JobId young = service.submit("young", 100'000'000);
+  const Json job = service.wait(young, [](const Json& now) {
+    return now.at("phase") == "running" && fs::exists(fs::path(now.value("run", "")) / "job.toml");
+  });
+  service.act(young, "cancel");
+  service.wait_for(young, "cancelled");
+  service.wait_for_no_workers();
+  const fs::path run = job.value("run", "");
+  fs::remove_all(run / "checkpoints");  // as if it had not come that far
+  const Json serve = {
+      {"name", "api"}, {"kind", "serve"}, {"spec", {{"run", run.string()}, {"model", "m"}}}};
+  const Json refused = service.send("POST", "/v1/jobs", dump_json(serve));
+  EXPECT_EQ(refused.value("status", 0), 409) << refused;
+  const std::string text = refused.dump();
+  EXPECT_NE(text.find("job 1 is cancelled"), std::string::npos) << text;
+  EXPECT_NE(text.find("`ductile train --resume " + run.string() + "`"), std::string::npos) << text;
+  EXPECT_EQ(text.find("--after"), std::string::npos) << text;
 }
 
 // Whoever submits them: the command, a program, or another verb.

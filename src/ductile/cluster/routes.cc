@@ -171,7 +171,7 @@ Answer submit_job(Request& request) {
          members.size(), beginning.after.size(), kMostWaits);
   for (Member& member : members) {
     s.name = member.name;
-    request.check(s, member.spec, beginning.after.empty());
+    request.check(s, member.spec, &beginning);
   }
   return request.commit(201, [&](Change& change) -> nlohmann::json {
     std::vector<JobId> ids;

@@ -47,7 +47,7 @@ class Request {
   nlohmann::json object() const;
 
   const LiveView* view() const;  // null: nobody shows one
-  void check(const Submission& submission, nlohmann::json& spec, bool begins) const;
+  void check(const Submission& submission, nlohmann::json& spec, const Beginning* beginning) const;
 
   // Makes a change and answers with what `write` gives. A request with a key is carried out once:
   // when it comes again, its first answer is given again.

@@ -26,12 +26,18 @@ namespace ductile::cluster {
 
 namespace {
 
-// A job's run is called NUMBER-NAME. 0: that is no such name.
-JobId job_of_run(const fs::path& run) {
-  const std::string name = run.filename().string();
+// The service's job whose run is there, a path without links, where the store still has it.
+std::optional<JobRecord> job_of_run(const fs::path& real, const fs::path& runs,
+                                    const fs::path& store) {
+  std::error_code error;
+  if (real.parent_path() != fs::canonical(runs, error) || error) return std::nullopt;
+  const std::string name = real.filename().string();  // NUMBER-NAME
   JobId id = 0;
   std::from_chars(name.data(), name.data() + name.size(), id);
-  return id;
+  if (id <= 0) return std::nullopt;
+  auto job = Reader(store).job_if_kept(id);
+  if (job && fs::path(job->run).filename() != real.filename()) job.reset();
+  return job;
 }
 
 // Who may not act on a job may not offer its weights either. A run elsewhere may be read by the
@@ -43,13 +49,9 @@ fs::path require_own_run(const fs::path& run, const RunsFolder& runs, const fs::
   require_folder_of_runs(runs);
   std::error_code error;
   const fs::path real = fs::canonical(run, error);
-  const JobId id = job_of_run(real);
-  if (!error && id > 0 && real.parent_path() == fs::canonical(runs.path)) {
-    const auto job = Reader(store).job_if_kept(id);
-    if (job && fs::path(job->run).filename() == real.filename()) {
-      require_owner(who, *job);
-      return real;
-    }
+  if (const auto job = error ? std::nullopt : job_of_run(real, runs.path, store)) {
+    require_owner(who, *job);
+    return real;
   }
   throw Refused(fmt::format(
       "{} is not the run of a job that this service knows; only the service's own user may have "
@@ -57,25 +59,30 @@ fs::path require_own_run(const fs::path& run, const RunsFolder& runs, const fs::
       run.string()));
 }
 
-// The service's job whose run it is, where that has not ended; 0: there is none.
-JobId live_job_of(const fs::path& run, const fs::path& runs, const LiveView& view) {
-  std::error_code error;
-  const fs::path real = fs::canonical(run, error);
-  if (error || real.parent_path() != fs::canonical(runs, error) || error) return 0;
-  const JobId id = job_of_run(real);
-  return id > 0 && view.of(id) ? id : 0;
-}
-
-// A job that trains has nothing to serve until it has saved for the first time. Of a run that is
-// nobody's here, who loads its weights says what helps.
-void require_saved_weights(const Work& work, const fs::path& runs, const LiveView& view) {
+// A job that trains has nothing to serve until it has saved for the first time, and one that ended
+// before has nothing for ever. Of a run that is nobody's here, who loads its weights says what
+// helps. `after`: the jobs that are to finish before the service begins.
+void require_saved_weights(const Work& work, const fs::path& runs, const fs::path& store,
+                           const std::vector<JobId>& after) {
   const auto* serve = std::get_if<ServeSpec>(&work);
-  const JobId trains = serve == nullptr ? 0 : live_job_of(serve->run, runs, view);
-  if (trains == 0 || has_weights(run::RunFolder::open(serve->run))) return;
+  if (serve == nullptr) return;
+  std::error_code error;
+  const fs::path real = fs::canonical(serve->run, error);
+  const auto job = error ? std::nullopt : job_of_run(real, runs, store);
+  if (!job || job->phase == Phase::finished) return;
+  const bool has_ended_before = has_ended(job->phase);
+  if (!has_ended_before && std::ranges::find(after, job->id) != after.end()) return;
+  if (has_weights(run::RunFolder::open(serve->run))) return;
+  if (has_ended_before)
+    fail(ErrorCode::conflict,
+         "{0}: job {1} is {2}, and had neither finished nor saved a checkpoint, so there are no "
+         "weights to answer with; submit it again, or finish its run with `ductile train --resume "
+         "{0}`",
+         serve->run.string(), job->id, to_string(job->phase));
   fail(ErrorCode::conflict,
        "{}: job {} has neither finished nor saved a checkpoint yet, so there are no weights to "
        "answer with; with --after {} the service begins once that job has finished",
-       serve->run.string(), trains, trains);
+       serve->run.string(), job->id, job->id);
 }
 
 // A server that runs as root could listen there for anybody, in the name of this machine.
@@ -153,14 +160,15 @@ void Service::Impl::open_interface() {
   api_ = std::make_unique<Api>(options_.folder / "store.db", queue_);
   api_->check_submission([this, devices = nodes_.devices(), of_a_node = nodes_.most_devices()](
                              const Submission& s, nlohmann::json& spec, const Principal& who,
-                             bool begins) {
+                             const Beginning* beginning) {
     const auto read = checked_work(s, spec, who);
     check_spec(s, read->work, read->plans, devices, of_a_node);
-    if (begins) {
-      require_saved_weights(read->work, runs_.path, view_);
+    if (beginning != nullptr) {
+      const fs::path store = options_.folder / "store.db";
+      require_saved_weights(read->work, runs_.path, store, beginning->after);
       const auto* job = std::get_if<spec::JobOptions>(&read->work);
       // Nodes of a cluster may have what this machine has not.
-      if (job != nullptr && !options_.cluster) spec::require_data(*job);
+      if (job != nullptr && beginning->after.empty() && !options_.cluster) spec::require_data(*job);
     }
     check_gpus(s, read->work, *engine_);
     check_region(s, cluster_, options_.policy);

@@ -99,7 +99,8 @@ ExitCode for_each_job(const std::vector<std::string>& jobs, bool json, Console& 
     } catch (const Error& error) {
       const std::string text = error.what();
       console.error(text.starts_with(job + ":") ? text : fmt::format("{}: {}", job, text));
-      if (code == kDone) code = exit_code(error.code());
+      const bool in_time = error.code() != ErrorCode::deadline;
+      if (code == kDone) code = in_time ? exit_code(error.code()) : kServerUnreachable;
       answers.push_back(Json{{"job", job}, {"error", text}});
     }
   }

@@ -130,6 +130,18 @@ TEST(SeveralJobs, TheTroubleOfOneIsNotThatOfTheNext) {
   EXPECT_NE(all.said.find("b: there is no job"), std::string::npos) << all.said;
 }
 
+// The others are asked nevertheless: each run has a controller of its own.
+TEST(SeveralJobs, OneThatDoesNotAnswerInTimeHasTheExitCodeOfThat) {
+  Asking all;
+  const auto act = [](const std::string& job) -> nlohmann::ordered_json {
+    if (job == "a") fail(ErrorCode::deadline, "its controller gave no answer");
+    return {{"id", job}};
+  };
+  EXPECT_EQ(all.run({"a", "b"}, act), kServerUnreachable);
+  EXPECT_EQ(all.asked, (std::vector<std::string>{"a", "b"}));
+  EXPECT_EQ(all.error, "");
+}
+
 TEST(SeveralJobs, APatternThatFitsNoneIsSaidToBeOne) {
   const auto said = [](const std::string& text, ErrorCode code) -> std::string {
     try {

@@ -265,6 +265,10 @@ ExitCode unless_unreachable(Context& context, const std::function<ExitCode()>& r
   } catch (const cluster::Unreachable& nobody) {
     context.console.error(nobody.what());
     return kServerUnreachable;
+  } catch (const Error& error) {  // as of a run's controller, which is no service
+    if (error.code() != ErrorCode::deadline) throw;
+    context.console.error(error.what());
+    return kServerUnreachable;
   }
 }
 

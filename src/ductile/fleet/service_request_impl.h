@@ -26,7 +26,8 @@ ExitCode back_up_the_store(const ServiceCommand& command, Context& context);
 // The job's path in the service's interface.
 std::string path_of(const std::string& job, const char* rest = "");
 
-// Runs a command; where no service answers, now or later, it says how to start one.
+// Runs a command; where no service answers, now or later, it says how to start one. What is not
+// done in time has the same exit code.
 ExitCode unless_unreachable(Context& context, const std::function<ExitCode()>& run);
 
 // Runs `ask` with the service that is meant, for its exit code. Throws cluster::Unreachable where

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <string_view>
@@ -149,22 +150,53 @@ bool end_worker(const fs::path& program, const std::string& run, control::Worker
   return gone;
 }
 
+namespace {
+
+// Behind `key` in a file of /proc whose lines are "KEY:\tNUMBER"; 0: there is none.
+uint64_t number_in(const fs::path& file, const std::string& key, int base) {
+  try {
+    const std::string text = "\n" + read_file(file), line = "\n" + key + ":";
+    const size_t at = text.find(line);
+    if (at == std::string::npos) return 0;
+    return std::strtoull(text.c_str() + at + line.size(), nullptr, base);
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
+// Of a process held by a descriptor. A wrong answer, as of another process that has its number by
+// now, harms nobody: the signal goes by the descriptor, and is sent again.
+bool blocks(int process, int signal) {
+  const uint64_t pid =
+      number_in(fs::path("/proc/self/fdinfo") / std::to_string(process), "Pid", 10);
+  const uint64_t blocked =
+      number_in(fs::path("/proc") / std::to_string(pid) / "status", "SigBlk", 16);
+  return (blocked >> (signal - 1) & 1) != 0;
+}
+
+}  // namespace
+
 void ask_keeper_to_end(int process) {
   siginfo_t told{};
-  told.si_signo = SIGTERM;
+  // A keeper of an earlier version, which may outlive its service's, knows the word with SIGTERM
+  // alone, and hears nothing of the other signal.
+  told.si_signo = blocks(process, kAskKeeper) ? kAskKeeper : SIGTERM;
   told.si_code = SI_QUEUE;
   told.si_pid = ::getpid();
   told.si_uid = ::getuid();
   told.si_value.sival_int = kAskedOfKeeper;
   // A kernel that takes no words with it, as an emulated one may, sends it without.
-  if (::pidfd_send_signal(process, SIGTERM, &told, 0) != 0 && errno != ESRCH)
+  if (::pidfd_send_signal(process, told.si_signo, &told, 0) != 0 && errno != ESRCH)
     ::pidfd_send_signal(process, SIGTERM, nullptr, 0);
   ::pidfd_send_signal(process, SIGCONT, nullptr, 0);
 }
 
 bool is_asked_of_keeper(const signalfd_siginfo& signal) {
-  return signal.ssi_signo == SIGTERM && signal.ssi_code == SI_QUEUE &&
-         signal.ssi_int == kAskedOfKeeper;
+  const bool has_word = signal.ssi_code == SI_QUEUE && signal.ssi_int == kAskedOfKeeper;
+  if (signal.ssi_signo == SIGTERM) return has_word;
+  // Where too many signals wait already, the kernel leaves out the word and who sent it.
+  const bool lost_word = signal.ssi_code == SI_USER && signal.ssi_pid == 0;
+  return signal.ssi_signo == kAskKeeper && (has_word || lost_word);
 }
 
 std::vector<pid_t> workers_of(const fs::path& run) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <csignal>
 #include <optional>
 #include <string>
@@ -54,11 +55,17 @@ std::vector<FoundWorker> workers_below(const fs::path& folder, const std::string
 bool end_worker(const fs::path& program, const std::string& run, control::WorkerId worker,
                 int signal = SIGKILL);
 
-// Sends the keeper of a command, of which `process` is a descriptor, SIGTERM, so that it knows that
-// its service or its agent wants it, and not somebody who signals all processes of the machine.
-// One that is stopped hears it, too.
+// What a service or an agent sends a keeper. Not SIGTERM: while one of these is unread, the kernel
+// drops another, and with it what all processes of the machine are told.
+constexpr int kAskKeeper = SIGURG;
+// What a keeper blocks from its start, and reads.
+constexpr std::array<int, 4> kKeeperSignals = {SIGTERM, SIGQUIT, SIGCHLD, kAskKeeper};
+
+// Asks the keeper of a command, of which `process` is a descriptor, to end it in good order, so
+// that it knows that its service or its agent wants it, and not somebody who signals all processes
+// of the machine. One that is stopped hears it, too.
 void ask_keeper_to_end(int process);
-// Whether this signal was sent so.
+// Whether this signal was sent so, by this version or an earlier one.
 bool is_asked_of_keeper(const signalfd_siginfo& signal);
 
 }  // namespace ductile::link

@@ -41,8 +41,10 @@ bool is_stopped(pid_t pid) {
   return state && (state->letter == 'T' || state->letter == 't');
 }
 
-// Until the controller says something, or hangs up.
-void await(int fd, const fs::path& run, Clock::time_point end, const std::string& otherwise) {
+// Until the controller says something, or hangs up. `asked`: what is said besides where it does
+// not.
+void await(int fd, const fs::path& run, Clock::time_point end, const std::string& otherwise,
+           const std::string& asked) {
   const pid_t pid = peer_of(fd);
   auto moved = Clock::now();  // when it was last seen not to be stopped
   while (true) {
@@ -56,10 +58,10 @@ void await(int fd, const fs::path& run, Clock::time_point end, const std::string
       fail(
           ErrorCode::deadline,
           "{0}: its controller (process {1}) is stopped and answers nobody; `kill -CONT {1}` wakes "
-          "it up",
-          run.string(), pid);
+          "it up{2}",
+          run.string(), pid, asked);
     }
-    if (left <= milliseconds(0)) fail(ErrorCode::deadline, "{}", otherwise);
+    if (left <= milliseconds(0)) fail(ErrorCode::deadline, "{}{}", otherwise, asked);
   }
 }
 
@@ -98,11 +100,20 @@ nlohmann::json ask(const fs::path& run, const nlohmann::json& request, milliseco
   const std::string text = dump_json(request) + "\n";
   if (send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(text.size()))
     fail_errno(run.string() + ": its controller", errno);
+  // It has the request now, and reads it when it can, though nobody waits for the answer.
+  const bool asks_only = request.value("request", "") == "status";
+  const std::string asked =
+      asks_only ? ""
+                : fmt::format(
+                      "; it may still carry out what it was asked, and `ductile status {}` shows "
+                      "whether it has",
+                      run.string());
   std::string answer;
   while (answer.empty() || answer.back() != '\n') {
     await(fd.get(), run, end,
           fmt::format("{}: its controller (process {}) gave no answer in {} ms", run.string(),
-                      peer_of(fd.get()), deadline.count()));
+                      peer_of(fd.get()), deadline.count()),
+          asked);
     char block[4096];
     const ssize_t n = recv(fd.get(), block, sizeof block, MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
@@ -126,7 +137,8 @@ void await_end(const fs::path& run, milliseconds patience, Clock::time_point sin
   while (const Descriptor fd = connect_unix(run, kRoom)) {
     await(fd.get(), run, end,
           fmt::format("{0}: still ending after {1} s; `ductile status {0}` says why", run.string(),
-                      std::chrono::ceil<std::chrono::seconds>(patience).count()));
+                      std::chrono::ceil<std::chrono::seconds>(patience).count()),
+          "");
     std::this_thread::sleep_for(milliseconds(10));
   }
 }

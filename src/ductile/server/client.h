@@ -22,7 +22,8 @@ namespace ductile::server {
 // All requests except status return as soon as the controller has begun to act. Throws not_found if
 // no controller runs for this run, conflict if a process trains there without one, deadline if the
 // controller does not answer, or the error with which the controller refused. A controller that is
-// stopped is not waited for beyond a moment: the error names its process.
+// stopped is not waited for beyond a moment: the error names its process. One that does not answer
+// in time may still carry out the request, which the error says.
 nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
                    std::chrono::milliseconds deadline = std::chrono::seconds(10));
 

@@ -81,8 +81,8 @@ class Launcher {
   // Ends the process for certain. take() then gives its WorkerExited, also if the process is gone
   // already; for a host that cannot be reached it does so when the host can be reached again.
   virtual void kill(control::WorkerId worker) = 0;
-  // Sends a keeper SIGTERM, where it can be reached now: it ends its command in good order, then
-  // itself. May be repeated.
+  // Tells a keeper, where it can be reached now, to end its command in good order, then itself. May
+  // be repeated.
   virtual void ask_to_end(control::WorkerId) {}
   // Finds the processes that an earlier controller started. For those that are gone, take() gives
   // WorkerExited; for those on hosts that cannot be reached, or in places that are none of this

@@ -166,7 +166,7 @@ class LocalLauncher : public Launcher {
     }
     mask_ = mask_of_workers(options_);
     if (options_.keepers)  // what asks it to end waits until it can
-      for (const int signal : {SIGTERM, SIGQUIT, SIGCHLD}) sigaddset(&mask_, signal);
+      for (const int signal : link::kKeeperSignals) sigaddset(&mask_, signal);
     launch.mask = &mask_;
     if (ask_zygote(launch, worker)) {
       worker.asked->write_end = std::move(write_end);

@@ -4,7 +4,9 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -25,6 +27,16 @@ namespace {
 using Bad = std::function<void(const std::string&)>;
 
 // Bias corrections divide by 1 - beta^t.
+// To the kernel a path ends there, and other files than were named would be read.
+void check_paths(const JobOptions& job, const Bad& bad) {
+  for (const auto& [name, path] :
+       {std::pair("data.path", &job.data.path), std::pair("data.test_path", &job.data.test_path),
+        std::pair("model.library", &job.model.library),
+        std::pair("python.object", &job.python.object)})
+    if (path->find('\0') != std::string::npos)
+      bad(fmt::format("{} has a zero byte, which no path has", name));
+}
+
 void check_betas(const OptimizerOptions& optimizer, const Bad& bad) {
   constexpr std::array<std::string_view, 7> kRules = {
       "adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb", "muon"};
@@ -502,6 +514,7 @@ int64_t num_gradients(const JobOptions& job) {
 void check(const JobOptions& job) {
   const auto bad = [](const std::string& text) { throw Error(ErrorCode::invalid_argument, text); };
   check_batch(job, bad);
+  check_paths(job, bad);
   check_pipelined(job, bad);
   check_exact_pipelines(job, bad);
   if (job.train.virtual_ranks % job.train.bn_group != 0) {

@@ -12,8 +12,8 @@ void require_data(const JobOptions& job) {
   for (const auto& [name, path] :
        {std::pair<const char*, const std::string&>{"data.path", job.data.path},
         {"data.test_path", job.data.test_path}}) {
-    if (path.empty() || path.find('{') != std::string::npos)
-      continue;  // a pattern is of many files
+    const bool is_pattern = job.data.format == "tar" && path.find('{') != std::string::npos;
+    if (path.empty() || is_pattern) continue;  // a pattern is of many files
     FileKind kind = FileKind::other;
     try {
       kind = kind_of(path);

@@ -32,7 +32,10 @@ TEST(JobData, WhatIsNotThereIsNamedWithItsOption) {
   fs::create_symlink("nowhere", folder.path() / "test.bin");
   EXPECT_NE(what_is_missing(job).find("a link that leads nowhere"), std::string::npos);
   job.data.test_path = (folder.path() / "test-{000..007}.tar").string();
+  job.data.format = "tar";
   EXPECT_EQ(what_is_missing(job), "") << "a pattern is of many files";
+  job.data.format = "cifar10";
+  EXPECT_NE(what_is_missing(job), "") << "a brace is one like any other letter";
   job.data.path = "nowhere";
   job.python.object = "train.py:Job";
   EXPECT_EQ(what_is_missing(job), "") << "they are a Python job's own matter";

@@ -314,6 +314,13 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
       "tune.momentum chooses optimizer.adam.beta1");
 }
 
+// Formerly the reason of its failure named the part before the byte, which was not what was asked.
+TEST(Job, PathsWithAZeroByteAreRefusedByName) {
+  for (const char* key : {"data.path", "data.test_path", "model.library", "python.object"})
+    expect_refused(std::string(key) + " = \"/data\\u0000/x\"\n",
+                   std::string(key) + " has a zero byte");
+}
+
 TEST(Job, TheLargestStalenessIsTheJobsOrOneThatATunerMayChoose) {
   JobOptions job;
   EXPECT_EQ(most_staleness(job), 0);

@@ -83,13 +83,15 @@ std::string job_of_service(const run::RunFolder& folder) {
 }
 
 // What gives an unfinished run its weights. In a service it is the service that trains it, and the
-// process that holds the run does other jobs besides.
+// process that holds the run, perhaps on another host, does other jobs besides; whether the job has
+// ended the service alone knows.
 std::string remedy_of(const run::RunFolder& folder) {
   if (const std::string job = job_of_service(folder); !job.empty())
     return fmt::format(
-        "job {0} of a service trains it: `ductile why {0}` says how far it is, and what is "
-        "submitted with --after {0} begins once it has finished",
-        job);
+        "it is the run of job {0} of a service, and `ductile why {0}` says how far that is: what "
+        "is submitted with --after {0} begins once it has finished; if it has ended before that, "
+        "`ductile train --resume {1}` finishes its run",
+        job, folder.path().string());
   if (const auto holder = run::lock_holder(folder.path()))
     return fmt::format("process {} trains it: wait for its end", holder->pid);
   return fmt::format("finish it with `ductile train --resume {}`", folder.path().string());
