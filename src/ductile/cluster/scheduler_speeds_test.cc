@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -164,6 +165,41 @@ TEST(SchedulerSpeeds, WhatKindsTookIsKnownAfterARestart) {
   after.scheduler.progress(3, 0, 10);
   after.decide();
   EXPECT_TRUE(after.runs(3));
+}
+
+// Formerly each name of a command was a kind, and those of which something was known went.
+TEST(SchedulerSpeeds, CommandsTakeNoPlaceOfAKindThatWasMeasured) {
+  for (const std::string policy : {"ductile", "srtf"}) {
+    ObedientWorld world(one_machine(1), policy);
+    world.add(of_kind("kind", 1));
+    world.decide();
+    world.scheduler.measured(1, 64);
+    world.remove(1);
+    const JobId last = 2 + static_cast<JobId>(sched::SharedMeasurements::kMostKinds);
+    for (JobId id = 2; id <= last; ++id) world.add(demand(id, 1, 1, 0, true));
+    const nlohmann::json measured = world.scheduler.state().at("measured");
+    ASSERT_EQ(measured.size(), 1u) << policy;
+    EXPECT_EQ(measured.at(0).at(0), "kind") << policy;
+  }
+}
+
+TEST(SchedulerSpeeds, AKindOfWhichAJobLivesIsNotForgotten) {
+  ObedientWorld world(one_machine(2), "srtf");
+  const auto run = [&world](const std::string& kind, JobId id) {
+    world.add(of_kind(kind, id));
+    world.decide();
+    ASSERT_TRUE(world.runs(id));
+    world.scheduler.measured(id, 64);
+  };
+  run("lives", 1);
+  const JobId last = 20 + static_cast<JobId>(sched::SharedMeasurements::kMostKinds);
+  for (JobId id = 2; id <= last; ++id) {
+    run("kind" + std::to_string(id), id);
+    world.remove(id);
+  }
+  const nlohmann::json measured = world.scheduler.state().at("measured");
+  EXPECT_EQ(measured.size(), sched::SharedMeasurements::kMostKinds);
+  EXPECT_TRUE(std::ranges::any_of(measured, [](const auto& one) { return one.at(0) == "lives"; }));
 }
 
 // Optimus gives a device to whom it saves most.
