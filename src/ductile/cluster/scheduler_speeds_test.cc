@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -136,6 +137,76 @@ TEST(SchedulerSpeeds, WhoseWorkIsNotKnownIsNotOvertakenForEver) {
   }
   EXPECT_TRUE(world.runs(command));
   EXPECT_NE(world.scheduler.why(command).find("not known"), std::string::npos);
+}
+
+JobDemand command_at(JobId id, double arrival) {
+  JobDemand out = of_kind("command", id);
+  out.arrival = arrival;
+  return out;
+}
+
+// Formerly a command that had run for longer than the average counted as one that had nothing left,
+// and those that came after it waited for good.
+TEST(SchedulerSpeeds, AShortJobDoesNotWaitLongerForACommandThanThisHasRun) {
+  ObedientWorld world(one_machine(1), "srtf");
+  world.add(of_kind("kind", 1));
+  world.decide();
+  world.scheduler.measured(1, 64);  // a step takes a second
+  world.remove(1);
+  world.add(command_at(2, world.now));
+  world.decide(50);
+  ASSERT_TRUE(world.runs(2));
+  EXPECT_TRUE(world.scheduler.why(2).starts_with("runs on 1 cpu: of no job"));
+  EXPECT_NE(world.scheduler.why(2).find("runs already"), std::string::npos);
+  for (const JobId id : {3, 4}) {
+    world.add(of_kind("kind", id));
+    world.scheduler.progress(id, 0, 100);
+  }
+  world.decide(2);
+  ASSERT_TRUE(world.runs(3));
+  EXPECT_EQ(world.scheduler.why(3), "runs on 1 cpu: 100 s of work left, among the least");
+  EXPECT_EQ(world.scheduler.why(2), "waits: 1 device asked for; jobs with less left hold them");
+  world.remove(3);
+  world.decide();
+  EXPECT_TRUE(world.runs(4));
+  world.remove(4);
+  world.decide();
+  EXPECT_TRUE(world.runs(2));
+}
+
+// Short jobs of known length, one after the other, beside commands that never end.
+TEST(SchedulerSpeeds, NeitherCommandsWithoutEndNorShortJobsThatKeepComingWaitForEver) {
+  for (const JobId commands : {1, 3, 8}) {
+    ObedientWorld world(one_machine(1), "srtf");
+    world.add(of_kind("kind", 1));
+    world.decide();
+    world.scheduler.measured(1, 64);  // a step takes a second
+    world.remove(1);
+    for (JobId id = 2; id < 2 + commands; ++id) world.add(command_at(id, world.now));
+    std::map<JobId, int> rounds;
+    JobId known = 100, ran = 0;
+    int steps = 0, starts = 0;
+    constexpr int kRounds = 600;
+    for (int round = 0; round < kRounds; ++round) {
+      if (!world.jobs.contains(known)) world.add(of_kind("kind", known));
+      world.scheduler.progress(known, steps, 100);
+      world.decide();
+      for (const auto& [id, held] : world.held) {
+        if (held.empty()) continue;
+        const JobId who = id < 100 ? id : 100;
+        ++rounds[who];
+        starts += ran != who;
+        ran = who;
+      }
+      if (!world.runs(known) || (steps += 10) < 100) continue;
+      world.remove(known++);
+      steps = 0;
+    }
+    EXPECT_EQ(rounds.size(), static_cast<size_t>(commands) + 1);
+    for (const auto& [id, count] : rounds)
+      EXPECT_GT(count, kRounds / (10 * (commands + 1))) << id << " of " << commands << " commands";
+    EXPECT_LT(starts, kRounds / 5) << commands;  // they do not take turns
+  }
 }
 
 TEST(SchedulerSpeeds, WhereNothingIsKnownTheFirstThatCameIsFirst) {
