@@ -224,6 +224,9 @@ class Scheduler {
 
   struct Job {
     std::unique_ptr<sched::JobAgent> agent;
+    // By type, where its agent shares nothing: what is known of its kind, which so is not
+    // forgotten.
+    std::vector<std::shared_ptr<sched::Measurements>> of_kind;
     sched::JobView view;
     std::optional<spec::Allocation> granted;  // on its way
     double granted_at = 0;

@@ -200,6 +200,9 @@ void Scheduler::set_agent(Job& job, const JobDemand& asked) {
   sched::AgentFacts facts = facts_of(demand, cluster_);
   job.sizes = offer_pipelines(demand, traits, facts);
   job.agent = std::make_unique<sched::JobAgent>(std::move(facts), traits, fits_, &shared_);
+  job.of_kind.clear();
+  if (const std::string& kind = job.agent->facts().application; !traits.measures && !kind.empty())
+    for (const std::string& type : cluster_.types) job.of_kind.push_back(shared_.of(kind, type));
   job.agent->describe(job.view);
   job.view.min_devices = job.sizes.empty() ? demand.min_devices : job.sizes.front();
   job.view.max_devices = job.sizes.empty() ? demand.max_devices : job.sizes.back();

@@ -37,7 +37,9 @@ int32_t most_devices(const sched::JobView& view) {
 void Scheduler::note_of_kind(const Job& job, int32_t type, const sched::StepSample& sample) {
   const std::string& kind = job.agent->facts().application;
   if (policy_->traits().measures || kind.empty()) return;  // its agents share what they measure
-  shared_.of(kind, cluster_.types[static_cast<size_t>(type)])->add(sample, true);
+  const auto at = static_cast<size_t>(type);
+  if (job.of_kind[at]->add(sample, true) == sched::Observed::refused) return;
+  shared_.keep(kind, cluster_.types[at]);
 }
 
 // Rises with what is known of the kind; nothing: it never ran.

@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <map>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -137,6 +139,76 @@ TEST(SchedulerSpeeds, WhoseWorkIsNotKnownIsNotOvertakenForEver) {
   EXPECT_NE(world.scheduler.why(command).find("not known"), std::string::npos);
 }
 
+JobDemand command_at(JobId id, double arrival) {
+  JobDemand out = of_kind("command", id);
+  out.arrival = arrival;
+  return out;
+}
+
+// Formerly a command that had run for longer than the average counted as one that had nothing left,
+// and those that came after it waited for good.
+TEST(SchedulerSpeeds, AShortJobDoesNotWaitLongerForACommandThanThisHasRun) {
+  ObedientWorld world(one_machine(1), "srtf");
+  world.add(of_kind("kind", 1));
+  world.decide();
+  world.scheduler.measured(1, 64);  // a step takes a second
+  world.remove(1);
+  world.add(command_at(2, world.now));
+  world.decide(50);
+  ASSERT_TRUE(world.runs(2));
+  EXPECT_TRUE(world.scheduler.why(2).starts_with("runs on 1 cpu: of no job"));
+  EXPECT_NE(world.scheduler.why(2).find("runs already"), std::string::npos);
+  for (const JobId id : {3, 4}) {
+    world.add(of_kind("kind", id));
+    world.scheduler.progress(id, 0, 100);
+  }
+  world.decide(2);
+  ASSERT_TRUE(world.runs(3));
+  EXPECT_EQ(world.scheduler.why(3), "runs on 1 cpu: 100 s of work left, among the least");
+  EXPECT_EQ(world.scheduler.why(2), "waits: 1 device asked for; jobs with less left hold them");
+  world.remove(3);
+  world.decide();
+  EXPECT_TRUE(world.runs(4));
+  world.remove(4);
+  world.decide();
+  EXPECT_TRUE(world.runs(2));
+}
+
+// Short jobs of known length, one after the other, beside commands that never end.
+TEST(SchedulerSpeeds, NeitherCommandsWithoutEndNorShortJobsThatKeepComingWaitForEver) {
+  for (const JobId commands : {1, 3, 8}) {
+    ObedientWorld world(one_machine(1), "srtf");
+    world.add(of_kind("kind", 1));
+    world.decide();
+    world.scheduler.measured(1, 64);  // a step takes a second
+    world.remove(1);
+    for (JobId id = 2; id < 2 + commands; ++id) world.add(command_at(id, world.now));
+    std::map<JobId, int> rounds;
+    JobId known = 100, ran = 0;
+    int steps = 0, starts = 0;
+    constexpr int kRounds = 600;
+    for (int round = 0; round < kRounds; ++round) {
+      if (!world.jobs.contains(known)) world.add(of_kind("kind", known));
+      world.scheduler.progress(known, steps, 100);
+      world.decide();
+      for (const auto& [id, held] : world.held) {
+        if (held.empty()) continue;
+        const JobId who = id < 100 ? id : 100;
+        ++rounds[who];
+        starts += ran != who;
+        ran = who;
+      }
+      if (!world.runs(known) || (steps += 10) < 100) continue;
+      world.remove(known++);
+      steps = 0;
+    }
+    EXPECT_EQ(rounds.size(), static_cast<size_t>(commands) + 1);
+    for (const auto& [id, count] : rounds)
+      EXPECT_GT(count, kRounds / (10 * (commands + 1))) << id << " of " << commands << " commands";
+    EXPECT_LT(starts, kRounds / 5) << commands;  // they do not take turns
+  }
+}
+
 TEST(SchedulerSpeeds, WhereNothingIsKnownTheFirstThatCameIsFirst) {
   ObedientWorld world(one_machine(1), "srtf");
   for (const JobId id : {1, 2, 3}) world.add(of_kind("command", id));
@@ -164,6 +236,41 @@ TEST(SchedulerSpeeds, WhatKindsTookIsKnownAfterARestart) {
   after.scheduler.progress(3, 0, 10);
   after.decide();
   EXPECT_TRUE(after.runs(3));
+}
+
+// Formerly each name of a command was a kind, and those of which something was known went.
+TEST(SchedulerSpeeds, CommandsTakeNoPlaceOfAKindThatWasMeasured) {
+  for (const std::string policy : {"ductile", "srtf"}) {
+    ObedientWorld world(one_machine(1), policy);
+    world.add(of_kind("kind", 1));
+    world.decide();
+    world.scheduler.measured(1, 64);
+    world.remove(1);
+    const JobId last = 2 + static_cast<JobId>(sched::SharedMeasurements::kMostKinds);
+    for (JobId id = 2; id <= last; ++id) world.add(demand(id, 1, 1, 0, true));
+    const nlohmann::json measured = world.scheduler.state().at("measured");
+    ASSERT_EQ(measured.size(), 1u) << policy;
+    EXPECT_EQ(measured.at(0).at(0), "kind") << policy;
+  }
+}
+
+TEST(SchedulerSpeeds, AKindOfWhichAJobLivesIsNotForgotten) {
+  ObedientWorld world(one_machine(2), "srtf");
+  const auto run = [&world](const std::string& kind, JobId id) {
+    world.add(of_kind(kind, id));
+    world.decide();
+    ASSERT_TRUE(world.runs(id));
+    world.scheduler.measured(id, 64);
+  };
+  run("lives", 1);
+  const JobId last = 20 + static_cast<JobId>(sched::SharedMeasurements::kMostKinds);
+  for (JobId id = 2; id <= last; ++id) {
+    run("kind" + std::to_string(id), id);
+    world.remove(id);
+  }
+  const nlohmann::json measured = world.scheduler.state().at("measured");
+  EXPECT_EQ(measured.size(), sched::SharedMeasurements::kMostKinds);
+  EXPECT_TRUE(std::ranges::any_of(measured, [](const auto& one) { return one.at(0) == "lives"; }));
 }
 
 // Optimus gives a device to whom it saves most.

@@ -67,10 +67,10 @@ void add_sim_conditions(CLI::App* sub, SimCommand& c) {
          "0)")
       ->option_text("X")
       ->check(Range(0.0, 1.0));
-  sub->add_option("--neighbours", c.neighbours,
-                  "how many times as long steps take while other jobs hold devices of the same "
-                  "node (default "
-                  "1)")
+  sub->add_option(
+         "--neighbours", c.neighbours,
+         "how many times as long whole steps take while other jobs hold devices of the same "
+         "node (default 1)")
       ->option_text("X")
       ->check(Range(1.0, 100.0));
 }

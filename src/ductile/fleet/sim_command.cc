@@ -75,6 +75,9 @@ std::string conditions_of(const SimCommand& c) {
       c.seeds > 1 ? fmt::format(" to {}", c.seed + c.seeds - 1) : "");
   if (c.information != "own") out += fmt::format("; information: {}", c.information);
   if (c.noise > 0) out += fmt::format("; noise {}", c.noise);
+  if (c.interference > 0) out += fmt::format("; interference {}", c.interference);
+  if (c.neighbours > 1)
+    out += fmt::format("; beside others steps take {} times as long", c.neighbours);
   if (c.unique) out += "; an application a job";
   if (c.device_cost) out += fmt::format("; device cost {}", *c.device_cost);
   return out;

@@ -225,9 +225,11 @@ void DuctilePolicy::Impl::offer(const Round& round) {
 
   weigh(round);
   promise(round);
+  try_again(round);
   for (const JobView& job : round.jobs) offer(job, states_.at(job.id));
   allocator_->solve();
   keep_quotas(round);
+  count_trials(round);
 }
 
 // What leaving a running job without devices costs, a second: it will pay for a start again.
@@ -307,7 +309,9 @@ void DuctilePolicy::Impl::offer(const JobView& job, State& s) {
     for (const Configuration& c : s.configurations) {
       const bool may = c.devices <= s.most &&
                        (s.fits.empty() || c.devices <= s.fits[static_cast<size_t>(c.pool)]);
-      const double worth = may ? value(job, s, c) : -1;
+      Configuration counted = c;
+      if (c.devices == s.trial && c.pool == s.pool_now) counted.rate = s.trial_rate;
+      const double worth = may ? value(job, s, counted) : -1;
       choices_.push_back({c.pool, c.devices, worth > 0 ? worth + stay : -1});
     }
   allocator_->set_job(s.slot, choices_);

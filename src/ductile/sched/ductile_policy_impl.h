@@ -71,7 +71,11 @@ class DuctilePolicy::Impl {
     double remaining = 0;   // best guess, steps of batch M0
     double least_left = 0;  // the least of the guesses
     bool pinned = false;
-    bool gone = false;         // forget()
+    bool gone = false;  // forget()
+    // Of sizes that were slow (ductile_trials.cc).
+    int32_t trial = 0;         // devices of the one that it tries now; 0: none
+    int32_t trials = 0;        // so far
+    double trial_rate = 0;     // that it counts as meanwhile
     int32_t grant = -1;        // of a service: in grants_
     Owed owed;                 // devices that its window needs ...
     double promised = 0;       // ... and what each of them counts for
@@ -141,6 +145,12 @@ class DuctilePolicy::Impl {
   bool leave_out(const Round& round, const std::vector<uint8_t>& unplaced,
                  const std::vector<Allocation>& next);
   void take_choices(const Round& round);
+  // ductile_trials.cc
+  double trial_seconds(const Configuration& c) const;
+  bool is_on_trial(const Round& round, const JobView& job, const State& s) const;
+  void begin_trial(const Round& round, const JobView& job, State& s, int64_t& idle);
+  void try_again(const Round& round);
+  void count_trials(const Round& round);
   // ductile_leaving.cc
   void use_leaving_nodes(const Round& round, std::vector<Allocation>& next) const;
   State as_if_staying(const JobView& job, std::span<const Pool> pools) const;

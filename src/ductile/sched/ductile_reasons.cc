@@ -157,6 +157,7 @@ std::string DuctilePolicy::Impl::why_it_runs(const State& s, int32_t devices, in
     if (c.devices == devices) now = &c;
     if (c.devices > devices && (!more || c.devices < more->devices)) more = &c;
   }
+  if (devices == s.trial) return out + ", to measure anew what was slow with so many";
   if (!now || !more) return out + why_not_more(s, devices, pool);
   const double gain = more->rate / now->rate;
   if (!(gain > 1.02)) return out + fmt::format(", and would be no faster on {}", more->devices);

@@ -9,6 +9,12 @@ namespace ductile::sched {
 
 using nlohmann::json;
 
+namespace {
+
+constexpr int32_t kMostTrials = 1000;  // after as many doublings there is no further one
+
+}  // namespace
+
 json DuctilePolicy::Impl::to_json(const State& s) {
   json configurations = json::array();
   for (const Configuration& c : s.configurations)
@@ -30,6 +36,7 @@ json DuctilePolicy::Impl::to_json(const State& s) {
               {"given_shape", {s.given_devices, s.given_pool, s.given_most}}};
   if (s.noise) out["noise"] = sched::to_json(*s.noise);
   if (!s.plan_rates.empty()) out["plan_rates"] = s.plan_rates;
+  if (s.trials > 0) out["trials"] = {s.trials, s.trial, s.trial_rate};
   return out;
 }
 
@@ -38,7 +45,7 @@ DuctilePolicy::Impl::State DuctilePolicy::Impl::state_from(const json& item,
   const JsonFields f(item, where);
   f.only({"job", "slot", "modelled", "seen_devices", "bounds", "configurations", "application",
           "service", "had", "times", "fair_progress", "best_per_device", "given", "given_stake",
-          "given_shape", "noise", "plan_rates", "speeds_version"});
+          "given_shape", "noise", "plan_rates", "speeds_version", "trials"});
   State s;
   s.slot = static_cast<int>(f.integer("slot", 0, kMostSavedJobs));
   s.modelled = f.boolean("modelled");
@@ -77,6 +84,12 @@ DuctilePolicy::Impl::State DuctilePolicy::Impl::state_from(const json& item,
     int32_t* const fields[] = {&s.given_devices, &s.given_pool, &s.given_most};
     *fields[i] =
         static_cast<int32_t>(f.as_integer(f.at("given_shape")[i], "given_shape", -2, INT32_MAX));
+  }
+  if (f.has("trials")) {
+    const std::vector<double> trials = numbers_from(f, f.at("trials"), "trials", 0, kMostSaved, 3);
+    s.trials = static_cast<int32_t>(std::min<double>(trials[0], kMostTrials));
+    s.trial = static_cast<int32_t>(std::min<double>(trials[1], kMostCount));
+    s.trial_rate = trials[2];
   }
   if (f.has("noise")) s.noise = noise_from(f, f.at("noise"), "noise");
   if (f.has("plan_rates"))

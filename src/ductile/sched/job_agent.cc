@@ -41,14 +41,16 @@ JobAgent::JobAgent(AgentFacts facts, const PolicyTraits& traits, FitCache& fits,
     : facts_(std::move(facts)),
       traits_(traits),
       fits_(fits),
-      shares_(traits.measures && shared != nullptr && !facts_.application.empty()),
+      shared_(traits.measures && !facts_.application.empty() ? shared : nullptr),
       scaling_(std::min(facts_.scaling, traits.uses)) {
   check(facts_);
   if (is_pipeline() && !traits.scales_pipelines) scaling_ = Scaling::rigid;
   if (!facts_.plans.empty() && !traits.sees_plans) scaling_ = Scaling::rigid;
-  for (const AgentType& type : facts_.types)
-    measured_.push_back(shares_ ? shared->of(facts_.application, type.name)
+  for (const AgentType& type : facts_.types) {
+    measured_.push_back(shared_ ? shared_->of(facts_.application, type.name)
                                 : std::make_shared<Measurements>());
+    if (!measured_.back()->samples().empty()) shared_->keep(facts_.application, type.name);
+  }
 }
 
 // Rises with whatever the choice of a batch depends on.
@@ -68,6 +70,8 @@ Observed JobAgent::observe(int32_t type, const StepSample& steps) {
   Observed what = Observed::refused;
   if (type >= 0 && type < static_cast<int32_t>(measured_.size()) && facts_.types[type].unit > 0)
     what = measured_[type]->add(steps, traits_.measures || facts_.averages);
+  if (what == Observed::fresh && shared_)
+    shared_->keep(facts_.application, facts_.types[static_cast<size_t>(type)].name);
   refused_ += what == Observed::refused;
   return what;
 }
@@ -213,7 +217,7 @@ json JobAgent::state() const {
               {"refused", refused_},
               {"smoothing", {s.level, s.read, s.step, s.square, s.product}}};
   if (noise_) out["noise"] = {noise_->sqr, noise_->var};
-  if (shares_) return out;
+  if (shared_) return out;
   out["types"] = json::array();
   for (const auto& measured : measured_) out["types"].push_back(measured->state());
   return out;
@@ -239,7 +243,7 @@ void JobAgent::restore(const json& state, const std::string& where) {
       noise = GradientNoise{pair[0], pair[1]};
     }
     std::vector<Measurements> measured;
-    if (!shares_) {
+    if (!shared_) {
       for (const json& item : f.array("types"))
         measured.push_back(Measurements::from_state(
             item, fmt::format("{}: device type {}", where, measured.size())));

@@ -110,7 +110,7 @@ class JobAgent {
   AgentFacts facts_;
   PolicyTraits traits_;
   FitCache& fits_;
-  bool shares_;
+  SharedMeasurements* shared_;  // null: it shares nothing
   Scaling scaling_;
   std::vector<std::shared_ptr<Measurements>> measured_;  // by type
   std::optional<GradientNoise> noise_;

@@ -23,6 +23,10 @@ constexpr int32_t kMostReadings = 64;
 constexpr double kLeastSeconds = 1e-9, kMostSeconds = 1e6;
 constexpr size_t kMostFits = 1 << 16;
 
+// For each that is new so many are looked at of those that may go: where more are held than are
+// kept, not all of them each time.
+constexpr int kMostLooks = 8;
+
 uint64_t hash_of(std::span<const StepSample> samples) {
   uint64_t key = samples.size();
   for (const StepSample& s : samples) {
@@ -161,27 +165,51 @@ Measurements Measurements::from_state(const json& state, const std::string& wher
 
 std::shared_ptr<Measurements> SharedMeasurements::of(const std::string& application,
                                                      const std::string& type) {
-  const auto [found, fresh] = known_.try_emplace({application, type});
-  Entry& entry = found->second;
-  entry.used = ++uses_;
-  if (fresh) {
-    entry.measurements = std::make_shared<Measurements>();
-    forget_oldest();
-  }
-  return entry.measurements;
+  const Key key(application, type);
+  if (const auto known = known_.find(key); known != known_.end()) return known->second.measurements;
+  std::weak_ptr<Measurements>& held = held_[key];
+  std::shared_ptr<Measurements> out = held.lock();
+  if (out == nullptr) held = out = std::make_shared<Measurements>();
+  forget_released();
+  forget_oldest();
+  return out;
 }
 
-// Of those that nobody holds: what lives is not forgotten.
+void SharedMeasurements::keep(const std::string& application, const std::string& type) {
+  const Key key(application, type);
+  auto known = known_.find(key);
+  if (known == known_.end()) {
+    const auto held = held_.find(key);
+    std::shared_ptr<Measurements> measurements;
+    if (held != held_.end()) measurements = held->second.lock();
+    if (measurements == nullptr) return;
+    held_.erase(held);
+    known = known_.emplace(key, Entry{std::move(measurements), 0, {}}).first;
+    known->second.place = queue_.insert(queue_.end(), &known->first);
+  }
+  known->second.used = ++uses_;
+  queue_.splice(queue_.end(), queue_, known->second.place);
+  forget_oldest();
+}
+
+// What somebody holds stays, and goes to the end of the queue.
 void SharedMeasurements::forget_oldest() {
-  if (known_.size() <= kMostKinds) return;
-  auto oldest = known_.end();
-  for (auto it = known_.begin(); it != known_.end(); ++it)
-    if (it->second.measurements.use_count() == 1 && it->second.used < uses_ &&
-        (oldest == known_.end() || it->second.used < oldest->second.used))
-      oldest = it;
-  if (oldest == known_.end()) return;
-  known_.erase(oldest);
-  ++forgotten_;
+  for (int look = 0; look < kMostLooks && known_.size() > kMostKinds; ++look) {
+    const auto oldest = known_.find(*queue_.front());
+    if (oldest->second.measurements.use_count() > 1) {
+      queue_.splice(queue_.end(), queue_, queue_.begin());
+      continue;
+    }
+    queue_.pop_front();
+    known_.erase(oldest);
+    ++forgotten_;
+  }
+}
+
+void SharedMeasurements::forget_released() {
+  if (held_.size() <= most_held_) return;
+  std::erase_if(held_, [](const auto& one) { return one.second.expired(); });
+  most_held_ = 2 * held_.size() + kMostLooks;
 }
 
 std::vector<std::string> SharedMeasurements::newest(size_t most) const {
@@ -227,10 +255,19 @@ void SharedMeasurements::restore(const json& state, const std::string& where) {
         Key(application, type),
         Measurements::from_state(item[2], fmt::format("{}: {} on {}", where, application, type)));
   }
-  std::erase_if(known_, [](const auto& one) { return one.second.measurements.use_count() == 1; });
-  for (auto& [key, entry] : known_) *entry.measurements = {};
+  for (auto& [key, entry] : known_) {
+    *entry.measurements = {};
+    held_[key] = entry.measurements;
+  }
+  known_.clear();
+  queue_.clear();
   ++forgotten_;
-  for (auto& [key, value] : all) *of(key.first, key.second) = std::move(value);
+  for (auto& [key, value] : all) {
+    if (value.samples().empty()) continue;  // older programs saved those of commands
+    const std::shared_ptr<Measurements> measurements = of(key.first, key.second);
+    *measurements = std::move(value);
+    keep(key.first, key.second);
+  }
 }
 
 }  // namespace ductile::sched

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <optional>
@@ -81,14 +82,20 @@ class Measurements {
   uint32_t version_ = 0;
 };
 
-// The measurements of all applications, by device type. At most kMostKinds pairs of these are kept:
-// for a further one that which was used least recently goes, of those that nobody else holds.
+// The measurements of all applications, by device type. What was measured is kept, of kMostKinds
+// pairs of these, and of more only while somebody holds them: for a further one those go that were
+// used least recently. Nobody has to be asked for what nothing was measured of, as of a command.
 class SharedMeasurements {
  public:
   static constexpr size_t kMostKinds = 1024;
 
-  // It is used by that.
+  SharedMeasurements() = default;
+  SharedMeasurements(SharedMeasurements&&) = default;  // its parts refer to one another
+
+  // One and the same for all that ask while somebody holds it. To ask keeps nothing.
   std::shared_ptr<Measurements> of(const std::string& application, const std::string& type);
+  // What somebody holds of these was measured, or is used again: from now on it is kept.
+  void keep(const std::string& application, const std::string& type);
   // Of the applications that have measured, as many as were used last, by name.
   std::vector<std::string> newest(size_t most) const;
   Measurements* find(const std::string& application, const std::string& type) const;  // null: none
@@ -104,11 +111,18 @@ class SharedMeasurements {
   using Key = std::pair<std::string, std::string>;
   struct Entry {
     std::shared_ptr<Measurements> measurements;
-    uint64_t used = 0;  // of uses_
+    uint64_t used = 0;                      // of uses_
+    std::list<const Key*>::iterator place;  // in queue_
   };
   void forget_oldest();
+  void forget_released();
 
   std::map<Key, Entry> known_;
+  // Keys of known_, those that may go first in front.
+  std::list<const Key*> queue_;
+  // What is held and not kept, or was lately.
+  std::map<Key, std::weak_ptr<Measurements>> held_;
+  size_t most_held_ = 0;  // when there are more, those that were released are looked for
   uint64_t uses_ = 0, forgotten_ = 0;
 };
 

@@ -1,7 +1,9 @@
 #include "ductile/sched/measurements.h"
 
+#include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -24,15 +26,21 @@ std::set<std::string> kinds_in(const json& state) {
   return out;
 }
 
+std::shared_ptr<Measurements> measure(SharedMeasurements& all, const std::string& name) {
+  std::shared_ptr<Measurements> out = all.of(name, "cpu");
+  out->add(kSample, true);
+  all.keep(name, "cpu");
+  return out;
+}
+
 TEST(SharedMeasurements, TheLeastRecentlyUsedGoExceptWhereSomebodyHoldsThem) {
   constexpr int kMost = static_cast<int>(SharedMeasurements::kMostKinds);
   SharedMeasurements all;
-  const std::shared_ptr<Measurements> held = all.of("held", "cpu");
-  held->add(kSample, true);
-  for (int i = 0; i < kMost - 1; ++i) all.of(std::to_string(i), "cpu")->add(kSample, true);
+  const std::shared_ptr<Measurements> held = measure(all, "held");
+  for (int i = 0; i < kMost - 1; ++i) measure(all, std::to_string(i));
   EXPECT_EQ(all.forgotten(), 0u);
-  all.of("0", "cpu");  // used again
-  all.of("new", "cpu")->add(kSample, true);
+  measure(all, "0");  // used again
+  measure(all, "new");
   EXPECT_EQ(all.forgotten(), 1u);
   EXPECT_EQ(all.find("1", "cpu"), nullptr);
   for (const char* name : {"held", "0", "2", "new"}) EXPECT_NE(all.find(name, "cpu"), nullptr);
@@ -40,10 +48,40 @@ TEST(SharedMeasurements, TheLeastRecentlyUsedGoExceptWhereSomebodyHoldsThem) {
   EXPECT_EQ(all.newest(10'000).size(), SharedMeasurements::kMostKinds);
 }
 
+// Formerly each name of a command took the place of a kind that was measured.
+TEST(SharedMeasurements, OfWhatNothingWasMeasuredNothingIsKept) {
+  SharedMeasurements all;
+  measure(all, "kind");
+  std::vector<std::shared_ptr<Measurements>> held;
+  for (size_t i = 0; i < 3 * SharedMeasurements::kMostKinds; ++i)
+    held.push_back(all.of(std::to_string(i), "cpu"));
+  EXPECT_EQ(kinds_in(all.state()), std::set<std::string>{"kind"});
+  EXPECT_NE(all.find("kind", "cpu"), nullptr);
+  EXPECT_EQ(all.find("0", "cpu"), nullptr);
+  EXPECT_EQ(all.of("0", "cpu"), held[0]);
+  held[0]->add(kSample, true);
+  all.keep("0", "cpu");
+  EXPECT_EQ(all.find("0", "cpu"), held[0].get());
+  all.keep("never asked for", "cpu");
+  EXPECT_EQ(kinds_in(all.state()), (std::set<std::string>{"0", "kind"}));
+}
+
+TEST(SharedMeasurements, WhatIsHeldBeyondTheirNumberGoesOnceItIsReleased) {
+  constexpr size_t kMost = SharedMeasurements::kMostKinds;
+  SharedMeasurements all;
+  std::vector<std::shared_ptr<Measurements>> held;
+  for (size_t i = 0; i < 2 * kMost; ++i) held.push_back(measure(all, std::to_string(i)));
+  EXPECT_EQ(all.forgotten(), 0u);
+  EXPECT_EQ(all.state().size(), 2 * kMost);
+  held.clear();
+  for (size_t i = 0; i < kMost; ++i) all.of(std::to_string(i) + " waits", "cpu");
+  EXPECT_EQ(all.state().size(), kMost);
+}
+
 // Also of a state that has more of them, as an older program saved it.
 TEST(SharedMeasurements, WhichWereUsedLastIsKnownAfterARestart) {
   SharedMeasurements before;
-  for (const char* name : {"c", "a", "b", "d", "a"}) before.of(name, "cpu")->add(kSample, true);
+  for (const char* name : {"c", "a", "b", "d", "a"}) measure(before, name);
   const json state = before.state();
   SharedMeasurements after;
   after.restore(state, "state");
@@ -60,6 +98,9 @@ TEST(SharedMeasurements, WhichWereUsedLastIsKnownAfterARestart) {
   EXPECT_FALSE(kinds.contains("6"));
   EXPECT_TRUE(kinds.contains("7"));
   EXPECT_FALSE(kinds.contains("a"));
+  const json empty = Measurements().state();
+  after.restore({{"kind", "cpu", state.at(0).at(2)}, {"command", "cpu", empty}}, "state");
+  EXPECT_EQ(kinds_in(after.state()), std::set<std::string>{"kind"});
 }
 
 // Formerly whoever asked for the speed of what had samples and no shapes ended the process.

@@ -192,9 +192,10 @@ std::optional<double> JobRun::advance(double now, double seconds, const Conditio
                          : app_.step_time(types_[type_], counts_, local_);
     const double every = submission_.checkpoint_every;
     const double slice = every > 0 ? std::min(seconds, every - since_save_) : seconds;
-    if (conditions.compute != 1 || conditions.network != 1) {
-      const double grad = (time.step - time.sync) * conditions.compute;
-      const double sync = time.sync * (counts_.size() > 1 ? conditions.network : 1);
+    if (conditions.compute != 1 || conditions.network != 1 || conditions.steps != 1) {
+      const double grad = (time.step - time.sync) * conditions.compute * conditions.steps;
+      const double sync =
+          time.sync * (counts_.size() > 1 ? conditions.network : 1) * conditions.steps;
       time = {grad + sync, sync};
     }
     const sched::GradientNoise noise = app_.noise(static_cast<int32_t>(batch), epoch_);

@@ -19,6 +19,7 @@ namespace ductile::sim {
 struct Conditions {
   double compute = 1;       // times as long: the slowest of its nodes
   double network = 1;       // synchronisation over several nodes
+  double steps = 1;         // whole steps, in which others on its nodes are in the way
   double interference = 0;  // share of progress lost
 };
 

@@ -136,6 +136,41 @@ TEST(Overload, ShortestFirstFinishesJobsThatAreEquallyShort) {
   EXPECT_EQ(result.jobs[0].restarts + result.jobs[1].restarts, 0);
 }
 
+// Of a job alone on four nodes of one device whose network is 30 times slower for the first
+// seconds, or for good.
+SimResult alone_with_slow_network(const std::string& seconds, int32_t nodes = 4) {
+  Workload workload;
+  workload.jobs.push_back({.name = "a",
+                           .application = "cifar10",
+                           .devices = nodes,
+                           .scaling = sched::Scaling::strong,
+                           .work = 3});
+  SimOptions options;
+  options.budget = std::nullopt;
+  options.check = true;
+  options.scenario = parse_scenario(
+      "[[fault]]\nkind = \"slow_network\"\nat = 0\nfactor = 30\n" + seconds, "scenario");
+  const auto policy = sched::make_policy("ductile");
+  return simulate(workload, built_in_catalog(), sched::homogeneous_cluster(nodes, 1), *policy,
+                  options);
+}
+
+// Formerly it had left the larger sizes for good, although nobody else wanted the devices.
+TEST(Trials, AJobWhoseStartWasSlowHasItsDevicesAgainOnceTheyAreFast) {
+  const double calm = alone_with_slow_network("for = 0.001\n").jobs[0].finish;
+  const SimResult slow = alone_with_slow_network("for = 900\n");
+  EXPECT_LT(slow.jobs[0].finish, 1.35 * calm);
+  EXPECT_LE(slow.jobs[0].restarts, 6);
+}
+
+TEST(Trials, OfWhatStaysSlowAreFewAndCostLittle) {
+  const double one_device = alone_with_slow_network("", 1).jobs[0].finish;
+  const SimResult slow = alone_with_slow_network("");
+  EXPECT_LT(slow.jobs[0].finish, 1.05 * one_device);
+  EXPECT_GE(slow.jobs[0].restarts, 4);
+  EXPECT_LE(slow.jobs[0].restarts, 8);
+}
+
 TEST(Workloads, UniqueJobsHaveAnApplicationEachThatRunsAtASpeedOfItsOwn) {
   Catalog catalog = built_in_catalog();
   const Catalog before = catalog;

@@ -285,7 +285,7 @@ Conditions Simulation::conditions(int32_t job) const {
   Conditions out;
   for (const sched::NodeShare& share : runs_[job].allocation())
     out.compute = std::max(out.compute, node_slow_[share.node]);
-  if (beside_others_[job]) out.compute *= options_.neighbours;
+  if (beside_others_[job]) out.steps = options_.neighbours;
   out.network = network_slow_;
   if (interfered_[job]) out.interference = options_.interference;
   return out;

@@ -47,8 +47,8 @@ struct SimOptions {
   std::optional<double> budget = 1.0;
   // Slowdown, from 0 to 1, of jobs on several nodes that share a node with another such job.
   double interference = 0;
-  // How many times as long steps take while other jobs hold devices of the same node, at least 1:
-  // cores of one machine share its memory, caches and clock.
+  // How many times as long whole steps take, with their synchronisation, while other jobs hold
+  // devices of the same node, at least 1: cores of one machine share its memory, caches and clock.
   double neighbours = 1;
   // Standard deviation of the logarithm of every measured step time and noise scale, relative to
   // the true one. It does not affect the progress of jobs.

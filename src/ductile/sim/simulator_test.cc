@@ -10,6 +10,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
 #include "ductile/noise/noise_scale.h"
+#include "ductile/sim/job_run_impl.h"
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/report.h"
 #include "ductile/sim/testing/checked_run.h"
@@ -289,6 +290,24 @@ TEST(Simulator, JobsOnOneNodeSlowOneAnotherWhileBothRun) {
   EXPECT_NEAR(ran(together.jobs[1]), ran(alone.jobs[1]) + ran(together.jobs[0]) * (1 - 1 / 1.5),
               most);
   EXPECT_GT(ran(together.jobs[1]), 1.1 * ran(alone.jobs[1]));
+}
+
+// Also the part in which workers exchange what they have computed.
+TEST(Simulator, OthersOnANodeSlowWholeSteps) {
+  const Application& app = catalog().find("cifar10");
+  const std::vector<std::string> types{"t4"};
+  const Submission job{.name = "a", .application = "cifar10", .devices = 8, .batch = 512};
+  const auto policy = sched::make_policy("fifo");
+  const auto seconds = [&](const Conditions& conditions) {
+    sched::FitCache fits;
+    sched::SharedMeasurements shared;
+    JobRun one(job, app, catalog().rules, types, policy->traits(), fits, shared, {});
+    one.reallocate(0, {{0, 4}, {1, 4}}, 0);
+    for (double now = 0;; now += 1000)
+      if (const auto end = one.advance(now, 1000, conditions)) return *end - 30;
+  };
+  ASSERT_GT(app.step_time("t4", std::vector<int32_t>{4, 4}, 64).sync, 0);
+  EXPECT_NEAR(seconds({.steps = 3}), 3 * seconds({}), 3.0 * app.epochs);
 }
 
 // A job that has the cluster for itself takes what finish-time fairness compares with, also where

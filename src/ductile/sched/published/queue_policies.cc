@@ -1,6 +1,12 @@
 // FIFO and shortest remaining time first: jobs run on the devices they asked for or wait.
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -16,45 +22,117 @@ std::optional<double> remaining_seconds(const JobView& job) {
   return *job.remaining_steps * job.known_step_seconds[k - 1];
 }
 
-// What the jobs of a round still need. One of which it is not known, as of a command or of a job
-// that counts in epochs, counts as an average one: put last it would wait for ever where others
-// keep coming, and put first it would hold up everybody. What it has waited, or run, is taken from
-// that, since long jobs that wait keep the average above what is short for ever. Where nothing is
-// known all are alike, and the first that came is first.
+// What the jobs of a round still need, and who is first. A job of which it is not known, as a
+// command or a job that counts in epochs, counts as an average one: put last it would wait for ever
+// where others keep coming, and put first it would hold up everybody. For the same reasons
+//  - one that has run longer than that counts as twice the average, then four times, and so on:
+//    what ran long may run for ever, and so nobody waits longer for it than it has run;
+//  - what it has waited is taken from that, since long jobs that wait keep the average above what
+//  is
+//    short for ever. It has waited for others of its sort, too, which must not add up: together
+//    they have waited for as long as there are any, less what they have run on all devices.
+// Among them the one that has run least is first, by these doublings, so that they do not take
+// turns. Where nothing is known all are alike, and the first that came is first.
 class WorkLeft {
  public:
-  explicit WorkLeft(const Round& round) {
-    double sum = 0, count = 0;
+  explicit WorkLeft(const Round& round) : round_(round) {
+    double sum = 0, count = 0, first = round.now, ran = 0;
     for (const JobView& job : round.jobs) {
-      known_.push_back(remaining_seconds(job));
-      waited_.push_back(std::max(0.0, round.now - job.arrival));
-      if (!known_.back()) continue;
-      sum += *known_.back();
-      ++count;
+      const std::optional<double> seconds = remaining_seconds(job);
+      known_.push_back(seconds.has_value());
+      left_.push_back(seconds.value_or(0));
+      sum += left_.back();
+      count += known_.back();
+      if (seconds) continue;
+      first = std::min(first, job.arrival);
+      ran += job.attained_service;
     }
-    if (count > 0) average_ = sum / count;
+    if (count == 0) return;
+    average_ = sum / count;
+    int64_t devices = 0;
+    for (int32_t node = 0; node < round.cluster.nodes(); ++node)
+      devices += round.cluster.usable(node);
+    const double waited =
+        round.now - first - ran / static_cast<double>(std::max<int64_t>(devices, 1));
+    guessed_.resize(left_.size());
+    for (size_t i = 0; i < left_.size(); ++i)
+      if (!known_[i]) guess(i, waited);
   }
-  double of(size_t job) const {
-    return known_[job].value_or(std::max(0.0, average_.value_or(0) - waited_[job]));
+
+  std::vector<size_t> order() const {
+    std::vector<size_t> known, unknown, out;
+    for (size_t i = 0; i < left_.size(); ++i) (known_[i] ? known : unknown).push_back(i);
+    const auto by = [this](const std::vector<double>& what) {
+      // Of two that are alike the one that runs goes on: by service they would take turns, and
+      // where a restart takes longer than a round neither would ever get anywhere.
+      return [this, &what](size_t a, size_t b) {
+        return what[a] != what[b] ? what[a] < what[b] : runs(a) && !runs(b);
+      };
+    };
+    std::ranges::stable_sort(known, by(left_));
+    std::ranges::stable_sort(unknown, by(average_ ? guessed_ : left_));
+    for (size_t k = 0, u = 0; k < known.size() || u < unknown.size();) {
+      const bool takes_known =
+          u == unknown.size() || (k < known.size() && !by(left_)(unknown[u], known[k]));
+      out.push_back(takes_known ? known[k++] : unknown[u++]);
+    }
+    std::ranges::stable_partition(out, [this](size_t i) { return is_fixed(i); });
+    return out;
   }
-  std::string why_it_starts(size_t job) const {
-    if (known_[job])
-      return fmt::format("starts: {:.0f} s of work left, among the least", *known_[job]);
-    return average_ ? fmt::format(
-                          "starts: its work left is not known and counts as {:.0f} s, the "
-                          "average of others less what it has waited",
-                          of(job))
-                    : "starts: of no job the work left is known, and it came first";
+
+  std::string why_it_runs(size_t job) const {
+    if (is_fixed(job)) return "it is not to be stopped";
+    if (known_[job]) return fmt::format("{:.0f} s of work left, among the least", left_[job]);
+    if (!average_)
+      return fmt::format("of no job the work left is known, and it {}",
+                         runs(job) ? "runs already" : "came first");
+    return fmt::format(
+        "its work left is not known and counts as {:.0f} s, {} less what it has waited for others",
+        left_[job],
+        guessed_[job] > *average_ ? "about as much as it has run" : "the average of others");
   }
-  std::string why_it_waits(const JobView& job) const {
-    return fmt::format("waits: {} asked for; jobs {} hold them",
-                       devices_text(job.requested_devices),
-                       average_ ? "with less left" : "that came before");
+  // `before`: jobs that run and come before it in the order.
+  std::string why_it_waits(size_t job, const std::vector<size_t>& before) const {
+    bool less = false, guessed = false, alike = false, fixed = false;
+    for (const size_t other : before) {
+      if (is_fixed(other)) {
+        fixed = true;
+      } else if (left_[other] >= left_[job]) {
+        alike = true;
+      } else {
+        (known_[other] ? less : guessed) = true;
+      }
+    }
+    std::string who;
+    const auto add = [&who](bool any, std::string_view what) {
+      if (any) who += fmt::format("{}{}", who.empty() ? "" : " or ", what);
+    };
+    add(less, "with less left");
+    add(guessed, "whose work left is not known and counts as less");
+    add(alike, average_ ? "that count as much and were before it" : "that came before");
+    add(fixed, "that are not to be stopped");
+    const std::string asked = devices_text(round_.jobs[job].requested_devices);
+    if (who.empty()) return fmt::format("waits: {} asked for, and no node has them now", asked);
+    return fmt::format("waits: {} asked for; jobs {} hold them", asked, who);
   }
 
  private:
-  std::vector<std::optional<double>> known_;
-  std::vector<double> waited_;
+  bool runs(size_t job) const { return !round_.jobs[job].allocation.empty(); }
+  bool is_fixed(size_t job) const { return runs(job) && !round_.jobs[job].preemptible; }
+  // `waited`: by those of unknown length together.
+  void guess(size_t i, double waited) {
+    const JobView& job = round_.jobs[i];
+    const double ran = job.attained_service / std::max(job.requested_devices, 1);
+    const double times = ran / std::max(*average_, 1.0);
+    guessed_[i] = *average_ * std::exp2(std::floor(std::log2(std::max(times, 1.0))));
+    const double of_it = std::min(waited, round_.now - job.arrival - ran);
+    left_[i] = std::max(0.0, guessed_[i] - std::max(of_it, 0.0));
+  }
+
+  const Round& round_;
+  std::vector<uint8_t> known_;
+  std::vector<double> left_;     // seconds; of a job of unknown length, what it counts as
+  std::vector<double> guessed_;  // of these, what they are taken to need once they begin
   std::optional<double> average_;
 };
 
@@ -66,20 +144,10 @@ class QueuePolicy : public ReasonedPolicy {
 
   Decisions decide(const Round& round) override {
     const size_t n = round.jobs.size();
-    std::vector<size_t> order(n);
-    for (size_t i = 0; i < n; ++i) order[i] = i;
     const WorkLeft left(round);
-    if (shortest_first_) {
-      std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-        const JobView &x = round.jobs[a], &y = round.jobs[b];
-        if (x.preemptible != y.preemptible && (!x.allocation.empty() || !y.allocation.empty()))
-          return !x.preemptible && !x.allocation.empty();
-        if (left.of(a) != left.of(b)) return left.of(a) < left.of(b);
-        // Of two that are alike the one that runs goes on: by service they would take turns, and
-        // where a restart takes longer than a round neither would ever get anywhere.
-        return !x.allocation.empty() && y.allocation.empty();
-      });
-    }
+    std::vector<size_t> order(n);
+    std::iota(order.begin(), order.end(), size_t{0});
+    if (shortest_first_) order = left.order();
     // Who runs, on which type; then where, those first that stay where they are.
     std::vector<int64_t> room(round.cluster.type_count(), 0);
     for (int32_t node = 0; node < round.cluster.nodes(); ++node)
@@ -114,19 +182,23 @@ class QueuePolicy : public ReasonedPolicy {
       if (type[i] < 0 || type[i] != held_type(round.cluster, job)) continue;
       free.take(job.allocation);
       next[i] = job.allocation;
-      reasons[i] = "goes on with what it has";
     }
+    std::vector<size_t> before;
     for (const size_t i : order) {
       const JobView& job = round.jobs[i];
-      if (type[i] >= 0 && next[i].empty()) {
-        next[i] = free.take_most_free_first(type[i], job.requested_devices);
-        reasons[i] = shortest_first_ ? left.why_it_starts(i) : "starts: first in the queue";
-      } else if (type[i] < 0) {
+      if (type[i] < 0) {
         reasons[i] = shortest_first_
-                         ? left.why_it_waits(job)
+                         ? left.why_it_waits(i, before)
                          : fmt::format("waits for {}, or for the job before it in the queue",
                                        devices_text(job.requested_devices));
+        continue;
       }
+      before.push_back(i);
+      if (next[i].empty()) next[i] = free.take_most_free_first(type[i], job.requested_devices);
+      // In words that stay true while it runs.
+      reasons[i] = fmt::format("runs on {} {}: {}", device_count(next[i]),
+                               round.cluster.types[static_cast<size_t>(type[i])],
+                               shortest_first_ ? left.why_it_runs(i) : "it was first in the queue");
     }
     return decisions(round, std::move(next), std::move(reasons));
   }

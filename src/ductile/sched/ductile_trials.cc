@@ -1,0 +1,106 @@
+// What was measured of a size may be of a time when a network or a node had trouble, and a job that
+// has left it does not measure it again: while devices are idle, it tries it anew.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "ductile/sched/ductile_policy_impl.h"
+
+namespace ductile::sched {
+namespace {
+
+// A job has had what it holds for so many times as long as a trial may cost it, and for twice as
+// long before each further one. So all of them together cost it at most a twentieth of its time,
+// and after a trouble it goes without a size for about as long again as that lasted.
+constexpr double kCostsBeforeTrial = 20;
+constexpr double kStepsOfTrial = 3;
+
+}  // namespace
+
+// Seconds of work on a size after which its speed is known.
+double DuctilePolicy::Impl::trial_seconds(const Configuration& c) const {
+  return std::max(interval_, std::min(kStepsOfTrial / c.rate, options_.horizon));
+}
+
+// It has what it tries, or is about to, and has not worked with it for long enough.
+bool DuctilePolicy::Impl::is_on_trial(const Round& round, const JobView& job,
+                                      const State& s) const {
+  if (device_count(job.allocation) != s.trial) return false;
+  if (job.granted || job.pause_left > 0) return true;
+  for (const Configuration& c : s.configurations)
+    if (c.pool == s.pool_now && c.devices == s.trial)
+      return round.now - job.last_change < job.change_seconds() + trial_seconds(c);
+  return false;
+}
+
+// Of sizes on which it is slower than with what it has, by what was measured, the largest for which
+// devices are idle, then the next one. Until that is measured it counts as fast as it may be.
+void DuctilePolicy::Impl::begin_trial(const Round& round, const JobView& job, State& s,
+                                      int64_t& idle) {
+  const int32_t held = device_count(job.allocation);
+  const Configuration* now = nullptr;
+  std::vector<const Configuration*> slower;
+  for (const Configuration& c : s.configurations) {
+    if (c.pool != s.pool_now) continue;
+    if (c.devices == held) now = &c;
+    if (c.devices > held && c.devices - held <= idle) slower.push_back(&c);
+  }
+  if (now == nullptr) return;
+  std::erase_if(slower, [now](const Configuration* c) { return c->rate >= now->rate; });
+  if (slower.empty()) return;
+  const size_t turn = static_cast<size_t>(s.trials) % slower.size();
+  const Configuration& c = *slower[slower.size() - 1 - turn];
+  // It ends with a round.
+  const double cost =
+      2 * (job.change_seconds() + job.unsaved_seconds) + trial_seconds(c) + interval_;
+  if (round.now - job.last_change < kCostsBeforeTrial * cost * std::exp2(s.trials)) return;
+  idle -= c.devices - held;
+  s.trial = c.devices;
+  s.trial_rate = now->rate * c.devices / held;
+  s.given_weight = -1;
+}
+
+// Before jobs are offered.
+void DuctilePolicy::Impl::try_again(const Round& round) {
+  std::vector<int64_t> idle;
+  for (const Pool& pool : pools_) idle.push_back(pool.devices);
+  bool wanted = false;  // by a job that waits
+  for (const JobView& job : round.jobs) {
+    State& s = states_.at(job.id);
+    if (s.trial > 0 && !is_on_trial(round, job, s)) {
+      s.trial = 0;
+      s.given_weight = -1;
+    }
+    wanted = wanted || (job.allocation.empty() && !job.service);
+    if (s.pool_now < 0) continue;
+    idle[static_cast<size_t>(s.pool_now)] -= device_count(
+        s.grant >= 0 ? grants_[static_cast<size_t>(s.grant)].allocation : job.allocation);
+  }
+  if (wanted) return;
+  for (const JobView& job : round.jobs) {
+    State& s = states_.at(job.id);
+    if (job.service || s.pinned || s.pool_now < 0 || s.trial > 0) continue;
+    if (!job.saves || !job.plans.empty() || job.pause_left > 0 || job.last_change < 0) continue;
+    begin_trial(round, job, s, idle[static_cast<size_t>(s.pool_now)]);
+  }
+}
+
+// After it was decided who gets what: a trial that is worth less than what it costs is none.
+void DuctilePolicy::Impl::count_trials(const Round& round) {
+  for (const JobView& job : round.jobs) {
+    State& s = states_.at(job.id);
+    if (s.trial == 0 || device_count(job.allocation) == s.trial) continue;
+    const int choice = s.pinned ? -1 : allocator_->chosen(s.slot);
+    if (choice >= 0) {
+      const Configuration& c = s.configurations[static_cast<size_t>(choice)];
+      if (c.pool == s.pool_now && c.devices == s.trial) {
+        ++s.trials;
+        continue;
+      }
+    }
+    s.trial = 0;
+    s.given_weight = -1;
+  }
+}
+
+}  // namespace ductile::sched
