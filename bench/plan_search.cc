@@ -30,8 +30,10 @@ const std::string kData = DUCTILE_SOURCE_DIR "/../shared/data/graphs/";
 std::vector<double> gaps_real;
 
 double median(std::vector<double> v) {
+  if (v.empty()) return 0;
   std::sort(v.begin(), v.end());
-  return v.empty() ? 0 : v[v.size() / 2];
+  const size_t n = v.size();
+  return n % 2 == 1 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 
 // A cell of a table, empty where there is no figure.

@@ -1,6 +1,7 @@
 #include "ductile/cli/own_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -142,6 +143,45 @@ std::string plan_of_captured(const std::vector<std::string>& words, const std::s
        page::plural(static_cast<double>(replicas.value_or(1)), "replica"));
 }
 
+// The devices with so many bytes less on each.
+std::string with_less_memory(spec::Cluster cluster, double bytes) {
+  for (spec::NodeGroup& group : cluster.groups) group.memory = std::max(1.0, group.memory - bytes);
+  return spec::to_toml(cluster);
+}
+
+// What own_plan() asks `ductile plan` with.
+struct Question {
+  fs::path graph, devices;
+  std::string asked;              // said before errors
+  std::vector<int64_t> captured;  // numbers of samples; empty: any
+  std::optional<int64_t> replicas;
+};
+
+// The fastest plan that leaves so many bytes of each device free, with the figures of the devices
+// as they are.
+std::string found_plan(const Question& question, const spec::JobOptions& job, double free) {
+  const std::string batch = std::to_string(job.train.batch_size);
+  const auto words_for = [&](const fs::path& devices) {
+    return std::vector<std::string>{
+        "plan", question.graph.string(), "--devices", devices.string(), "--batch", batch, "--json"};
+  };
+  const UnnamedFile less(free > 0 ? with_less_memory(spec::read_cluster(question.devices), free)
+                                  : "");
+  std::vector<std::string> words = words_for(free > 0 ? less.path() : question.devices);
+  words.emplace_back("--runnable");
+  if (question.replicas)
+    words.insert(words.end(), {"--replicas", std::to_string(*question.replicas)});
+  std::string plan =
+      question.captured.empty()
+          ? fleet_output(words, question.asked)
+          : plan_of_captured(words, question.asked, question.captured, job, question.replicas);
+  if (free <= 0) return plan;
+  const UnnamedFile file(plan);
+  words = words_for(question.devices);
+  words.insert(words.end(), {"--plan", file.path().string()});
+  return fleet_output(words, question.asked);
+}
+
 // What has to be said of a plan that leaves the model whole, though there are several devices.
 std::string why_uncut(size_t stages, int64_t ranks, int64_t devices, bool asked_replicas) {
   if (stages != 1 || devices == 1) return "";
@@ -152,6 +192,29 @@ std::string why_uncut(size_t stages, int64_t ranks, int64_t devices, bool asked_
 }
 
 }  // namespace
+
+std::string plan_with_room(
+    const std::function<std::optional<std::string>(double)>& search,
+    const std::function<std::optional<Shortage>(const std::string&)>& shortage) {
+  constexpr int kMostSearches = 5;
+  std::string first = search(0).value();
+  const std::optional<Shortage> refused = shortage(first);
+  if (!refused) return first;
+  if (refused->beside <= 0) fail(ErrorCode::invalid_argument, "{}", refused->text);
+  // So much was too little, and with so much no plan was found.
+  double low = 0, high = std::numeric_limits<double>::infinity(), free = refused->beside;
+  for (int searches = 1; searches < kMostSearches; ++searches) {
+    const std::optional<std::string> plan = search(free);
+    const std::optional<Shortage> lacks = plan ? shortage(*plan) : std::nullopt;
+    if (plan && !lacks) return *plan;
+    (plan ? low : high) = free;
+    free = lacks && lacks->beside > low && lacks->beside < high ? lacks->beside : (low + high) / 2;
+    if (free > 1e300) break;  // it lacks room alone
+  }
+  fail(ErrorCode::invalid_argument,
+       "no plan was found that has room for what its workers hold of other stages; {}",
+       refused->text);
+}
 
 std::optional<OwnPlan> own_plan(const JobRequest& request, const std::string& devices,
                                 std::optional<int64_t> replicas, const Context& context) {
@@ -174,15 +237,24 @@ std::optional<OwnPlan> own_plan(const JobRequest& request, const std::string& de
   if (!graph) return std::nullopt;
   const UnnamedFile file(dump_json(*graph));
   const UnnamedFile machine(number ? describe_machine(*number) : "");
-  std::vector<std::string> words = {"plan",       file.path().string(),
-                                    "--devices",  number ? machine.path().string() : devices,
-                                    "--batch",    std::to_string(config.job.train.batch_size),
-                                    "--runnable", "--json"};
-  if (replicas) words.insert(words.end(), {"--replicas", std::to_string(*replicas)});
+  const Question question{file.path(), number ? machine.path() : fs::path(devices), asked,
+                          std::move(captured), replicas};
   OwnPlan out;
-  out.text = captured.empty() ? fleet_output(words, asked)
-                              : plan_of_captured(words, asked, captured, config.job, replicas);
   out.name = fmt::format("the plan for {}", number ? asked : devices);
+  out.text = plan_with_room(
+      [&](double free) -> std::optional<std::string> {
+        try {
+          return found_plan(question, config.job, free);
+        } catch (const Error& error) {
+          if (free <= 0 || error.code() != ErrorCode::invalid_argument) throw;
+          return std::nullopt;
+        }
+      },
+      [&](const std::string& plan) {
+        JobConfig planned;
+        (void)read_planned(request, out.name, plan, context.environment, planned);
+        return shortage_of(planned.job, plan, out.name);
+      });
   const json report = parse_json(out.text, "ductile plan", ErrorCode::internal);
   out.ranks = 0;
   const json& stages = report.at("plan").at("stages");

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
+#include "ductile/cli/pipeline_plan.h"
 
 // A job that is measured and planned before it is trained: `ductile train --devices FILE`, and
 // `ductile submit` likewise.
@@ -33,6 +35,16 @@ std::optional<std::string> fault_of_plan(const std::string& job);
 // than it takes. Returns whether to go on: no signal came.
 bool check_operators(const TrainCommand& command, JobConfig& config);
 
+// The first plan found that has room for all that its workers hold. A search for the fastest plan
+// knows nothing of what a worker holds of other stages, which depends on the plan: where that has
+// no room, it searches again, a few times, with so much less memory on each device. `search` gets
+// the bytes to leave free, and returns nothing where no plan fits then (for 0 it throws);
+// `shortage` is shortage_of(). Throws invalid_argument with the first plan's shortage where none
+// has room.
+std::string plan_with_room(
+    const std::function<std::optional<std::string>(double)>& search,
+    const std::function<std::optional<Shortage>(const std::string&)>& shortage);
+
 struct OwnPlan {
   std::string text;   // as `ductile plan --json` writes it
   fs::path name;      // no file: what messages call it, by the devices that were given
@@ -40,9 +52,10 @@ struct OwnPlan {
 };
 // Of the job as `ductile profile` measures it, for the machine that the cluster file `devices`
 // describes, or for so many devices of this machine (describe_machine()), as `ductile plan
-// --runnable` finds it, which is said; `replicas`: its --replicas. No file is left of it. Nothing
-// where a signal ended it. Throws what profile and plan report, naming the devices, and
-// invalid_argument for a Python job before it is run.
+// --runnable` finds it, which is said, with room for what the job's workers hold of other stages;
+// `replicas`: its --replicas. No file is left of it. Nothing where a signal ended it. Throws what
+// profile, plan and read_planned() report, naming the devices, and invalid_argument for a Python
+// job before it is run, and where no plan has room.
 std::optional<OwnPlan> own_plan(const JobRequest& request, const std::string& devices,
                                 std::optional<int64_t> replicas, const Context& context);
 

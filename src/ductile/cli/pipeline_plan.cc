@@ -191,11 +191,12 @@ StateScale state_scale(const spec::JobOptions& job, const nlohmann::json& evalua
   return out;
 }
 
-void check_memory(const spec::JobOptions& job, const std::string& text, const fs::path& file) {
+std::optional<Shortage> shortage_of(const spec::JobOptions& job, const std::string& text,
+                                    const fs::path& file) {
   const nlohmann::json report = parse_json(text, file.string(), ErrorCode::invalid_argument);
   const auto evaluation = report.find("evaluation");
   if (evaluation == report.end() || !evaluation->is_object() || !evaluation->contains("stages")) {
-    return;  // a plan of somebody's own does not say what it needs
+    return std::nullopt;  // a plan of somebody's own does not say what it needs
   }
   const JsonFields all(*evaluation, file.string());
   const StateScale scale = state_scale(job, *evaluation, file.string());
@@ -214,24 +215,32 @@ void check_memory(const spec::JobOptions& job, const std::string& text, const fs
         stage.number("peak_memory", 0, kMostBytes) + (scale.factor - 1) * planned_state(stage);
     const double limit = stage.number("memory_limit", 0, kMostBytes);
     if (own > limit) {
-      fail(ErrorCode::invalid_argument,
-           "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
-           "that it was planned for{}; plan with more devices, smaller micro-batches or "
-           "recomputation, or for devices with more memory (ductile plan --devices){}",
-           stage.where(), page::as_bytes(own), page::as_bytes(limit),
-           limit == spec::NodeGroup().memory ? ", which may not say it (memory)" : "",
-           remedy_of(scale));
+      return Shortage{fmt::format(
+          "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
+          "that it was planned for{}; plan with more devices, smaller micro-batches or "
+          "recomputation, or for devices with more memory (ductile plan --devices){}",
+          stage.where(), page::as_bytes(own), page::as_bytes(limit),
+          limit == spec::NodeGroup().memory ? ", which may not say it (memory)" : "",
+          remedy_of(scale))};
     }
     if (state_of(stage) == 0 || state_of(all) == 0) continue;
     const Beside others = beside(job, state_of(stage), copied, state_of(all), limit - own);
     if (own + others.bytes <= limit) continue;
-    fail(ErrorCode::invalid_argument,
-         "{} needs {} of memory, and its worker holds up to {} of other stages' weights, gradients "
-         "and optimiser state as well ({}); its devices have {}; {}, or plan for devices with more "
-         "memory (ductile plan --devices){}",
-         stage.where(), page::as_bytes(own), page::as_bytes(others.bytes), others.why,
-         page::as_bytes(limit), others.remedy, remedy_of(scale));
+    return Shortage{fmt::format("{} needs {} of memory, and its worker holds up to {} of other "
+                                "stages' weights, gradients "
+                                "and optimiser state as well ({}); its devices have {}; {}, or "
+                                "plan for devices with more "
+                                "memory (ductile plan --devices){}",
+                                stage.where(), page::as_bytes(own), page::as_bytes(others.bytes),
+                                others.why, page::as_bytes(limit), others.remedy, remedy_of(scale)),
+                    others.bytes};
   }
+  return std::nullopt;
+}
+
+void check_memory(const spec::JobOptions& job, const std::string& text, const fs::path& file) {
+  if (const auto shortage = shortage_of(job, text, file))
+    fail(ErrorCode::invalid_argument, "{}", shortage->text);
 }
 
 std::string note_on_split(const spec::JobOptions& job, const std::string& text,

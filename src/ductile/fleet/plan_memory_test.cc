@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -212,6 +213,58 @@ TEST(PlanMemory, TooFewWorkersAreRefusedWithTheNumberThatWouldDo) {
       testing::text_of([&] { check_fewest(job_of(3), three_stages(), "plan.json", 1, hosts); });
   EXPECT_NE(text.find("plan.json: 1 worker would need up to 60"), std::string::npos) << text;
   EXPECT_NE(text.find("use --workers 2 or more"), std::string::npos) << text;
+}
+
+// Plans, by the bytes that the search was to leave free: what the copies of each take.
+TEST(OwnPlan, IsSearchedForAgainWithRoomForWhatItsWorkersHoldOfOtherStages) {
+  std::vector<double> asked;
+  double least = 0, most = 100;
+  const auto found = [&] {
+    asked.clear();
+    return plan_with_room(
+        [&](double free) -> std::optional<std::string> {
+          asked.push_back(free);
+          if (free > most) return std::nullopt;
+          return fmt::format("{}", free);
+        },
+        [&](const std::string& plan) -> std::optional<Shortage> {
+          if (std::stod(plan) >= least) return std::nullopt;
+          return Shortage{"stage 0 needs more", plan == "0" ? 40.0 : 48.0};
+        });
+  };
+  EXPECT_EQ(found(), "0");
+  EXPECT_EQ(asked, (std::vector<double>{0}));
+  least = 30;
+  EXPECT_EQ(found(), "40") << "as much as the copies of the first plan take";
+  EXPECT_EQ(asked, (std::vector<double>{0, 40}));
+  least = 45;
+  EXPECT_EQ(found(), "48") << "those of the second one take more";
+  most = 35;
+  least = 25;
+  EXPECT_EQ(found(), "30") << "no plan leaves 40, and one that leaves 20 has copies of more";
+  EXPECT_EQ(asked, (std::vector<double>{0, 40, 20, 30}));
+  most = 5;
+  const std::string text = testing::text_of([&] { (void)found(); });
+  EXPECT_NE(text.find("no plan was found that has room for what its workers hold of other stages; "
+                      "stage 0 needs more"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(asked, (std::vector<double>{0, 40, 20, 10, 5}));
+}
+
+TEST(OwnPlan, ThatLacksRoomByItselfIsNotSearchedForAgain) {
+  int searches = 0;
+  const std::string text = testing::text_of([&] {
+    (void)plan_with_room(
+        [&](double) -> std::optional<std::string> {
+          ++searches;
+          return "plan";
+        },
+        [](const std::string&) -> std::optional<Shortage> { return Shortage{"too large"}; });
+  });
+  EXPECT_EQ(text.find("no plan was found"), std::string::npos) << text;
+  EXPECT_NE(text.find("too large"), std::string::npos) << text;
+  EXPECT_EQ(searches, 1);
 }
 
 // `ductile submit --plan` then ends as one that was interrupted, and nothing is submitted.

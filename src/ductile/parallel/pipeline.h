@@ -116,6 +116,11 @@ class PipelineHost {
     std::map<int, TensorForms> shares = {};      // of share_forms()
     // For what comes from other ranks; nullptr, or where it is full: libtorch's own.
     std::shared_ptr<MessageMemory> memory = nullptr;
+    // For tests of memory: what a task sends is held until its end, and the next one begins once
+    // all of it is out, so that what a stage holds does not depend on how fast others take it. Over
+    // a transport that keeps messages until then, and for those of 1 MiB at most, which wait for no
+    // credit.
+    bool settles = false;
   };
   // `operators` outlives this object; its results are those of nn::training_operators. Throws
   // invalid_argument where pipeline and placement do not fit, or a tensor that is cut by samples

@@ -349,6 +349,7 @@ void PipelineHost::give(const std::vector<size_t>& pieces, Direction direction, 
 void PipelineHost::do_task(HostedStage& stage, const Step& step) {
   const int64_t micro_batch = stage.micro_batch();
   const Task task = stage.task();
+  if (placement_.settles) mail_->settle();
   mail_->let_go();
   works(stage);
   if (stage.lends) stage.buffers->lend();

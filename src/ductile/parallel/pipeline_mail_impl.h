@@ -140,13 +140,18 @@ struct PipelineHost::Mail {
     });
   }
 
+  // Everything is out that has been given.
+  void settle() const {
+    for (const auto& [work, tensor] : sent) work.wait();
+  }
+
   void give(const Key& key, int64_t micro_batch, const at::Tensor& tensor) {
     const int to = peer(key, true);
     if (to == placement.rank) {
       here[{key, micro_batch}] = tensor;
       return;
     }
-    let_go();
+    if (!placement.settles) let_go();
     comm::Communicator& links = *placement.communicator;
     comm::Work credit;  // of none: at once
     if (micro_batch > 0 && waits_for_credit(key))

@@ -155,7 +155,8 @@ Devices find_devices(const std::string& text) {
     std::error_code unknown;
     if (std::filesystem::status(text, unknown).type() == std::filesystem::file_type::not_found) {
       fail(ErrorCode::not_found,
-           "devices: {}: no such file; give a cluster file, or a number of devices from 1 to {}",
+           "devices: {}: no such file; give a cluster file, which `ductile profile JOB --devices "
+           "machine.toml` writes of this machine, or a number of devices from 1 to {}",
            text, kMaxDevices);
     }
     return devices_of(spec::read_cluster(text));
