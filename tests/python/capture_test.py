@@ -429,11 +429,24 @@ class Refusals(Case):
             self.refused(nn.Linear(6, 2), "It has to hold as many samples as it is asked for", "[3, 6]",
                          example=lambda n: torch.randn(3, 6), batch=batch, shares=[2])
         self.refused(nn.Linear(6, 2), "as many samples as it is asked for", example=lambda n: torch.randn(min(n, 3), 6), batch=8, shares=[2])
+        data = torch.randn(16, 6)
+        self.refused(nn.Linear(6, 2), "[2, 6] for 2 samples, [3, 6] for 3 samples, [5, 6] for 5 samples",
+                     "[16, 6] for 32 samples. It has to hold as many samples as it is asked for", "--batch",
+                     example=lambda n: data[:n], batch=32, shares=[8, 32])
+        self.refused(nn.Bilinear(6, 6, 2), "[16, 6] for 32 samples", example=lambda n: (torch.randn(n, 6), data[:n]), batch=32, shares=[32])
+        self.refused(nn.Linear(6, 2), "[2, 6] for 2 samples, [4, 6] for 3 samples", example=lambda n: torch.randn((n + 1) // 2 * 2, 6))
         with self.assertRaises(ductile.Error):
             ductile.capture(nn.Linear(6, 2))
         with self.assertRaises(ductile.Error):
             ductile.capture(3)
         self.assertEqual(ductile.capture(nn.Linear(6, 2), torch.randn(4, 6), times=False).samples, 4)
+
+    def test_not_of_examples_that_grow_by_other_shares(self):
+        rows = ductile.capture(nn.Linear(6, 2), lambda n: torch.randn(4 * n, 6), **FAST)
+        self.assertEqual(rows["ops"][0]["output_bytes"], 4 * 2 * 4)
+        bags = nn.EmbeddingBag(20, 6, mode="sum", include_last_offset=True)
+        graph = ductile.capture(bags, lambda n: (torch.randint(20, (3 * n,)), 3 * torch.arange(n + 1)), **FAST)
+        self.assertEqual(graph["ops"][0]["output_bytes"], 6 * 4)
 
 
 def catches_interrupts(pid):

@@ -32,6 +32,15 @@ def _copied(tree):
     return mapped(copy, tree)
 
 
+def _grows(samples, sizes):
+    """Whether the sizes of a dimension are the same for these numbers of samples, or a share of each and a fixed part."""
+    if len(set(sizes)) == 1:
+        return True
+    n0, n1, s0, s1 = *samples[:2], *sizes[:2]
+    share, fixed = s1 - s0, s0 * (n1 - n0) - n0 * (s1 - s0)  # both times n1 - n0
+    return share > 0 and fixed >= 0 and all(size * (n1 - n0) == share * n + fixed for n, size in zip(samples, sizes))
+
+
 class OfModule:
     """`example(n)` gives the inputs of n samples; `most` is the largest number of samples that is asked for."""
 
@@ -51,13 +60,23 @@ class OfModule:
         return _copied(self._examples[samples])
 
     def _check_sizes(self, samples, given):
-        """Of an example that is the same for every number nobody would know what a sample costs."""
-        sizes = [tensor.shape for tensor in tensors(list(given))]
-        for other, before in self._examples.items():
-            if sizes and sizes == [tensor.shape for tensor in tensors(list(before))]:
+        """Of an example that is the same for every number, or holds fewer samples than it is asked for, nobody would know what a sample
+        costs. A size that varies has to grow in proportion; what is there besides, as the last of n + 1 offsets, stays."""
+        sizes = [list(tensor.shape) for tensor in tensors(list(given))]
+        before = {n: [list(tensor.shape) for tensor in tensors(list(one))] for n, one in self._examples.items()}
+        wanted = ("It has to hold as many samples as it is asked for, in the first dimension of its tensors; where it has only some, name "
+                  "no larger --batch")
+        for other, theirs in before.items():
+            if sizes and sizes == theirs:
                 raise Error("invalid_argument", f"{self.name}: the example of {samples} samples has the sizes of that of {other} "
-                            f"({', '.join(str(list(size)) for size in sizes[:3])}). It has to hold as many samples as it is asked for, in "
-                            "the first dimension of its tensors")
+                            f"({', '.join(map(str, sizes[:3]))}). {wanted}")
+        if any(list(map(len, theirs)) != list(map(len, sizes)) for theirs in before.values()):
+            return  # another way for another number, which is refused where forward() takes it
+        for i, shape in enumerate(sizes):
+            shapes = {**{n: theirs[i] for n, theirs in before.items()}, samples: shape}
+            if not all(_grows(list(shapes), dimension) for dimension in zip(*shapes.values())):
+                raise Error("invalid_argument", f"{self.name}: a tensor of the example has the sizes "
+                            f"{', '.join(f'{size} for {n} sample' + 's' * (n > 1) for n, size in shapes.items())}. {wanted}")
 
     def _split(self, given):
         """A tuple holds arguments; so does a dictionary, if its keys are all names of them."""
