@@ -319,6 +319,20 @@ TEST(Baselines, ThoseWhoseTimeWasOverSaySo) {
   EXPECT_FALSE(run_baseline("equal", g, uniform_devices(32, 4, {}), options).timed_out);
 }
 
+// A prime number of samples: all at once do not fit, and one by one they are too many
+// micro-batches. Neither they nor their numbers are gone through.
+TEST(Baselines, APrimeNumberOfSamplesIsRefusedAtOnce) {
+  const graph::Graph g = graph::build_graph("candle:2");
+  PlannerOptions options;
+  options.batch = 1'000'000'007;
+  for (const char* name : {"interleaved", "zb-h1", "zb-v", "equal", "data"}) {
+    SCOPED_TRACE(name);
+    const BaselineResult r = run_baseline(name, g, uniform_devices(4, 4, {}), options);
+    EXPECT_FALSE(r.timed_out);
+    EXPECT_NE(r.failure.find("20000000 micro-batches"), std::string::npos) << r.failure;
+  }
+}
+
 constexpr const char* kSmallGraphs[] = {"candle:3,2,1024", "mmt:branches=2,layers=2",
                                         "random:12,5"};
 

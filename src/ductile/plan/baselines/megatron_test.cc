@@ -71,8 +71,9 @@ TEST(Megatron, ItsBestPlanIsWrittenAndReadBack) {
     const Devices devices = uniform_devices(8, 4, {});
     PlannerOptions options;
     options.batch = 32;
-    const Plan plan = megatron_plan(g, devices, options);
-    ASSERT_FALSE(plan.stages.empty());
+    const BaselineResult result = megatron_plan(g, devices, options);
+    ASSERT_TRUE(result.ok()) << result.failure;
+    const Plan& plan = result.plan;
     check(plan, g, devices);
     EXPECT_TRUE(evaluate(g, devices, plan).fits());
     const std::vector<std::string> stages = expand(layout_of(megatron_options(g, plan)));
@@ -83,6 +84,17 @@ TEST(Megatron, ItsBestPlanIsWrittenAndReadBack) {
       EXPECT_EQ(ops, plan.stages[i].ops.size()) << i;
     }
   }
+}
+
+// A prime number: all at once do not fit, and one by one they are too many micro-batches.
+TEST(Megatron, ALargeBatchIsRefusedAtOnce) {
+  PlannerOptions options;
+  options.batch = 100'000'007;
+  const BaselineResult result = megatron_plan(graph::build_graph("gpt:8,512,8,128,1000,1"),
+                                              uniform_devices(8, 4, {}), options);
+  EXPECT_FALSE(result.timed_out);
+  EXPECT_NE(result.failure.find("at most 20000000 micro-batches"), std::string::npos)
+      << result.failure;
 }
 
 TEST(Megatron, WhatItCannotRunIsNamed) {
