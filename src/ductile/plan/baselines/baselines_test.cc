@@ -333,6 +333,21 @@ TEST(Baselines, APrimeNumberOfSamplesIsRefusedAtOnce) {
   }
 }
 
+TEST(Baselines, ThoseOfEqualDegreesHaveTheReplicasThatAreAskedFor) {
+  const graph::Graph g = chain_of(6, 1);
+  PlannerOptions options;
+  options.batch = 8;
+  for (const int replicas : {1, 2}) {
+    options.replicas = replicas;
+    for (const char* name : {"interleaved", "zb-h1", "zb-v"}) {
+      SCOPED_TRACE(fmt::format("{} {}", name, replicas));
+      const BaselineResult r = run_baseline(name, g, uniform_devices(2 * replicas, 4, {}), options);
+      ASSERT_TRUE(r.ok()) << r.failure;
+      for (const Stage& stage : r.plan.stages) EXPECT_EQ(stage.replicas, replicas);
+    }
+  }
+}
+
 constexpr const char* kSmallGraphs[] = {"candle:3,2,1024", "mmt:branches=2,layers=2",
                                         "random:12,5"};
 

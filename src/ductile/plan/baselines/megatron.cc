@@ -185,6 +185,11 @@ class MegatronRun {
         sizes_(sizes_to_try(options)),
         pace_(options.time_limit) {
     for (const Unit& u : units_) order_.insert(order_.end(), u.ops.begin(), u.ops.end());
+    if (options.replicas > 0 && devices.size() % options.replicas != 0) {
+      fail(ErrorCode::invalid_argument,
+           "replicas: {} do not divide the {} devices, of which Megatron-LM uses all alike",
+           options.replicas, devices.size());
+    }
   }
 
   BaselineResult run() {
@@ -203,7 +208,9 @@ class MegatronRun {
 
  private:
   std::string failure() const {
-    const std::string what = "no plan that Megatron-LM can run";
+    const std::string what = fmt::format(
+        "no plan{} that Megatron-LM can run",
+        options_.replicas > 0 ? fmt::format(" with --replicas {}", options_.replicas) : "");
     if (pace_.timed_out()) return what + " was found in the time there is (--time-limit)";
     if (pace_.too_many()) {
       return fmt::format(

@@ -21,7 +21,7 @@ std::string megatron_options(const graph::Graph& graph, const Plan& plan);
 // The fastest plan, by evaluate(), of those that it can run: uniform degrees, and layers divided so
 // that the busiest part is as light as possible, interleaved or not; all devices are in use. Looks
 // for no longer than options.time_limit. Throws the errors above, and invalid_argument if
-// options.batch and micro_batches do not go together.
+// options.batch, micro_batches and replicas do not go together, or the replicas with the devices.
 BaselineResult megatron_plan(const graph::Graph& graph, const Devices& devices,
                              const PlannerOptions& options);
 

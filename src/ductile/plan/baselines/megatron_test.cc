@@ -86,6 +86,31 @@ TEST(Megatron, ItsBestPlanIsWrittenAndReadBack) {
   }
 }
 
+TEST(Megatron, ItsPlansHaveTheReplicasThatAreAskedFor) {
+  const graph::Graph g = graph::build_graph("gpt:8,512,8,128,1000,1");
+  const Devices devices = uniform_devices(8, 4, {});
+  PlannerOptions options;
+  options.batch = 32;
+  for (const int replicas : {1, 2, 4, 8}) {
+    SCOPED_TRACE(replicas);
+    options.replicas = replicas;
+    const BaselineResult result = megatron_plan(g, devices, options);
+    ASSERT_TRUE(result.ok()) << result.failure;
+    for (const Stage& stage : result.plan.stages) EXPECT_EQ(stage.replicas, replicas);
+  }
+  options.replicas = 3;
+  std::string text;
+  const auto refused = [&] {
+    return testing::code_of([&] { megatron_plan(g, devices, options); }, &text) ==
+           ErrorCode::invalid_argument;
+  };
+  EXPECT_TRUE(refused());
+  EXPECT_NE(text.find("replicas: 3 do not divide the batch of 32"), std::string::npos) << text;
+  options.batch = 30;
+  EXPECT_TRUE(refused());
+  EXPECT_NE(text.find("replicas: 3 do not divide the 8 devices"), std::string::npos) << text;
+}
+
 // A prime number: all at once do not fit, and one by one they are too many micro-batches.
 TEST(Megatron, ALargeBatchIsRefusedAtOnce) {
   PlannerOptions options;
