@@ -300,13 +300,11 @@ void add_origin(const PlanCommand& command, const plan::Report& r, nlohmann::jso
 }
 
 // Says which graphs can be written so, where this one cannot.
-template <class Call>
-auto of_megatron(const std::string& graph, const Call& call) {
+void check_for_megatron(const std::string& name, const graph::Graph& graph) {
   try {
-    return call();
+    plan::check_megatron(graph);
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::invalid_argument || graph == "gpt" || graph.starts_with("gpt:"))
-      throw;
+    if (name == "gpt" || name.starts_with("gpt:")) throw;
     fail(error.code(),
          "{}; the built-in graphs gpt:LAYERS,... are of that form, those of other models and "
          "profiles are not",
@@ -325,16 +323,21 @@ ExitCode emit(const PlanCommand& command, const graph::Graph& graph, const plan:
     fail(ErrorCode::invalid_argument,
          "--emit prints options of another system, which are no JSON; leave --json out, or use "
          "--json alone for the report of a plan");
-  const plan::Plan plan =
-      command.plan ? plan::read_plan(*command.plan, graph) : of_megatron(command.graph, [&] {
-        return plan::megatron_plan(graph, devices, options);
-      });
-  if (plan.stages.empty()) {
-    console.error("no plan that Megatron-LM can run fits the memory of these devices");
-    return kFailed;
+  check_for_megatron(command.graph, graph);
+  plan::Plan plan;
+  if (command.plan) {
+    plan = plan::read_plan(*command.plan, graph);
+  } else {
+    plan::BaselineResult found = plan::megatron_plan(graph, devices, options);
+    if (!found.ok()) {
+      console.error(found.failure);
+      return kFailed;
+    }
+    if (found.timed_out)
+      console.say("ended by the time limit; with more it may find a better plan");
+    plan = std::move(found.plan);
   }
-  console.print("{}\n",
-                of_megatron(command.graph, [&] { return plan::megatron_options(graph, plan); }));
+  console.print("{}\n", plan::megatron_options(graph, plan));
   int tensor = 1;
   for (const plan::Stage& stage : plan.stages) tensor = std::max(tensor, stage.tensor);
   console.say("for {}, data-parallel degree {}{}",

@@ -149,15 +149,19 @@ void Judge::keep(const Plan& plan, const Orders& orders, const Timeline& line) {
   for (const auto& order : orders) plan_.orders.push_back(to_letters(order));
 }
 
+// Of sizes that somebody named, evaluate() says so.
+bool Judge::has_too_many(const Plan& plan) {
+  if (tasks_of(plan) / 2 <= kMaxTasks || !options_.micro_batches.empty()) return false;
+  left_out_ = std::max(left_out_, plan.stages.front().micro_batch);
+  return true;
+}
+
 void Judge::try_plan(const Plan& plan) {
   if (any_ && is_late()) return;
   const PlanCosts costs = plan_costs(graph_, machine_->devices, plan);
   if (!can_be_better(plan, costs)) return;
+  if (has_too_many(plan)) return;
   const int64_t tasks = tasks_of(plan);
-  if (tasks / 2 > kMaxTasks && options_.micro_batches.empty()) {
-    left_out_ = std::max(left_out_, plan.stages.front().micro_batch);
-    return;
-  }
   const bool one_order = tasks > kMostTasks && plan.schedule == ScheduleKind::kfkb;
   if (tasks > kMostTasks && !one_order) return;
   const Orders orders = one_order ? kfkb_orders(plan) : make_orders(plan, costs);
@@ -246,13 +250,14 @@ double Judge::judge(std::vector<Candidate>& found) {
     num = std::max<size_t>(
         2, static_cast<size_t>(kJudgedTasks * static_cast<int64_t>(judged) / tasks));
     num = std::min(num, judged);
+    bool is_first = true;  // one is carried out, whatever it takes
     for (auto& [seconds, i] : order) {
       const Plan& plan = found[i].plan;
-      const int64_t own = tasks_of(plan);
-      if (i > 0 && (own > kMostTasks || is_late())) {
+      if (has_too_many(plan) || (!is_first && (tasks_of(plan) > kMostTasks || is_late()))) {
         seconds = kInfinity;
         continue;
       }
+      is_first = false;
       seconds = plain_seconds(plan);
     }
     std::stable_sort(order.begin(), order.end());

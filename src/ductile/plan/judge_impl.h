@@ -57,6 +57,8 @@ class Judge {
   bool is_asked_for(const Plan& plan) const;
   void place(Candidate& candidate) const;
   bool can_be_better(const Plan& plan, const PlanCosts& costs);
+  // More micro-batches than anyone can carry out.
+  bool has_too_many(const Plan& plan);
   void try_plan(const Plan& plan);
   double plain_seconds(const Plan& plan);
   void try_ways(const Plan& plan);

@@ -173,12 +173,7 @@ class Planning {
       if (part.further) further_steps += part_steps_ - before;
     }
     if (!judge_.any() && sizes_.size() < all_sizes_.size()) plan_all_sizes();
-    if (!judge_.any()) {
-      judge_.set_machine(whole_);
-      std::vector<Candidate> found;
-      find_any(spaces_.full[0], island_of(devices_), options_, all_sizes_, deadline_, found);
-      judge_.judge(found);
-    }
+    if (!judge_.any()) plan_any();
     if (!judge_.any()) return give_up();
     out_.feasible = true;
     if (whether_) return;
@@ -204,6 +199,22 @@ class Planning {
     main_->run(found);
     labels_ += main_->labels();
     if (!found.empty()) judge_.consider(*best_of(found));
+  }
+
+  // Some plan that fits: with the smallest micro-batches, of which least must fit, as long as they
+  // are not more than can be carried out.
+  void plan_any() {
+    judge_.set_machine(whole_);
+    std::span<const int64_t> sizes = all_sizes_;
+    while (!judge_.any() && !sizes.empty()) {
+      std::vector<Candidate> found;
+      find_any(spaces_.full[0], island_of(devices_), options_, sizes, deadline_, found);
+      if (found.empty()) return;
+      const int64_t smallest = found[0].plan.stages[0].micro_batch;
+      judge_.judge(found);
+      sizes = sizes.last(static_cast<size_t>(
+          std::ranges::count_if(sizes, [smallest](int64_t b) { return b > smallest; })));
+    }
   }
 
   void give_up() {

@@ -286,6 +286,34 @@ TEST(Planner, ABatchOfAPrimeNumberOfSamplesHasAPlan) {
   EXPECT_LE(p.schedule_bound, p.simulated_seconds);
 }
 
+// Two operators of which one fits into a device, with 1,024 samples at most: of so many samples
+// these are 2^24 micro-batches on each of two stages, more than are carried out. Nobody named such
+// a size, so it is no error.
+TEST(Planner, MoreMicroBatchesThanCanBeCarriedOutAreNoPlan) {
+  graph::Graph graph;
+  graph.optimizer_factor = 0;
+  for (int i = 0; i < 2; ++i) {
+    graph::Op& op = graph.ops.emplace_back();
+    op.name = i == 0 ? "first" : "second";
+    op.cost.forward.per_sample = op.cost.backward_input.per_sample = 1;
+    op.cost.parameter_bytes = 2e9;  // 4e9 with the gradients
+    op.cost.activation_bytes = 1e6;
+  }
+  graph.edges.push_back({0, 1, 0, 0});
+  DeviceGroup group;
+  group.memory = 7e9;  // state, and two micro-batches on the first stage
+  PlannerOptions options;
+  options.batch = int64_t{1} << 34;
+  options.time_limit = 5;
+  for (const bool runnable : {false, true}) {
+    SCOPED_TRACE(runnable);
+    options.runnable = runnable;
+    const Planned p = make_plan(graph, uniform_devices(2, 2, group), options);
+    EXPECT_FALSE(p.feasible);
+    EXPECT_EQ(p.left_out, 1024);
+  }
+}
+
 TEST(Planner, FindsPlansOfAThousandOperatorsOnAThousandDevices) {
   PlannerOptions options;
   options.batch = 4096;

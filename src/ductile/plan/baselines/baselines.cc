@@ -5,12 +5,16 @@
 #include <limits>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "ductile/base/error.h"
 #include "ductile/graph/downsets.h"
 #include "ductile/plan/baselines/equal_cuts_impl.h"
+#include "ductile/plan/baselines/pace_impl.h"
 #include "ductile/plan/baselines/sequential_search_impl.h"
 #include "ductile/plan/baselines/uniform_plans_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
+#include "ductile/plan/sizes_impl.h"
 
 namespace ductile::plan {
 
@@ -35,15 +39,12 @@ constexpr int64_t kPiperDownsets = 40'000;  // of the published program
 constexpr int64_t kPipeDreamStates = 1'500;
 constexpr int64_t kPiperTransitions = 5'000'000;  // of our memory
 
-// The largest first: where time is short, those have the fewest tasks to carry out.
-std::vector<int64_t> sizes_of(const PlannerOptions& options) {
-  std::vector<int64_t> sizes = options.micro_batches;
-  if (sizes.empty()) {
-    for (int64_t b = 1; b <= options.batch; ++b) {
-      if (options.batch % b == 0) sizes.push_back(b);
-    }
-  }
-  std::sort(sizes.rbegin(), sizes.rend());
+// The largest first: where time is short, those have the fewest tasks to carry out. Most planners
+// of others know nothing of a number of replicas, so it takes no size from them.
+std::vector<int64_t> largest_first(PlannerOptions options) {
+  options.replicas = 0;
+  std::vector<int64_t> sizes = sizes_to_try(options);
+  std::reverse(sizes.begin(), sizes.end());
   return sizes;
 }
 
@@ -146,12 +147,13 @@ namespace {
 class BaselineRun {
  public:
   BaselineRun(std::string_view name, const graph::Graph& graph, const Devices& devices,
-              const PlannerOptions& options, Clock::time_point deadline)
+              const PlannerOptions& options)
       : name_(name),
         graph_(graph),
         devices_(devices),
         options_(options),
-        deadline_(deadline),
+        pace_(options.time_limit),
+        sizes_(largest_first(options)),
         island_(island_of(devices)) {}
 
   BaselineResult run() {
@@ -164,8 +166,8 @@ class BaselineRun {
     } else if (name_ == "interleaved" || name_ == "zb-h1" || name_ == "zb-v") {
       try_uniform();
     } else {
-      for (int64_t b : sizes_of(options_)) {
-        if (late()) break;
+      for (int64_t b : sizes_) {
+        if (pace_.is_late()) break;
         const bool equal = name_ == "equal";
         consider(equal ? equal_plan(graph_, island_, options_, b)
                        : data_plan(graph_, island_, options_, b),
@@ -173,19 +175,22 @@ class BaselineRun {
       }
     }
     if (result_.plan.stages.empty() && result_.failure.empty()) {
-      result_.failure = timed_out_ ? "out of time"
-                        : any_     ? "no plan fits memory"
-                                   : "no plan within its search fits memory";
+      result_.failure = failure();
     }
-    result_.timed_out = timed_out_;
+    result_.timed_out = timed_out();
     return std::move(result_);
   }
 
  private:
-  bool late() {
-    if (!is_past(deadline_)) return false;
-    timed_out_ = true;
-    return true;
+  bool timed_out() const { return search_timed_out_ || pace_.timed_out(); }
+
+  std::string failure() const {
+    if (timed_out()) return "out of time";
+    if (pace_.too_many()) {
+      return fmt::format("no plan whose stages have at most {} micro-batches together fits memory",
+                         kMaxTasks);
+    }
+    return any_ ? "no plan fits memory" : "no plan within its search fits memory";
   }
 
   void search_downsets() {
@@ -211,24 +216,27 @@ class BaselineRun {
   }
 
   void search_chain(const SearchSpace& space, bool tensor) {
-    for (int64_t b : sizes_of(options_)) {
-      if (late()) break;
-      consider(sequential_search(space, island_, options_, b, tensor, deadline_), true);
+    for (int64_t b : sizes_) {
+      if (pace_.is_late()) break;
+      consider(sequential_search(space, island_, options_, b, tensor, pace_.deadline()), true);
     }
   }
 
   void search_series_parallel() {
-    for (int64_t b : sizes_of(options_)) {
-      if (late()) break;
+    for (int64_t b : sizes_) {
+      if (pace_.is_late()) break;
       if ((b & (b - 1)) != 0) continue;  // powers of two
-      consider(graphpipe_search(graph_, island_, options_, b, deadline_), false);
+      consider(graphpipe_search(graph_, island_, options_, b, pace_.deadline()), false);
     }
   }
 
   void try_uniform() {
     for_uniform_shapes(name_, graph_, island_, options_, [&](const UniformShape& shape) {
-      for (int64_t b : sizes_of(options_)) {
-        if (late()) break;
+      const auto stages = static_cast<size_t>(shape.ranks) * static_cast<size_t>(shape.parts);
+      if (stages > graph_.ops.size()) return;
+      for (int64_t b : sizes_) {
+        if (pace_.is_late()) return;
+        if (!pace_.allows(stages, options_.batch / b)) continue;
         Plan plan = uniform_plan(name_, graph_, shape, options_, b);
         if (!plan.stages.empty()) consider(std::move(plan), true);
       }
@@ -236,21 +244,13 @@ class BaselineRun {
   }
 
   void consider(SequentialResult found, bool is_chain) {
-    timed_out_ = timed_out_ || found.timed_out;
+    search_timed_out_ = search_timed_out_ || found.timed_out;
     if (found.found) consider(std::move(found.plan), is_chain);
   }
 
   void consider(Plan plan, bool is_chain) {
-    // The judge cannot be stopped: not begun where it would take longer than there is.
-    double tasks = 0;
-    for (const Stage& s : plan.stages) {
-      tasks += static_cast<double>(plan.batch) / static_cast<double>(s.micro_batch);
-    }
-    const std::chrono::duration<double> left = deadline_ - Clock::now();
-    if (tasks * seconds_per_task_ > left.count()) {
-      timed_out_ = true;
-      return;
-    }
+    const int64_t micro_batches = plan.batch / plan.stages[0].micro_batch;  // of each stage
+    if (!pace_.allows(plan.stages.size(), micro_batches)) return;
     any_ = true;
     plan.planner = std::string(name_);
     const Clock::time_point begun = Clock::now();
@@ -264,8 +264,7 @@ class BaselineRun {
     }
     check(plan, judged, devices_);
     const Timeline line = evaluate(plan, costs, make_orders(plan, costs));
-    const std::chrono::duration<double> taken = Clock::now() - begun;
-    seconds_per_task_ = taken.count() / tasks;
+    pace_.took(plan.stages.size(), micro_batches, begun);
     if (!line.fits() || line.seconds >= best_) return;
     best_ = line.seconds;
     plan.predicted_seconds = line.seconds;
@@ -276,12 +275,12 @@ class BaselineRun {
   const graph::Graph& graph_;
   const Devices& devices_;
   const PlannerOptions& options_;
-  const Clock::time_point deadline_;
+  Pace pace_;
+  const std::vector<int64_t> sizes_;
   const Island island_;
   BaselineResult result_;
-  bool timed_out_ = false;
-  bool any_ = false;             // some micro-batch size gave a plan
-  double seconds_per_task_ = 0;  // of the judge
+  bool search_timed_out_ = false;
+  bool any_ = false;  // some micro-batch size gave a plan
   double best_ = std::numeric_limits<double>::infinity();
 };
 
@@ -290,12 +289,9 @@ class BaselineRun {
 BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
                             const Devices& devices, const PlannerOptions& options) {
   const double start = cpu_now();
-  const auto deadline =
-      Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                         std::chrono::duration<double>(std::clamp(options.time_limit, 1e-3, 1e6)));
   baselines().at(name);  // throws where there is none
   graph::check(graph);
-  BaselineResult result = BaselineRun(name, graph, devices, options, deadline).run();
+  BaselineResult result = BaselineRun(name, graph, devices, options).run();
   result.cpu_seconds = cpu_now() - start;
   return result;
 }

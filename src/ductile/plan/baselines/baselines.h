@@ -27,8 +27,9 @@ struct BaselineResult {
 };
 
 // Runs the baseline of that name, with the micro-batch size among options.micro_batches that is
-// best by the evaluator. Memory limits are respected. Throws invalid_argument for an unknown name,
-// with the nearest one.
+// best by the evaluator. Memory limits are respected, and options.replicas by the planners of equal
+// degrees (interleaved, zb-h1, zb-v); the others know nothing of it. Throws invalid_argument for an
+// unknown name, with the nearest one, and for micro-batches that do not divide the batch.
 BaselineResult run_baseline(std::string_view name, const graph::Graph& graph,
                             const Devices& devices, const PlannerOptions& options);
 

@@ -319,6 +319,35 @@ TEST(Baselines, ThoseWhoseTimeWasOverSaySo) {
   EXPECT_FALSE(run_baseline("equal", g, uniform_devices(32, 4, {}), options).timed_out);
 }
 
+// A prime number of samples: all at once do not fit, and one by one they are too many
+// micro-batches. Neither they nor their numbers are gone through.
+TEST(Baselines, APrimeNumberOfSamplesIsRefusedAtOnce) {
+  const graph::Graph g = graph::build_graph("candle:2");
+  PlannerOptions options;
+  options.batch = 1'000'000'007;
+  for (const char* name : {"interleaved", "zb-h1", "zb-v", "equal", "data"}) {
+    SCOPED_TRACE(name);
+    const BaselineResult r = run_baseline(name, g, uniform_devices(4, 4, {}), options);
+    EXPECT_FALSE(r.timed_out);
+    EXPECT_NE(r.failure.find("20000000 micro-batches"), std::string::npos) << r.failure;
+  }
+}
+
+TEST(Baselines, ThoseOfEqualDegreesHaveTheReplicasThatAreAskedFor) {
+  const graph::Graph g = chain_of(6, 1);
+  PlannerOptions options;
+  options.batch = 8;
+  for (const int replicas : {1, 2}) {
+    options.replicas = replicas;
+    for (const char* name : {"interleaved", "zb-h1", "zb-v"}) {
+      SCOPED_TRACE(fmt::format("{} {}", name, replicas));
+      const BaselineResult r = run_baseline(name, g, uniform_devices(2 * replicas, 4, {}), options);
+      ASSERT_TRUE(r.ok()) << r.failure;
+      for (const Stage& stage : r.plan.stages) EXPECT_EQ(stage.replicas, replicas);
+    }
+  }
+}
+
 constexpr const char* kSmallGraphs[] = {"candle:3,2,1024", "mmt:branches=2,layers=2",
                                         "random:12,5"};
 

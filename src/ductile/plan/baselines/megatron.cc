@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include "ductile/base/error.h"
+#include "ductile/plan/baselines/pace_impl.h"
 #include "ductile/plan/baselines/uniform_plans_impl.h"
+#include "ductile/plan/sizes_impl.h"
 
 namespace ductile::plan {
 
@@ -98,6 +100,8 @@ std::vector<size_t> lightest_parts(const std::vector<double>& work, size_t parts
 
 }  // namespace
 
+void check_megatron(const graph::Graph& graph) { units_of(graph); }
+
 std::string megatron_options(const graph::Graph& graph, const Plan& plan) {
   const std::vector<Unit> units = units_of(graph);
   std::vector<int> stage_of(graph.ops.size(), -1);
@@ -152,54 +156,114 @@ std::string megatron_options(const graph::Graph& graph, const Plan& plan) {
   return out;
 }
 
-Plan megatron_plan(const graph::Graph& graph, const Devices& devices,
-                   const PlannerOptions& options) {
-  const std::vector<Unit> units = units_of(graph);
-  std::vector<OpId> order;
-  for (const Unit& u : units) order.insert(order.end(), u.ops.begin(), u.ops.end());
-  Plan best;
-  best.predicted_seconds = std::numeric_limits<double>::infinity();
-  for_uniform_shapes("interleaved", graph, island_of(devices), options, [&](const UniformShape& s) {
-    const auto parts = static_cast<size_t>(s.ranks * s.parts);
-    if (parts > units.size()) return;
-    for (int64_t b = options.batch; b >= 1; --b) {
-      if (options.batch % b != 0 || b % s.replicas != 0) continue;
-      if (!options.micro_batches.empty() && b != options.micro_batches.front()) continue;
-      std::vector<double> work;
-      for (const Unit& u : units) {
-        double& sum = work.emplace_back(0);
-        for (OpId v : u.ops) {
-          const graph::Op& op = graph.ops[v];
-          const int t = graph::allows(op, s.tensor, false) ? s.tensor : 1;
-          const graph::OpCost c = graph::cost_of(op, t, false, 0);
-          const double n = static_cast<double>(b) / s.replicas;
-          sum += c.forward.at(n) + c.backward_input.at(n) + c.backward_weight.at(n);
-        }
-      }
-      std::vector<size_t> ends;
-      for (size_t end : lightest_parts(work, parts)) {
-        size_t ops = 0;
-        for (size_t i = 0; i < end; ++i) ops += units[i].ops.size();
-        ends.push_back(ops);
-      }
-      Plan plan = uniform_plan("interleaved", graph, s, options, b, order, ends);
-      if (plan.stages.empty()) continue;
-      plan.planner = "ductile";
-      const bool uniform = std::all_of(plan.stages.begin(), plan.stages.end(), [&](const Stage& x) {
-        return x.tensor == s.tensor || x.tensor == 1;
-      });
-      const PlanCosts costs = plan_costs(graph, devices, plan);
-      double busiest = 0;
-      for (const StageTimes& t : costs.times) busiest = std::max(busiest, t.micro_batch());
-      const double least = busiest * static_cast<double>(options.batch / b) * s.parts;
-      if (!uniform || least / s.parts >= best.predicted_seconds) continue;
-      const Timeline line = evaluate(graph, devices, plan);
-      if (!line.fits() || line.seconds >= best.predicted_seconds) continue;
-      plan.predicted_seconds = line.seconds;
-      best = std::move(plan);
+namespace {
+
+// The work of each unit with micro-batches of b samples.
+std::vector<double> work_of(const std::vector<Unit>& units, const graph::Graph& graph,
+                            const UniformShape& shape, int64_t b) {
+  std::vector<double> work;
+  for (const Unit& u : units) {
+    double& sum = work.emplace_back(0);
+    for (OpId v : u.ops) {
+      const graph::Op& op = graph.ops[v];
+      const int t = graph::allows(op, shape.tensor, false) ? shape.tensor : 1;
+      const graph::OpCost c = graph::cost_of(op, t, false, 0);
+      const double n = static_cast<double>(b) / shape.replicas;
+      sum += c.forward.at(n) + c.backward_input.at(n) + c.backward_weight.at(n);
     }
-  });
-  return best;
+  }
+  return work;
+}
+
+class MegatronRun {
+ public:
+  MegatronRun(const graph::Graph& graph, const Devices& devices, const PlannerOptions& options)
+      : graph_(graph),
+        devices_(devices),
+        options_(options),
+        units_(units_of(graph)),
+        sizes_(sizes_to_try(options)),
+        pace_(options.time_limit) {
+    for (const Unit& u : units_) order_.insert(order_.end(), u.ops.begin(), u.ops.end());
+    if (options.replicas > 0 && devices.size() % options.replicas != 0) {
+      fail(ErrorCode::invalid_argument,
+           "replicas: {} do not divide the {} devices, of which Megatron-LM uses all alike",
+           options.replicas, devices.size());
+    }
+  }
+
+  BaselineResult run() {
+    const auto visit = [this](const UniformShape& s) {
+      if (static_cast<size_t>(s.ranks) * static_cast<size_t>(s.parts) > units_.size()) return;
+      // The largest first, which have the fewest tasks to carry out.
+      for (size_t i = sizes_.size(); i-- > 0 && !pace_.is_late();) consider(s, sizes_[i]);
+    };
+    for_uniform_shapes("interleaved", graph_, island_of(devices_), options_, visit);
+    BaselineResult result;
+    result.timed_out = pace_.timed_out();
+    if (best_.stages.empty()) result.failure = failure();
+    result.plan = std::move(best_);
+    return result;
+  }
+
+ private:
+  std::string failure() const {
+    const std::string what = fmt::format(
+        "no plan{} that Megatron-LM can run",
+        options_.replicas > 0 ? fmt::format(" with --replicas {}", options_.replicas) : "");
+    if (pace_.timed_out()) return what + " was found in the time there is (--time-limit)";
+    if (pace_.too_many()) {
+      return fmt::format(
+          "{}, of at most {} micro-batches over all stages, fits the memory of these devices", what,
+          kMaxTasks);
+    }
+    return what + " fits the memory of these devices";
+  }
+
+  void consider(const UniformShape& s, int64_t b) {
+    const auto parts = static_cast<size_t>(s.ranks * s.parts);
+    const int64_t m = options_.batch / b;
+    if (b % s.replicas != 0 || !pace_.allows(parts, m)) return;
+    std::vector<size_t> ends;
+    for (size_t end : lightest_parts(work_of(units_, graph_, s, b), parts)) {
+      size_t ops = 0;
+      for (size_t i = 0; i < end; ++i) ops += units_[i].ops.size();
+      ends.push_back(ops);
+    }
+    Plan plan = uniform_plan("interleaved", graph_, s, options_, b, order_, ends);
+    if (plan.stages.empty()) return;
+    plan.planner = "ductile";
+    const bool uniform = std::all_of(plan.stages.begin(), plan.stages.end(), [&](const Stage& x) {
+      return x.tensor == s.tensor || x.tensor == 1;
+    });
+    const PlanCosts costs = plan_costs(graph_, devices_, plan);
+    double busiest = 0;
+    for (const StageTimes& t : costs.times) busiest = std::max(busiest, t.micro_batch());
+    if (!uniform || busiest * static_cast<double>(m) >= least_) return;
+    const Clock::time_point begun = Clock::now();
+    const Timeline line = evaluate(graph_, devices_, plan);
+    pace_.took(parts, m, begun);
+    if (!line.fits() || line.seconds >= least_) return;
+    least_ = plan.predicted_seconds = line.seconds;
+    best_ = std::move(plan);
+  }
+
+  const graph::Graph& graph_;
+  const Devices& devices_;
+  const PlannerOptions& options_;
+  const std::vector<Unit> units_;
+  const std::vector<int64_t> sizes_;
+  Pace pace_;
+  std::vector<OpId> order_;
+  Plan best_;
+  double least_ = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace
+
+BaselineResult megatron_plan(const graph::Graph& graph, const Devices& devices,
+                             const PlannerOptions& options) {
+  return MegatronRun(graph, devices, options).run();
 }
 
 }  // namespace ductile::plan

@@ -71,8 +71,9 @@ TEST(Megatron, ItsBestPlanIsWrittenAndReadBack) {
     const Devices devices = uniform_devices(8, 4, {});
     PlannerOptions options;
     options.batch = 32;
-    const Plan plan = megatron_plan(g, devices, options);
-    ASSERT_FALSE(plan.stages.empty());
+    const BaselineResult result = megatron_plan(g, devices, options);
+    ASSERT_TRUE(result.ok()) << result.failure;
+    const Plan& plan = result.plan;
     check(plan, g, devices);
     EXPECT_TRUE(evaluate(g, devices, plan).fits());
     const std::vector<std::string> stages = expand(layout_of(megatron_options(g, plan)));
@@ -83,6 +84,42 @@ TEST(Megatron, ItsBestPlanIsWrittenAndReadBack) {
       EXPECT_EQ(ops, plan.stages[i].ops.size()) << i;
     }
   }
+}
+
+TEST(Megatron, ItsPlansHaveTheReplicasThatAreAskedFor) {
+  const graph::Graph g = graph::build_graph("gpt:8,512,8,128,1000,1");
+  const Devices devices = uniform_devices(8, 4, {});
+  PlannerOptions options;
+  options.batch = 32;
+  for (const int replicas : {1, 2, 4, 8}) {
+    SCOPED_TRACE(replicas);
+    options.replicas = replicas;
+    const BaselineResult result = megatron_plan(g, devices, options);
+    ASSERT_TRUE(result.ok()) << result.failure;
+    for (const Stage& stage : result.plan.stages) EXPECT_EQ(stage.replicas, replicas);
+  }
+  options.replicas = 3;
+  std::string text;
+  const auto refused = [&] {
+    return testing::code_of([&] { megatron_plan(g, devices, options); }, &text) ==
+           ErrorCode::invalid_argument;
+  };
+  EXPECT_TRUE(refused());
+  EXPECT_NE(text.find("replicas: 3 do not divide the batch of 32"), std::string::npos) << text;
+  options.batch = 30;
+  EXPECT_TRUE(refused());
+  EXPECT_NE(text.find("replicas: 3 do not divide the 8 devices"), std::string::npos) << text;
+}
+
+// A prime number: all at once do not fit, and one by one they are too many micro-batches.
+TEST(Megatron, ALargeBatchIsRefusedAtOnce) {
+  PlannerOptions options;
+  options.batch = 100'000'007;
+  const BaselineResult result = megatron_plan(graph::build_graph("gpt:8,512,8,128,1000,1"),
+                                              uniform_devices(8, 4, {}), options);
+  EXPECT_FALSE(result.timed_out);
+  EXPECT_NE(result.failure.find("at most 20000000 micro-batches"), std::string::npos)
+      << result.failure;
 }
 
 TEST(Megatron, WhatItCannotRunIsNamed) {

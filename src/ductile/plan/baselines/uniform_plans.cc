@@ -82,6 +82,7 @@ Plan uniform_plan(std::string_view kind, const graph::Graph& graph, const Unifor
     stage.tensor = split ? shape.tensor : 1;
     stage.replicas = split ? shape.replicas : width;
     if (micro_batch % stage.replicas != 0) return plan;
+    if (options.replicas > 0 && stage.replicas != options.replicas) return plan;
     stage.micro_batch = micro_batch;
     const int s = static_cast<int>(stages.size());
     const int rank = rank_of(kind, s, shape.ranks);
@@ -123,13 +124,15 @@ void for_uniform_shapes(std::string_view kind, const graph::Graph& graph, const 
   for (int t = 1; t <= std::min(most_split, island.per_node); t *= 2) {
     for (int p = 1; p * t <= island.devices; ++p) {
       if (island.devices % (p * t) != 0) continue;
+      const int replicas = island.devices / (p * t);
+      if (options.replicas > 0 && replicas != options.replicas) continue;
       for (int v : kParts) {
         if (kind == "zb-h1" && v != 1) continue;
         if (kind == "zb-v" && v != 2) continue;
         if (v > 1 && p == 1) continue;
         for (const bool again : {false, true}) {
           if (again && !(recompute && options.recompute)) continue;
-          visit({p, island.devices / (p * t), t, v, again});
+          visit({p, replicas, t, v, again});
         }
       }
     }

@@ -23,7 +23,7 @@ struct UniformShape {
 };
 
 // The plan with its devices; no stages where there is none: too few operators, micro-batches that
-// do not divide, a part that cannot be split.
+// do not divide, a part that cannot be split and so has not the replicas that are asked for.
 Plan uniform_plan(std::string_view kind, const graph::Graph& graph, const UniformShape& shape,
                   const PlannerOptions& options, int64_t micro_batch);
 // The same with cuts of one's own: parts of `order`, each up to one of `ends`.
@@ -31,7 +31,7 @@ Plan uniform_plan(std::string_view kind, const graph::Graph& graph, const Unifor
                   const PlannerOptions& options, int64_t micro_batch, std::span<const OpId> order,
                   std::span<const size_t> ends);
 
-// Every shape worth trying on so many devices.
+// Every shape worth trying on so many devices; with options.replicas only those that have them.
 void for_uniform_shapes(std::string_view kind, const graph::Graph& graph, const Island& island,
                         const PlannerOptions& options,
                         const std::function<void(const UniformShape&)>& visit);
