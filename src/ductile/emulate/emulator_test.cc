@@ -247,7 +247,7 @@ TEST(Emulator, OrdersThatWaitForOneAnotherAreRefusedAndSayWho) {
         << text;
   }
   c.orders({"F2B2", "F2B"});
-  EXPECT_NE(testing::text_of([&] { c.run(); }).find("stage 1: orders: has 2 F, 1 B"),
+  EXPECT_NE(testing::text_of([&] { c.run(); }).find("stage 1: order: has 2 F, 1 B"),
             std::string::npos);
 }
 

@@ -43,8 +43,8 @@ void Machine::check_orders() const {
     const int64_t weights = split_ ? num : 0;
     if (count[0] != num || count[1] != num || count[2] != weights) {
       fail(ErrorCode::invalid_argument,
-           "stage {}: orders: has {} F, {} B, {} W; {}, {} and {} are wanted", s, count[0],
-           count[1], count[2], num, num, weights);
+           "stage {}: order: has {} F, {} B, {} W; {}, {} and {} are wanted", s, count[0], count[1],
+           count[2], num, num, weights);
     }
   }
 }

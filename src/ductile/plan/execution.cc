@@ -74,15 +74,15 @@ bool Execution::try_follow(const Orders& orders) {
                          (task == Task::backward_weight && i >= count[1]);
       if (early) {
         fail(ErrorCode::invalid_argument,
-             "stage {}: orders: the backward pass of micro-batch {} comes before what it needs", s,
+             "stage {}: order: the backward pass of micro-batch {} comes before what it needs", s,
              i);
       }
     }
     const int64_t weights = split_ ? stage.num : 0;
     if (count[0] != stage.num || count[1] != stage.num || count[2] != weights) {
       fail(ErrorCode::invalid_argument,
-           "stage {}: orders: has {} F, {} B, {} W; {}, {} and {} are wanted", s, count[0],
-           count[1], count[2], stage.num, stage.num, weights);
+           "stage {}: order: has {} F, {} B, {} W; {}, {} and {} are wanted", s, count[0], count[1],
+           count[2], stage.num, stage.num, weights);
     }
   }
   orders_ = &orders;

@@ -29,6 +29,14 @@ void check_model(const spec::ModelIdentity& planned, const graph::Graph& graph) 
        planned.name, graph.model.name, difference);
 }
 
+// What a stage without an order would do depends on those of the others, which wait for it.
+void check_orders(const std::vector<size_t>& with, const std::vector<size_t>& without) {
+  if (with.empty() || without.empty()) return;
+  fail(ErrorCode::invalid_argument,
+       "stage {} has no order, stage {} has one: give all stages one, or none", without.front(),
+       with.front());
+}
+
 constexpr int64_t kOpen = 0;  // in_flight of a stage that does not say it
 
 // A stage that does not say how much it holds may hold what no schedule waits for.
@@ -95,6 +103,7 @@ Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std:
     plan.predicted_seconds = f.number("predicted_seconds", 0);
     plan.lower_bound = f.number("lower_bound", 0);
     plan.bound_reason = f.text("bound_reason", "");
+    std::vector<size_t> with_order, without_order;  // stages
     for (const Json& v : f.array("stages")) {
       const graph::Fields g(v, fmt::format("stage {}", plan.stages.size()));
       g.only({"ops", "replicas", "tensor", "micro_batch", "k", "in_flight", "recompute",
@@ -125,12 +134,11 @@ Plan plan_from_json(const nlohmann::json& value, const graph::Graph& graph, std:
           s.devices.push_back(static_cast<int>(g.as_integer(d, "devices", 0, kMaxDevices - 1)));
         }
       }
-      if (g.has("order")) {
-        plan.orders.resize(plan.stages.size());
-        plan.orders.push_back(g.text("order"));
-      }
+      (g.has("order") ? with_order : without_order).push_back(plan.stages.size());
+      if (g.has("order")) plan.orders.push_back(g.text("order"));
       plan.stages.push_back(std::move(s));
     }
+    check_orders(with_order, without_order);
     settle_in_flight(plan, graph);
     return plan;
   } catch (Error& e) {

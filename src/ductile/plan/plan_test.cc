@@ -124,6 +124,31 @@ TEST(CheckPlan, NamesStageAndField) {
       << text;
 }
 
+TEST(PlanJson, HasAnOrderInAllStagesOrInNone) {
+  const graph::Graph g = graph::build_graph("chain:2");
+  Plan plan;
+  plan.batch = 8;
+  plan.stages.resize(2);
+  for (int s = 0; s < 2; ++s) plan.stages[s].ops = {s};
+  plan.orders = {"F2B2", "FBFB"};
+  const auto all = to_json(plan, g);
+  EXPECT_EQ(plan_from_json(all, g, "p.json").orders, plan.orders);
+  for (const int without : {0, 1}) {
+    auto some = all;
+    some["stages"][without].erase("order");
+    std::string text;
+    EXPECT_EQ(testing::code_of([&] { plan_from_json(some, g, "p.json"); }, &text),
+              ErrorCode::invalid_argument);
+    EXPECT_NE(text.find(fmt::format("p.json: stage {} has no order, stage {} has one: give all "
+                                    "stages one, or none",
+                                    without, 1 - without)),
+              std::string::npos)
+        << text;
+    some["stages"][1 - without].erase("order");
+    EXPECT_TRUE(plan_from_json(some, g, "p.json").orders.empty());
+  }
+}
+
 // Operators of equal names tell nothing: what a profile says of its model goes with its plans.
 TEST(PlanJson, OfAnotherModelIsRefusedAndOfNoneAccepted) {
   graph::Graph g = graph::build_graph("chain:2");

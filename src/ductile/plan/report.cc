@@ -322,7 +322,10 @@ nlohmann::json plan_schema() {
         {"devices",
          described(Json{{"type", "array"}, {"items", {{"type", "integer"}, {"minimum", 0}}}},
                    "replicas x tensor numbers, one replica after the other")},
-        {"order", described(text, "tasks: F, B, W with repeat counts, as in F4BFBFB4")}}}};
+        {"order",
+         described(
+             text,
+             "tasks: F, B, W with repeat counts, as in F4BFBFB4; of all stages, or of none")}}}};
   return {{"$schema", "https://json-schema.org/draft/2020-12/schema"},
           {"title", "A pipeline plan"},
           {"type", "object"},

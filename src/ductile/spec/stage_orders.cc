@@ -31,7 +31,7 @@ std::vector<Task> order_from_letters(std::string_view letters, int stage, int64_
   while (at != end) {
     const size_t kind = std::string_view("FBW").find(*at);
     if (kind == std::string_view::npos) {
-      fail(ErrorCode::invalid_argument, "stage {}: orders: \"{}\" is not F, B or W", stage, *at);
+      fail(ErrorCode::invalid_argument, "stage {}: order: \"{}\" is not F, B or W", stage, *at);
     }
     int64_t count = 1;
     if (++at != end && *at >= '0' && *at <= '9') {
@@ -40,7 +40,7 @@ std::vector<Task> order_from_letters(std::string_view letters, int stage, int64_
       if (error != std::errc() || count < 1) count = most + 1;
     }
     if (count > most - static_cast<int64_t>(out.size())) {
-      fail(ErrorCode::invalid_argument, "stage {}: orders: has more than {} tasks", stage, most);
+      fail(ErrorCode::invalid_argument, "stage {}: order: has more than {} tasks", stage, most);
     }
     out.insert(out.end(), static_cast<size_t>(count), static_cast<Task>(kind));
   }

@@ -13,7 +13,7 @@ TEST(Letters, TellAnOrder) {
   EXPECT_EQ(to_letters(order), "F3BFBWB2W3");
   std::string text;
   testing::code_of([] { order_from_letters("F2X", 3, 9); }, &text);
-  EXPECT_NE(text.find("stage 3: orders: \"X\""), std::string::npos) << text;
+  EXPECT_NE(text.find("stage 3: order: \"X\""), std::string::npos) << text;
   testing::code_of([] { order_from_letters("F99999999999999999999", 3, 9); }, &text);
   EXPECT_NE(text.find("more than"), std::string::npos) << text;
   testing::code_of([] { order_from_letters("FB9223372036854775807", 3, 9); }, &text);
