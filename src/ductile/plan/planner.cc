@@ -70,6 +70,12 @@ std::vector<Candidate>::iterator best_of(std::vector<Candidate>& found) {
   return std::ranges::min_element(found, {}, &Candidate::seconds);
 }
 
+// The operators as one chain.
+struct Chain {
+  graph::Graph graph;
+  Spaces spaces;  // they point to the graph
+};
+
 // A request that is worked on as if it alone were made: that of the user, or a stricter one, on the
 // graph or on its operators as one chain.
 struct Quest {
@@ -116,8 +122,7 @@ class Planning {
     spaces_ = make_spaces(graph, options, after(kSearchShare));
     out_.space = spaces_.text;
     if (options.evaluate && (!spaces_.full[0].is_chain() || spaces_.orders.size() > 1)) {
-      chain_graph_ = in_a_row(graph, spaces_.orders[0]);
-      chain_ = chain_spaces(chain_graph_, spaces_.orders[0]);
+      make_chains();
     }
   }
 
@@ -134,6 +139,16 @@ class Planning {
   Clock::time_point after(double share) const {
     return start_ + std::chrono::duration_cast<Clock::duration>(
                         std::chrono::duration<double>(share * limit_));
+  }
+
+  // The operators in a row, in each order; of a large space, which takes long, in the first.
+  void make_chains() {
+    const size_t num = spaces_.is_large() ? 1 : spaces_.orders.size();
+    chains_.resize(num);
+    for (size_t i = 0; i < num; ++i) {
+      chains_[i].graph = in_a_row(graph_, spaces_.orders[i]);
+      chains_[i].spaces = chain_spaces(chains_[i].graph, spaces_.orders[i]);
+    }
   }
 
   void plan_by_formula() {
@@ -305,8 +320,9 @@ class Planning {
     if (is_large && options_.tolerance > 0) {
       requests[0].tolerance = std::max(options_.tolerance, kOtherTolerance);
     }
-    if (chain_.full.empty()) requests.clear();
-    for (const PlannerOptions& o : requests) add(o, chain_graph_, chain_);
+    for (const Chain& chain : chains_) {
+      for (const PlannerOptions& o : requests) add(o, chain.graph, chain.spaces);
+    }
     for (size_t i = 1; i < out.size() && is_large; ++i) out[i].cuts = out[i].baselines = false;
     return out;
   }
@@ -471,8 +487,7 @@ class Planning {
   std::vector<int64_t> all_sizes_, sizes_;  // these: those of which plans can be compared in time
   double num_sizes_ = 0;                    // that may be asked for
   Spaces spaces_;
-  graph::Graph chain_graph_;
-  Spaces chain_;                         // nothing where `spaces_` are a chain
+  std::vector<Chain> chains_;            // none where `spaces_` are a chain
   std::unique_ptr<MachineSearch> main_;  // all devices, by the formula asked for
   std::shared_ptr<const Machine> whole_;
   Judge judge_;
