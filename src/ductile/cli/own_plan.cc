@@ -195,17 +195,17 @@ std::string why_uncut(size_t stages, int64_t ranks, int64_t devices, bool asked_
 
 std::string plan_with_room(
     const std::function<std::optional<std::string>(double)>& search,
-    const std::function<std::optional<Shortage>(const std::string&)>& shortage) {
+    const std::function<std::optional<LackOfRoom>(const std::string&)>& shortage) {
   constexpr int kMostSearches = 5;
   std::string first = search(0).value();
-  const std::optional<Shortage> refused = shortage(first);
+  const std::optional<LackOfRoom> refused = shortage(first);
   if (!refused) return first;
   if (refused->beside <= 0) fail(ErrorCode::invalid_argument, "{}", refused->text);
   // So much was too little, and with so much no plan was found.
   double low = 0, high = std::numeric_limits<double>::infinity(), free = refused->beside;
   for (int searches = 1; searches < kMostSearches; ++searches) {
     const std::optional<std::string> plan = search(free);
-    const std::optional<Shortage> lacks = plan ? shortage(*plan) : std::nullopt;
+    const std::optional<LackOfRoom> lacks = plan ? shortage(*plan) : std::nullopt;
     if (plan && !lacks) return *plan;
     (plan ? low : high) = free;
     free = lacks && lacks->beside > low && lacks->beside < high ? lacks->beside : (low + high) / 2;

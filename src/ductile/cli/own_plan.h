@@ -43,7 +43,7 @@ bool check_operators(const TrainCommand& command, JobConfig& config);
 // has room.
 std::string plan_with_room(
     const std::function<std::optional<std::string>(double)>& search,
-    const std::function<std::optional<Shortage>(const std::string&)>& shortage);
+    const std::function<std::optional<LackOfRoom>(const std::string&)>& shortage);
 
 struct OwnPlan {
   std::string text;   // as `ductile plan --json` writes it

@@ -191,8 +191,8 @@ StateScale state_scale(const spec::JobOptions& job, const nlohmann::json& evalua
   return out;
 }
 
-std::optional<Shortage> shortage_of(const spec::JobOptions& job, const std::string& text,
-                                    const fs::path& file) {
+std::optional<LackOfRoom> shortage_of(const spec::JobOptions& job, const std::string& text,
+                                      const fs::path& file) {
   const nlohmann::json report = parse_json(text, file.string(), ErrorCode::invalid_argument);
   const auto evaluation = report.find("evaluation");
   if (evaluation == report.end() || !evaluation->is_object() || !evaluation->contains("stages")) {
@@ -215,7 +215,7 @@ std::optional<Shortage> shortage_of(const spec::JobOptions& job, const std::stri
         stage.number("peak_memory", 0, kMostBytes) + (scale.factor - 1) * planned_state(stage);
     const double limit = stage.number("memory_limit", 0, kMostBytes);
     if (own > limit) {
-      return Shortage{fmt::format(
+      return LackOfRoom{fmt::format(
           "{} needs {} of memory on each of its devices, and they have {} by the file of devices "
           "that it was planned for{}; plan with more devices, smaller micro-batches or "
           "recomputation, or for devices with more memory (ductile plan --devices){}",
@@ -226,14 +226,15 @@ std::optional<Shortage> shortage_of(const spec::JobOptions& job, const std::stri
     if (state_of(stage) == 0 || state_of(all) == 0) continue;
     const Beside others = beside(job, state_of(stage), copied, state_of(all), limit - own);
     if (own + others.bytes <= limit) continue;
-    return Shortage{fmt::format("{} needs {} of memory, and its worker holds up to {} of other "
-                                "stages' weights, gradients "
-                                "and optimiser state as well ({}); its devices have {}; {}, or "
-                                "plan for devices with more "
-                                "memory (ductile plan --devices){}",
-                                stage.where(), page::as_bytes(own), page::as_bytes(others.bytes),
-                                others.why, page::as_bytes(limit), others.remedy, remedy_of(scale)),
-                    others.bytes};
+    return LackOfRoom{
+        fmt::format("{} needs {} of memory, and its worker holds up to {} of other "
+                    "stages' weights, gradients "
+                    "and optimiser state as well ({}); its devices have {}; {}, or "
+                    "plan for devices with more "
+                    "memory (ductile plan --devices){}",
+                    stage.where(), page::as_bytes(own), page::as_bytes(others.bytes), others.why,
+                    page::as_bytes(limit), others.remedy, remedy_of(scale)),
+        others.bytes};
   }
   return std::nullopt;
 }

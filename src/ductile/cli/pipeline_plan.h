@@ -51,15 +51,15 @@ StateScale state_scale(const spec::JobOptions& job, const nlohmann::json& evalua
                        const std::string& where);
 
 // That a stage of a plan needs more memory than its devices have.
-struct Shortage {
+struct LackOfRoom {
   std::string text;   // names file and stage, and what to do
   double beside = 0;  // bytes of other stages' state that its worker holds; 0: it lacks room alone
 };
 // Once all options of the job are known: where a stage of the plan with this text lacks memory, by
 // itself or with what its worker holds of other stages' state (train.shard_optimizer,
 // train.shard_copies). Nothing where all have room.
-std::optional<Shortage> shortage_of(const spec::JobOptions& job, const std::string& text,
-                                    const fs::path& file);
+std::optional<LackOfRoom> shortage_of(const spec::JobOptions& job, const std::string& text,
+                                      const fs::path& file);
 // The same; throws invalid_argument with its text.
 void check_memory(const spec::JobOptions& job, const std::string& text, const fs::path& file);
 

@@ -227,9 +227,9 @@ TEST(OwnPlan, IsSearchedForAgainWithRoomForWhatItsWorkersHoldOfOtherStages) {
           if (free > most) return std::nullopt;
           return fmt::format("{}", free);
         },
-        [&](const std::string& plan) -> std::optional<Shortage> {
+        [&](const std::string& plan) -> std::optional<LackOfRoom> {
           if (std::stod(plan) >= least) return std::nullopt;
-          return Shortage{"stage 0 needs more", plan == "0" ? 40.0 : 48.0};
+          return LackOfRoom{"stage 0 needs more", plan == "0" ? 40.0 : 48.0};
         });
   };
   EXPECT_EQ(found(), "0");
@@ -260,7 +260,7 @@ TEST(OwnPlan, ThatLacksRoomByItselfIsNotSearchedForAgain) {
           ++searches;
           return "plan";
         },
-        [](const std::string&) -> std::optional<Shortage> { return Shortage{"too large"}; });
+        [](const std::string&) -> std::optional<LackOfRoom> { return LackOfRoom{"too large"}; });
   });
   EXPECT_EQ(text.find("no plan was found"), std::string::npos) << text;
   EXPECT_NE(text.find("too large"), std::string::npos) << text;
