@@ -1,6 +1,7 @@
 #include "ductile/cli/own_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
@@ -208,8 +209,11 @@ std::string plan_with_room(
     const std::optional<LackOfRoom> lacks = plan ? shortage(*plan) : std::nullopt;
     if (plan && !lacks) return *plan;
     (plan ? low : high) = free;
-    free = lacks && lacks->beside > low && lacks->beside < high ? lacks->beside : (low + high) / 2;
-    if (free > 1e300) break;  // it lacks room alone
+    if (lacks && lacks->beside > low && lacks->beside < high) {
+      free = lacks->beside;
+    } else {
+      free = std::isinf(high) ? 2 * free : (low + high) / 2;
+    }
   }
   fail(ErrorCode::invalid_argument,
        "no plan was found that has room for what its workers hold of other stages; {}",

@@ -192,6 +192,16 @@ TEST(JobOrder, AServiceOfAJobThatHasSavedNothingIsToBeginAfterIt) {
   EXPECT_EQ(after_other.value("status", 0), 409) << after_other;
   EXPECT_NE(after_other.dump().find("with --after 1 the service begins"), std::string::npos)
       << after_other;
+  // After a job that begins after it is late enough.
+  Json between = {{"name", "between"},
+                  {"kind", "command"},
+                  {"after", Json::array({young})},
+                  {"spec", {{"command", {"true"}}, {"directory", service.folder().string()}}}};
+  const Json waits = service.send("POST", "/v1/jobs", dump_json(between));
+  ASSERT_EQ(waits.value("status", 0), 201) << waits;
+  serve["after"] = Json::array({waits.at("body").value("id", JobId{0})});
+  const Json indirectly = service.send("POST", "/v1/jobs", dump_json(serve));
+  EXPECT_EQ(indirectly.value("status", 0), 201) << indirectly;
   serve["after"] = Json::array({other, young});
   const Json taken = service.send("POST", "/v1/jobs", dump_json(serve));
   ASSERT_EQ(taken.value("status", 0), 201) << taken;

@@ -209,6 +209,27 @@ TEST(SchedulerSpeeds, NeitherCommandsWithoutEndNorShortJobsThatKeepComingWaitFor
   }
 }
 
+// It would lose all that it has done, to others that may take as long.
+TEST(SchedulerSpeeds, ACommandThatRunsIsNotStoppedForCommandsThatCameLater) {
+  ObedientWorld world(one_machine(2), "srtf");
+  world.add(of_kind("kind", 1));
+  world.decide();
+  world.scheduler.measured(1, 64);  // a step takes a second
+  JobDemand first = command_at(2, world.now);
+  first.rigid = true;
+  world.add(first);
+  JobId next = 3;
+  for (int round = 0; round < 200; ++round) {
+    world.scheduler.progress(1, 0, 100);  // the average, which the command runs for many times
+    world.decide();
+    ASSERT_TRUE(world.runs(1) && world.runs(2)) << round;
+    if (round % 10 != 9) continue;
+    JobDemand other = command_at(next++, world.now);
+    other.rigid = true;
+    world.add(other);
+  }
+}
+
 TEST(SchedulerSpeeds, WhereNothingIsKnownTheFirstThatCameIsFirst) {
   ObedientWorld world(one_machine(1), "srtf");
   for (const JobId id : {1, 2, 3}) world.add(of_kind("command", id));

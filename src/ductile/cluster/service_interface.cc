@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -35,7 +36,12 @@ std::optional<JobRecord> job_of_run(const fs::path& real, const fs::path& runs,
   JobId id = 0;
   std::from_chars(name.data(), name.data() + name.size(), id);
   if (id <= 0) return std::nullopt;
-  auto job = Reader(store).job_if_kept(id);
+  std::optional<JobRecord> job;
+  try {
+    job = Reader(store).job_if_kept(id);
+  } catch (const Error& e) {  // a store that was restored may never have had it
+    if (e.code() != ErrorCode::not_found) throw;
+  }
   if (job && fs::path(job->run).filename() != real.filename()) job.reset();
   return job;
 }
@@ -59,6 +65,20 @@ fs::path require_own_run(const fs::path& run, const RunsFolder& runs, const fs::
       run.string()));
 }
 
+// Whether a job has finished where these have, since it is one of them or they wait for it.
+bool is_awaited(JobId job, std::vector<JobId> by, const fs::path& store) {
+  Reader reader(store);
+  std::set<JobId> seen;
+  while (!by.empty()) {
+    const JobId next = by.back();
+    by.pop_back();
+    if (next == job) return true;
+    if (!seen.insert(next).second) continue;
+    for (const EarlierJob& earlier : reader.awaited_by(next)) by.push_back(earlier.id);
+  }
+  return false;
+}
+
 // A job that trains has nothing to serve until it has saved for the first time, and one that ended
 // before has nothing for ever. Of a run that is nobody's here, who loads its weights says what
 // helps. `after`: the jobs that are to finish before the service begins.
@@ -71,7 +91,7 @@ void require_saved_weights(const Work& work, const fs::path& runs, const fs::pat
   const auto job = error ? std::nullopt : job_of_run(real, runs, store);
   if (!job || job->phase == Phase::finished) return;
   const bool has_ended_before = has_ended(job->phase);
-  if (!has_ended_before && std::ranges::find(after, job->id) != after.end()) return;
+  if (!has_ended_before && is_awaited(job->id, after, store)) return;
   if (has_weights(run::RunFolder::open(serve->run))) return;
   if (has_ended_before)
     fail(ErrorCode::conflict,

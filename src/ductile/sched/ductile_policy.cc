@@ -430,7 +430,8 @@ Decisions DuctilePolicy::Impl::decide(const Round& round) {
   do {
     take_choices(round);
     unplaced = place_all(round, next);
-  } while (keep_from_own_tier(round, next) || leave_out(round, unplaced, next));
+  } while (keep_from_own_tier(round, next) || drop_trials(round, unplaced) ||
+           leave_out(round, unplaced, next));
   Decisions decisions;
   decisions.objective = allocator_->result().objective;
   decisions.bound = allocator_->result().bound;

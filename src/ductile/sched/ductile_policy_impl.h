@@ -151,6 +151,7 @@ class DuctilePolicy::Impl {
   void begin_trial(const Round& round, const JobView& job, State& s, int64_t& idle);
   void try_again(const Round& round);
   void count_trials(const Round& round);
+  bool drop_trials(const Round& round, const std::vector<uint8_t>& unplaced);
   // ductile_leaving.cc
   void use_leaving_nodes(const Round& round, std::vector<Allocation>& next) const;
   State as_if_staying(const JobView& job, std::span<const Pool> pools) const;

@@ -11,7 +11,8 @@ namespace {
 
 // A job has had what it holds for so many times as long as a trial may cost it, and for twice as
 // long before each further one. So all of them together cost it at most a twentieth of its time,
-// and after a trouble it goes without a size for about as long again as that lasted.
+// and after its first trouble it goes without a size for about as long again as that lasted; after
+// later ones for longer.
 constexpr double kCostsBeforeTrial = 20;
 constexpr double kStepsOfTrial = 3;
 
@@ -65,13 +66,13 @@ void DuctilePolicy::Impl::try_again(const Round& round) {
   std::vector<int64_t> idle;
   for (const Pool& pool : pools_) idle.push_back(pool.devices);
   bool wanted = false;  // by a job that waits
+  for (const JobView& job : round.jobs) wanted = wanted || (job.allocation.empty() && !job.service);
   for (const JobView& job : round.jobs) {
     State& s = states_.at(job.id);
-    if (s.trial > 0 && !is_on_trial(round, job, s)) {
+    if (s.trial > 0 && (wanted || !is_on_trial(round, job, s))) {
       s.trial = 0;
       s.given_weight = -1;
     }
-    wanted = wanted || (job.allocation.empty() && !job.service);
     if (s.pool_now < 0) continue;
     idle[static_cast<size_t>(s.pool_now)] -= device_count(
         s.grant >= 0 ? grants_[static_cast<size_t>(s.grant)].allocation : job.allocation);
@@ -85,22 +86,37 @@ void DuctilePolicy::Impl::try_again(const Round& round) {
   }
 }
 
-// After it was decided who gets what: a trial that is worth less than what it costs is none.
+// After it was decided who gets what: a trial that is worth less than what it costs, or that a
+// quota forbids, is none, and its turn is over as if it had been made.
 void DuctilePolicy::Impl::count_trials(const Round& round) {
   for (const JobView& job : round.jobs) {
     State& s = states_.at(job.id);
     if (s.trial == 0 || device_count(job.allocation) == s.trial) continue;
+    ++s.trials;
     const int choice = s.pinned ? -1 : allocator_->chosen(s.slot);
     if (choice >= 0) {
       const Configuration& c = s.configurations[static_cast<size_t>(choice)];
-      if (c.pool == s.pool_now && c.devices == s.trial) {
-        ++s.trials;
-        continue;
-      }
+      if (c.pool == s.pool_now && c.devices == s.trial) continue;
     }
     s.trial = 0;
     s.given_weight = -1;
   }
+}
+
+// What was to try a size for which there is no piece keeps what it has. Returns whether there were
+// any, and all has to be placed again.
+bool DuctilePolicy::Impl::drop_trials(const Round& round, const std::vector<uint8_t>& unplaced) {
+  bool any = false;
+  for (size_t i = 0; i < round.jobs.size(); ++i) {
+    State& s = states_.at(round.jobs[i].id);
+    if (unplaced[i] == 0 || s.trial == 0) continue;
+    s.trial = 0;
+    s.given_weight = -1;
+    offer(round.jobs[i], s);
+    any = true;
+  }
+  if (any) allocator_->solve();
+  return any;
 }
 
 }  // namespace ductile::sched

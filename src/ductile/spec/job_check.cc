@@ -26,7 +26,6 @@ namespace {
 
 using Bad = std::function<void(const std::string&)>;
 
-// Bias corrections divide by 1 - beta^t.
 // To the kernel a path ends there, and other files than were named would be read.
 void check_paths(const JobOptions& job, const Bad& bad) {
   for (const auto& [name, path] :
@@ -37,6 +36,7 @@ void check_paths(const JobOptions& job, const Bad& bad) {
       bad(fmt::format("{} has a zero byte, which no path has", name));
 }
 
+// Bias corrections divide by 1 - beta^t.
 void check_betas(const OptimizerOptions& optimizer, const Bad& bad) {
   constexpr std::array<std::string_view, 7> kRules = {
       "adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb", "muon"};

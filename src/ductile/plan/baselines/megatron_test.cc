@@ -122,6 +122,19 @@ TEST(Megatron, ALargeBatchIsRefusedAtOnce) {
       << result.failure;
 }
 
+// One plan of single samples would take longer than there is time; others do not.
+TEST(Megatron, WhatIsTooMuchForTheTimeDoesNotEndTheSearch) {
+  PlannerOptions options;
+  options.batch = 2 * 999'983;  // and a prime number
+  options.time_limit = 20;
+  DeviceGroup group;
+  group.memory = 1e15;  // so that any number of samples fits
+  const BaselineResult result = megatron_plan(graph::build_graph("gpt:8,512,8,128,1000,1"),
+                                              uniform_devices(8, 4, group), options);
+  ASSERT_TRUE(result.ok()) << result.failure;
+  EXPECT_GT(result.plan.stages[0].micro_batch, 2);
+}
+
 TEST(Megatron, WhatItCannotRunIsNamed) {
   std::string text;
   const auto refused = [&](const graph::Graph& g, const Plan& plan) {

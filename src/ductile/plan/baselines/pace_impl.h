@@ -20,8 +20,8 @@ class Pace {
                       std::chrono::duration<double>(std::clamp(time_limit, 1e-3, 1e6)))) {}
 
   Clock::time_point deadline() const { return deadline_; }
-  // From the first refusal on.
-  bool timed_out() const { return timed_out_; }
+  // Whether anything was left out for want of time.
+  bool timed_out() const { return timed_out_ || refused_; }
   bool too_many() const { return too_many_; }  // what was refused has more tasks than anyone may
 
   bool is_late() {
@@ -38,21 +38,24 @@ class Pace {
     }
     const std::chrono::duration<double> left = deadline_ - Clock::now();
     if (tasks * seconds_per_task_ <= left.count()) return true;
-    timed_out_ = true;
+    refused_ = true;  // what has fewer tasks may still be in time
     return false;
   }
 
   // They were carried out, since then.
   void took(size_t stages, int64_t micro_batches, Clock::time_point begun) {
+    const double tasks = static_cast<double>(stages) * static_cast<double>(micro_batches);
+    if (tasks < kLeastTasks) return;  // what else it takes would count for tasks
     const std::chrono::duration<double> taken = Clock::now() - begun;
-    seconds_per_task_ =
-        taken.count() / (static_cast<double>(stages) * static_cast<double>(micro_batches));
+    seconds_per_task_ = taken.count() / tasks;
   }
 
  private:
+  static constexpr double kLeastTasks = 1000;
+
   Clock::time_point deadline_;
   double seconds_per_task_ = 0;
-  bool timed_out_ = false, too_many_ = false;
+  bool timed_out_ = false, refused_ = false, too_many_ = false;
 };
 
 }  // namespace ductile::plan

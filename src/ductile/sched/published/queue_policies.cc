@@ -31,8 +31,10 @@ std::optional<double> remaining_seconds(const JobView& job) {
 //  is
 //    short for ever. It has waited for others of its sort, too, which must not add up: together
 //    they have waited for as long as there are any, less what they have run on all devices.
-// Among them the one that has run least is first, by these doublings, so that they do not take
-// turns. Where nothing is known all are alike, and the first that came is first.
+// Among them those that run and save nothing come first, since they would lose all that they have
+// done to others that may take as long; then those that are taken to need least once they have run
+// that long, less what each has waited itself, so that none waits for ever for those that keep
+// coming. Where nothing is known all are alike, and the first that came is first.
 class WorkLeft {
  public:
   explicit WorkLeft(const Round& round) : round_(round) {
@@ -55,6 +57,7 @@ class WorkLeft {
     const double waited =
         round.now - first - ran / static_cast<double>(std::max<int64_t>(devices, 1));
     guessed_.resize(left_.size());
+    aged_.resize(left_.size());
     for (size_t i = 0; i < left_.size(); ++i)
       if (!known_[i]) guess(i, waited);
   }
@@ -70,7 +73,9 @@ class WorkLeft {
       };
     };
     std::ranges::stable_sort(known, by(left_));
-    std::ranges::stable_sort(unknown, by(average_ ? guessed_ : left_));
+    std::ranges::stable_sort(unknown, by(average_ ? aged_ : left_));
+    std::ranges::stable_partition(unknown,
+                                  [this](size_t i) { return runs(i) && !round_.jobs[i].saves; });
     for (size_t k = 0, u = 0; k < known.size() || u < unknown.size();) {
       const bool takes_known =
           u == unknown.size() || (k < known.size() && !by(left_)(unknown[u], known[k]));
@@ -125,14 +130,16 @@ class WorkLeft {
     const double ran = job.attained_service / std::max(job.requested_devices, 1);
     const double times = ran / std::max(*average_, 1.0);
     guessed_[i] = *average_ * std::exp2(std::floor(std::log2(std::max(times, 1.0))));
-    const double of_it = std::min(waited, round_.now - job.arrival - ran);
-    left_[i] = std::max(0.0, guessed_[i] - std::max(of_it, 0.0));
+    const double own = std::max(0.0, round_.now - job.arrival - ran);
+    aged_[i] = std::max(0.0, guessed_[i] - own);
+    left_[i] = std::max(0.0, guessed_[i] - std::max(0.0, std::min(waited, own)));
   }
 
   const Round& round_;
   std::vector<uint8_t> known_;
   std::vector<double> left_;     // seconds; of a job of unknown length, what it counts as
   std::vector<double> guessed_;  // of these, what they are taken to need once they begin
+  std::vector<double> aged_;     // the same, less what they have waited themselves
   std::optional<double> average_;
 };
 
