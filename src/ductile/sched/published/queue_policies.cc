@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -32,9 +33,10 @@ std::optional<double> remaining_seconds(const JobView& job) {
 //    short for ever. It has waited for others of its sort, too, which must not add up: together
 //    they have waited for as long as there are any, less what they have run on all devices.
 // Among them those that run and save nothing come first, since they would lose all that they have
-// done to others that may take as long; then those that are taken to need least once they have run
-// that long, less what each has waited itself, so that none waits for ever for those that keep
-// coming. Where nothing is known all are alike, and the first that came is first.
+// done to others that may take as long; then those that have run least, by these doublings, so that
+// they do not take turns. One doubling less counts who has waited for as long as it is taken to
+// need, so that none waits for ever for those that keep coming. Where nothing is known all are
+// alike, and the first that came is first.
 class WorkLeft {
  public:
   explicit WorkLeft(const Round& round) : round_(round) {
@@ -57,7 +59,8 @@ class WorkLeft {
     const double waited =
         round.now - first - ran / static_cast<double>(std::max<int64_t>(devices, 1));
     guessed_.resize(left_.size());
-    aged_.resize(left_.size());
+    turn_.resize(left_.size());
+    waited_.resize(left_.size());
     for (size_t i = 0; i < left_.size(); ++i)
       if (!known_[i]) guess(i, waited);
   }
@@ -73,7 +76,10 @@ class WorkLeft {
       };
     };
     std::ranges::stable_sort(known, by(left_));
-    std::ranges::stable_sort(unknown, by(average_ ? aged_ : left_));
+    if (average_) {
+      std::ranges::stable_sort(unknown, std::greater<>(), [this](size_t i) { return waited_[i]; });
+      std::ranges::stable_sort(unknown, by(turn_));
+    }
     std::ranges::stable_partition(unknown,
                                   [this](size_t i) { return runs(i) && !round_.jobs[i].saves; });
     for (size_t k = 0, u = 0; k < known.size() || u < unknown.size();) {
@@ -129,9 +135,11 @@ class WorkLeft {
     const JobView& job = round_.jobs[i];
     const double ran = job.attained_service / std::max(job.requested_devices, 1);
     const double times = ran / std::max(*average_, 1.0);
-    guessed_[i] = *average_ * std::exp2(std::floor(std::log2(std::max(times, 1.0))));
+    const double doublings = std::floor(std::log2(std::max(times, 1.0)));
+    guessed_[i] = *average_ * std::exp2(doublings);
     const double own = std::max(0.0, round_.now - job.arrival - ran);
-    aged_[i] = std::max(0.0, guessed_[i] - own);
+    waited_[i] = own;
+    turn_[i] = doublings - std::floor(own / std::max(guessed_[i], 1.0));
     left_[i] = std::max(0.0, guessed_[i] - std::max(0.0, std::min(waited, own)));
   }
 
@@ -139,7 +147,9 @@ class WorkLeft {
   std::vector<uint8_t> known_;
   std::vector<double> left_;     // seconds; of a job of unknown length, what it counts as
   std::vector<double> guessed_;  // of these, what they are taken to need once they begin
-  std::vector<double> aged_;     // the same, less what they have waited themselves
+  // Of these: the doublings, less one each time that it has waited as long as it is taken to need;
+  // and what it has waited.
+  std::vector<double> turn_, waited_;
   std::optional<double> average_;
 };
 
