@@ -54,17 +54,6 @@ int64_t and_a_share(int64_t spent, int64_t least) {
   return spent + std::max(least, static_cast<int64_t>(kSizesShare * static_cast<double>(spent)));
 }
 
-// The operators as one chain: an edge of no bytes from each to the next.
-graph::Graph in_a_row(const graph::Graph& graph, const std::vector<OpId>& order) {
-  graph::Graph out = graph;
-  int output = 0;
-  for (const graph::Edge& e : graph.edges) output = std::max(output, e.output + 1);
-  for (size_t i = 1; i < order.size(); ++i) {
-    out.edges.push_back({order[i - 1], order[i], output, 0});
-  }
-  return out;
-}
-
 // The least by the formula.
 std::vector<Candidate>::iterator best_of(std::vector<Candidate>& found) {
   return std::ranges::min_element(found, {}, &Candidate::seconds);

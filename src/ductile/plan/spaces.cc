@@ -64,6 +64,16 @@ Spaces make_spaces(const graph::Graph& graph, const PlannerOptions& options,
   return out;
 }
 
+graph::Graph in_a_row(const graph::Graph& graph, const std::vector<OpId>& order) {
+  graph::Graph out = graph;
+  int output = 0;
+  for (const graph::Edge& e : graph.edges) output = std::max(output, e.output + 1);
+  for (size_t i = 1; i < order.size(); ++i) {
+    out.edges.push_back({order[i - 1], order[i], output, 0});
+  }
+  return out;
+}
+
 Spaces chain_spaces(const graph::Graph& graph, const std::vector<OpId>& order) {
   Spaces out;
   out.orders.push_back(order);
