@@ -7,7 +7,15 @@
 namespace ductile::plan {
 
 std::string_view to_string(Objective objective) {
-  return objective == Objective::time ? "time" : "throughput";
+  switch (objective) {
+    case Objective::time:
+      return "time";
+    case Objective::throughput:
+      return "throughput";
+    case Objective::zero_bubble:
+      return "zero-bubble";
+  }
+  return "";
 }
 
 Objective objective_from(std::string_view name) {
@@ -55,7 +63,7 @@ double formula_seconds(const graph::Graph& graph, const Devices& devices, const 
       r[i] = std::max(r[i], r[j] + 2 * x[j]);
       after = std::max(after, s[j] + x[j]);
     }
-    r[i] += c.tau;
+    r[i] += c.round;
     s[i] = std::max(r[i] + c.sync, c.forward + after);
     rest = std::max(rest, s[i]);
   }

@@ -70,7 +70,7 @@ IntervalSearch::IntervalSearch(std::span<const SearchSpace> spaces, std::span<co
       options_(options),
       deadline_(deadline),
       keep_(1 - options.tolerance),
-      latency_(options.objective == Objective::time),
+      latency_(options.objective != Objective::throughput),
       steps_(steps) {
   double capacity = 0;
   for (const Island& f : islands) capacity += f.devices * f.speed;

@@ -20,17 +20,17 @@ LabelSearch::LabelSearch(const SearchSpace& space, std::span<const Island> islan
       islands_(islands),
       effort_(effort),
       num_micro_(options.batch / micro_batch),
-      latency_(options.objective == Objective::time),
+      latency_(options.objective != Objective::throughput),
       compare_tau_(options.tolerance == 0),
       deadline_(deadline),
       table_(space, islands, options, micro_batch),
       bound_(space, table_, flows, options),
       made_(64) {
   factor_ = latency_ ? static_cast<double>(num_micro_ - 1) : static_cast<double>(options.batch);
-  make_heads();
+  make_heads(options.objective == Objective::zero_bubble);
 }
 
-void LabelSearch::make_heads() {
+void LabelSearch::make_heads(bool zero_bubble) {
   // R of the longest path that ends at each operator, each at its fastest. An operator shares its
   // stage, so only times that depend on the samples at hand are sure: at the greatest degree.
   head_.assign(space_.groups().size(), 0);
@@ -53,9 +53,11 @@ void LabelSearch::make_heads() {
     double least = kInfinity;
     for (const Cell* cell : fastest) {
       const graph::OpCost& c = space_.op_cost(v, cell->keep);
-      least = std::min(least, (c.forward.at(cell->share) + c.backward_input.at(cell->share) +
-                               c.backward_weight.at(cell->share)) /
-                                  cell->speed);
+      double seconds = c.forward.at(cell->share);
+      if (!zero_bubble) {
+        seconds += c.backward_input.at(cell->share) + c.backward_weight.at(cell->share);
+      }
+      least = std::min(least, seconds / cell->speed);
     }
     double before = 0;
     for (OpId u : space_.topology().predecessors(v)) before = std::max(before, path[u]);
@@ -331,7 +333,7 @@ inline bool LabelSearch::leads_nowhere(const Front& front, const Cell& cell, con
   double reach = 0;
   for (int i = 0; i < bound_.num_prices(); ++i) {
     const PathFlow::Through f = bound_.flow(i).through(trial.state, trial.transition, to);
-    const double length = f.round_out * c.tau + f.forward_out * c.forward +
+    const double length = f.round_out * c.round + f.forward_out * c.forward +
                           (2 * f.in.round_trip + f.in.forward) * c.transfer + f.turns * c.sync;
     reach = std::max(
         reach, (front.paths[i] + length + bound_.price(i) * cell.weight + bound_.least(to)[i]) *
@@ -387,7 +389,7 @@ const CellCost* LabelSearch::recomputed(Trial& trial, int64_t in_flight,
     if (stage.w > cost->most) cost = recomputed(trial, stage.w, limits);
     if (cost == nullptr) continue;
     if (latency_) {
-      stage.r += cost->tau;
+      stage.r += cost->round;
       stage.s = std::max(stage.r + cost->sync, stage.s + cost->forward);
     }
     Label label;

@@ -107,7 +107,7 @@ class LabelSearch {
     CellCost keep, again;      // without and with recomputation
     bool knows_again = false;  // `again` was priced
   };
-  void make_heads();
+  void make_heads(bool zero_bubble);
   Solution run(double tau, double tau_low, double enough, bool fewest);
   Front front_of(int state) const;
   void take_stages(int state, int cell, const Front& front, const Limits& limits);

@@ -16,7 +16,10 @@ constexpr size_t kManyStates = 300;  // from here on the second flow is left out
 
 PathBound::PathBound(const SearchSpace& space, const StageTable& table,
                      std::span<const PathFlow> flows, const PlannerOptions& options)
-    : space_(space), table_(table), flows_(flows), latency_(options.objective == Objective::time) {
+    : space_(space),
+      table_(table),
+      flows_(flows),
+      latency_(options.objective != Objective::throughput) {
   const int64_t micro_batch = options.batch / table.micro_batches();
   per_tau_ = latency_ ? 1.0 : static_cast<double>(micro_batch);
   make_work(micro_batch);
@@ -175,7 +178,7 @@ bool PathBound::fits_in_all(double seconds) {
 
 PathBound::Values PathBound::least_of_block(int state, int e, const Cell& cell) const {
   const int nearest = e - kBlock + 1;
-  const double busy = latency_ ? table_.least_tau(state, nearest, cell) : 0;
+  const double busy = latency_ ? table_.least_round(state, nearest, cell) : 0;
   const int t = space_.states()[state].first_transition + nearest - state - 1;
   Values least = blocks_[e / kBlock];
   const double first = flows_[0].through(state, t, nearest).round_out * busy;
@@ -202,7 +205,7 @@ void PathBound::price_stages(int state, double tau) {
     const int to = space_.transitions()[t].to;
     const auto length = [&](const PathFlow& flow) {
       const PathFlow::Through f = flow.through(state, t, to);
-      return f.round_out * c.tau + f.forward_out * c.forward +
+      return f.round_out * c.round + f.forward_out * c.forward +
              (2 * f.in.round_trip + f.in.forward) * c.transfer + f.turns * c.sync;
     };
     const Values& after = least_[to];

@@ -78,7 +78,7 @@ struct Quest {
 };
 
 // A request being worked on. The best plan is sought on all devices and on parts of them; on each
-// for the request and for stricter ones: by the other objective, without splits, with one device
+// for the request and for stricter ones: by the other formulas, without splits, with one device
 // per stage, as a chain, and each size of micro-batches alone. Each of these is worked on as if it
 // alone were asked for. All go to the judge, so more freedom never gives a slower plan.
 class Planning {
@@ -272,9 +272,24 @@ class Planning {
     judge_.set_other_graph(nullptr);
   }
 
+  // The request, and where its formula asks for the least time of an iteration, by the others.
+  std::vector<PlannerOptions> requests_by_formula() const {
+    std::vector<PlannerOptions> requests = {options_};
+    if (options_.objective != Objective::time) return requests;
+    PlannerOptions other = options_;
+    if (spaces_.is_large() && other.tolerance > 0) {
+      other.tolerance = std::max(other.tolerance, kOtherTolerance);
+    }
+    other.objective = Objective::throughput;
+    requests.push_back(other);
+    other.objective = Objective::zero_bubble;
+    if (options_.zero_bubble) requests.push_back(other);
+    return requests;
+  }
+
   // The request first.
   std::vector<Quest> stricter_requests() const {
-    std::vector<PlannerOptions> requests = {options_};
+    std::vector<PlannerOptions> requests = requests_by_formula();
     const auto also = [&requests](auto restrict) {
       for (size_t i = 0, n = requests.size(); i < n; ++i) {
         requests.push_back(requests[i]);
@@ -282,12 +297,6 @@ class Planning {
       }
     };
     const bool is_large = spaces_.is_large();
-    if (options_.objective == Objective::time) {
-      also([is_large](PlannerOptions& o) {
-        o.objective = Objective::throughput;
-        if (is_large && o.tolerance > 0) o.tolerance = std::max(o.tolerance, kOtherTolerance);
-      });
-    }
     const bool splits =
         std::any_of(spaces_.full[0].variants().begin(), spaces_.full[0].variants().end(),
                     [](const Variant& v) { return v.tensor > 1; });
@@ -367,7 +376,7 @@ class Planning {
     if (!found.empty()) quest.best_size = best_of(found)->plan.stages[0].micro_batch;
     const int64_t before = judge_.wanted();
     const double least = judge_.judge(found);
-    if (has_others && how.objective == Objective::time && least > kPoorGap * search.best()) {
+    if (has_others && how.objective != Objective::throughput && least > kPoorGap * search.best()) {
       std::vector<Candidate> more;
       search.add_others(kLessGood, more);
       judge_.judge(more);
@@ -441,9 +450,8 @@ class Planning {
     begin(quest);
     for (const Baseline& b : baselines()) {
       const bool searches = b.name == "graphpipe" || b.name == "pipedream" || b.name == "piper";
-      // Without splits only Piper's differs; and of a chain the search finds what GraphPipe's does.
+      // Without splits only Piper's differs.
       if (quest.options.split != options_.split && b.name != "piper") continue;
-      if (quest.graph != &graph_ && (b.name == "graphpipe" || !searches)) continue;
       const std::vector<int64_t> sizes = sizes_worth_trying(m.devices);
       if (!searches && !sizes.empty()) try_baseline(b.name, quest, m, sizes);
       for (size_t i = 0; searches && i < sizes.size(); ++i) {
@@ -485,16 +493,6 @@ class Planning {
   int64_t part_steps_ = 0;  // of the searches of parts of the machine
 };
 
-// The numbers of replicas that all stages may have, where they have equal ones.
-std::vector<int> equal_replicas(const Devices& devices, const PlannerOptions& options) {
-  std::vector<int> out;
-  const std::vector<int64_t> sizes = sizes_to_try(options);
-  for (int r = 1; r <= devices.size(); ++r) {
-    if (std::ranges::any_of(sizes, [r](int64_t b) { return b % r == 0; })) out.push_back(r);
-  }
-  return out;
-}
-
 double seconds_of(const Planned& planned) {
   if (!planned.feasible) return kInfinity;
   return planned.simulated_seconds > 0 ? planned.simulated_seconds : planned.formula_seconds;
@@ -529,7 +527,7 @@ Planned better_of(Planned a, Planned b) {
 Planned plan_runnable(const graph::Graph& graph, const Devices& devices,
                       const PlannerOptions& options, bool whether) {
   const auto start = Clock::now();
-  std::vector<int> numbers = equal_replicas(devices, options);
+  std::vector<int> numbers = equal_replicas(devices.size(), options);
   numbers.push_back(0);
   Planned out;
   for (size_t i = 0; i < numbers.size(); ++i) {

@@ -25,6 +25,10 @@ namespace ductile::plan {
 enum class Objective {
   time,        // the formula above
   throughput,  // batch x max over stages of (tau / b + s / batch): only the steady state
+  // The formula where weight gradients, w of g, are taken while stages would wait:
+  // max(f + max(0, g - 2 w), p) in place of the tau of R(i), and s(i) begins a tau after the
+  // readers' R. The planner seeks plans by it to judge them; it cannot be asked for.
+  zero_bubble,
 };
 std::string_view to_string(Objective objective);
 Objective objective_from(std::string_view name);  // throws invalid_argument

@@ -84,4 +84,13 @@ double least_work(const SearchSpace& space, std::span<const int64_t> sizes, int6
   return least * (1 - 1e-6);
 }
 
+std::vector<int> equal_replicas(int devices, const PlannerOptions& options) {
+  std::vector<int> out;
+  const std::vector<int64_t> sizes = sizes_to_try(options);
+  for (int r = 1; r <= devices; ++r) {
+    if (std::ranges::any_of(sizes, [r](int64_t b) { return b % r == 0; })) out.push_back(r);
+  }
+  return out;
+}
+
 }  // namespace ductile::plan

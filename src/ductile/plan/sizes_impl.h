@@ -18,4 +18,7 @@ std::vector<int64_t> sizes_in_time(const std::vector<int64_t>& sizes, int64_t ba
 // The work of an iteration, each operator where it costs least: seconds of a device of speed 1.
 double least_work(const SearchSpace& space, std::span<const int64_t> sizes, int64_t batch);
 
+// The numbers of replicas that all stages may have, where they have equal ones.
+std::vector<int> equal_replicas(int devices, const PlannerOptions& options);
+
 }  // namespace ductile::plan

@@ -31,9 +31,15 @@ StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shap
   StageCost c;
   c.forward = times.forward;
   c.transfer = transfer_seconds(boundary.in * b, n, n, link);
-  c.tau =
-      std::max(times.micro_batch(), c.transfer + transfer_seconds(boundary.out * b, n, n, link));
+  const double messages = c.transfer + transfer_seconds(boundary.out * b, n, n, link);
+  c.tau = c.round = std::max(times.micro_batch(), messages);
   c.sync = times.sync;
+  if (objective == Objective::zero_bubble) {
+    const double waits =
+        round_without_weights(times.forward, times.backward_input, times.backward_weight);
+    c.round = std::max(waits, messages);
+    c.sync += c.tau - c.round;
+  }
   if (objective == Objective::throughput) {
     c.tau = c.tau / b + c.sync / static_cast<double>(batch);
     c.forward = c.transfer = c.sync = 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 
@@ -31,10 +32,18 @@ struct Shape {
 struct StageCost {
   double forward = 0;   // f
   double tau = 0;       // per micro-batch; for throughput per sample, gradient sum included
+  double round = 0;     // what it adds to a round trip: tau but for zero-bubble
   double transfer = 0;  // x
-  double sync = 0;      // s
+  double sync = 0;      // s, from the end of the round trip on
   int64_t most = 0;     // micro-batches in flight that memory allows
 };
+
+// What is left of a stage's round trip where weight gradients are taken in what would be waits.
+// (The wait of a chain of equal stages is f + g - 2 w for each: ZB-H1, arXiv 2401.10241,
+// section 2.)
+inline double round_without_weights(double forward, double backward_input, double backward_weight) {
+  return forward + std::max(0.0, backward_input - backward_weight);
+}
 
 StageCost stage_cost(const StageSums& sums, const Boundary& boundary, const Shape& shape,
                      const graph::Graph& graph, const Island& island, int64_t micro_batch,

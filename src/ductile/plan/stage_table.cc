@@ -57,8 +57,9 @@ StageTable::StageTable(const SearchSpace& space, std::span<const Island> islands
       micro_batch_(static_cast<double>(micro_batch)),
       state_factor_(space.graph().state_factor),
       state_whole_(space.graph().state_factor + space.graph().optimizer_factor),
-      latency_(options.objective == Objective::time),
-      counted_(space.graph().counted) {
+      latency_(options.objective != Objective::throughput),
+      counted_(space.graph().counted),
+      zero_bubble_(options.objective == Objective::zero_bubble) {
   const auto variants = space.variants();
   std::vector<bool> used(variants.size(), false);
   for (int v = 0; v < static_cast<int>(variants.size()); ++v) {

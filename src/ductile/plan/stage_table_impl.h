@@ -83,6 +83,11 @@ class StageTable {
     const Row& b = row(to, cell.keep);
     return time_of(a, b, cell);
   }
+  // What such a stage adds to a round trip.
+  double least_round(int from, int to, const Cell& cell) const {
+    return zero_bubble_ ? forward_of(row(from, cell.keep), row(to, cell.keep), cell)
+                        : least_tau(from, to, cell);
+  }
   double least_sync(int from, int to, const Cell& cell) const {
     if (space_.has_ties()) return 0;
     return (row(from, cell.keep).param - row(to, cell.keep).param) * cell.sync_per_byte;
@@ -93,19 +98,8 @@ class StageTable {
     const Row& a = row(from, cell.keep);
     const Row& b = row(t.to, cell.keep);
     StageLeast out;
-    out.forward =
-        (a.forward_fixed - b.forward_fixed + (a.forward_each - b.forward_each) * cell.share) *
-        cell.seconds;
-    out.backward_input =
-        (a.input_fixed - b.input_fixed + (a.input_each - b.input_each) * cell.share) * cell.seconds;
-    if (cell.tensor > 1) {
-      const double rounds = a.tensor_forward_rounds - b.tensor_forward_rounds;
-      const double back = a.tensor_rounds - b.tensor_rounds - rounds;
-      out.forward += (a.tensor_forward - b.tensor_forward) * cell.tensor_per_byte +
-                     rounds * cell.tensor_latency;
-      out.backward_input += (a.tensor_backward - b.tensor_backward) * cell.tensor_per_byte +
-                            back * cell.tensor_latency;
-    }
+    out.forward = forward_of(a, b, cell);
+    out.backward_input = input_of(a, b, cell);
     out.backward_weight = std::max(0.0, time_of(a, b, cell) - out.forward - out.backward_input);
     out.messages = (t.in + t.out) * cell.least_per_byte;
     if (cell.replicas > 1) {
@@ -139,6 +133,25 @@ class StageTable {
                c.tensor_per_byte +
            (a.tensor_rounds - b.tensor_rounds) * c.tensor_latency;
   }
+  // Seconds of the forward pass.
+  static double forward_of(const Row& a, const Row& b, const Cell& c) {
+    const double t =
+        (a.forward_fixed - b.forward_fixed + (a.forward_each - b.forward_each) * c.share) *
+        c.seconds;
+    if (c.tensor == 1) return t;
+    return t + (a.tensor_forward - b.tensor_forward) * c.tensor_per_byte +
+           (a.tensor_forward_rounds - b.tensor_forward_rounds) * c.tensor_latency;
+  }
+  // Seconds of the backward pass to the inputs.
+  static double input_of(const Row& a, const Row& b, const Cell& c) {
+    const double t =
+        (a.input_fixed - b.input_fixed + (a.input_each - b.input_each) * c.share) * c.seconds;
+    if (c.tensor == 1) return t;
+    const double rounds =
+        a.tensor_rounds - b.tensor_rounds - (a.tensor_forward_rounds - b.tensor_forward_rounds);
+    return t + (a.tensor_backward - b.tensor_backward) * c.tensor_per_byte +
+           rounds * c.tensor_latency;
+  }
   double memory_of(int from, int to, const Cell& c, int variant) const {
     const Row& a = row(from, variant);
     const Row& b = row(to, variant);
@@ -157,28 +170,24 @@ class StageTable {
     const SearchSpace::Transition& t = space_.transitions()[transition];
     const Row& a = row(from, variant);
     const Row& b = row(t.to, variant);
-    double forward =
-        (a.forward_fixed - b.forward_fixed + (a.forward_each - b.forward_each) * cell.share) *
-        cell.seconds;
-    double busy =
-        (a.time_fixed - b.time_fixed + (a.time_each - b.time_each) * cell.share) * cell.seconds;
-    if (cell.tensor > 1) {
-      if (a.splittable <= b.splittable) return false;
-      const double there = a.tensor_forward - b.tensor_forward;
-      const double back = a.tensor_backward - b.tensor_backward;
-      forward += there * cell.tensor_per_byte +
-                 (a.tensor_forward_rounds - b.tensor_forward_rounds) * cell.tensor_latency;
-      busy += (there + back) * cell.tensor_per_byte +
-              (a.tensor_rounds - b.tensor_rounds) * cell.tensor_latency;
-    }
+    if (cell.tensor > 1 && a.splittable <= b.splittable) return false;
+    const double forward = forward_of(a, b, cell);
+    const double busy = time_of(a, b, cell);
     out.forward = forward;
     out.transfer = t.in > 0 ? cell.stage_latency + t.in * cell.stage_per_byte : 0;
-    out.tau = std::max(
-        busy, out.transfer + (t.out > 0 ? cell.stage_latency + t.out * cell.stage_per_byte : 0));
+    const double sending =
+        out.transfer + (t.out > 0 ? cell.stage_latency + t.out * cell.stage_per_byte : 0);
+    out.tau = out.round = std::max(busy, sending);
     out.sync = 0;
     if (cell.replicas > 1) {
       const double param = param_of(from, transition, variant);
       if (param > 0) out.sync = param * cell.sync_per_byte + cell.sync_latency;
+    }
+    if (zero_bubble_) {
+      const double input = input_of(a, b, cell);
+      out.round = std::max(
+          round_without_weights(forward, input, std::max(0.0, busy - forward - input)), sending);
+      out.sync += out.tau - out.round;
     }
     if (!latency_) {
       out.tau = out.tau / micro_batch_ + out.sync / batch_;
@@ -205,7 +214,8 @@ class StageTable {
   int64_t num_micro_;
   double batch_, micro_batch_, state_factor_, state_whole_, capacity_ = 0;
   bool latency_;
-  bool counted_;  // bytes, as Graph::counted
+  bool counted_;      // bytes, as Graph::counted
+  bool zero_bubble_;  // is the objective
   std::vector<Cell> cells_;
   std::vector<Row> rows_;  // [variant][state]
 };

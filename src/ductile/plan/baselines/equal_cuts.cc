@@ -89,7 +89,7 @@ class Cut {
         r[i] = std::max(r[i], r[j] + 2 * x[j]);
         after = std::max(after, s[j] + x[j]);
       }
-      r[i] += c.tau;
+      r[i] += c.round;
       s[i] = std::max(r[i] + c.sync, c.forward + after);
       rest = std::max(rest, s[i]);
     }

@@ -115,9 +115,9 @@ struct Twin {
     for (const Island& island : islands) left.push_back(island.devices);
     const auto go = [&](auto&& self, int i, double tau, double rest) -> void {
       if (i == n) {
-        const double seconds = options.objective == Objective::time
-                                   ? static_cast<double>(m - 1) * tau + rest
-                                   : static_cast<double>(options.batch) * tau;
+        const double seconds = options.objective == Objective::throughput
+                                   ? static_cast<double>(options.batch) * tau
+                                   : static_cast<double>(m - 1) * tau + rest;
         best = std::min(best, seconds);
         return;
       }
@@ -138,7 +138,7 @@ struct Twin {
         w[block] = std::min(behind + 1, m);
         if (w[block] > c.most) continue;
         x[block] = c.transfer;
-        r[block] = back + c.tau;
+        r[block] = back + c.round;
         s[block] = std::max(r[block] + c.sync, c.forward + after);
         left[f] -= t * replicas;
         self(self, i + 1, std::max(tau, c.tau), std::max(rest, s[block]));
@@ -282,6 +282,9 @@ SmallCase small_case(uint64_t seed) {
   if (out.options.batch == 6) out.options.micro_batches = {2, 6};
   if (out.options.batch == 4) out.options.micro_batches = {1, 4};
   out.options.objective = rng.below(3) == 0 ? Objective::throughput : Objective::time;
+  if (out.options.objective == Objective::time && rng.below(3) == 0) {
+    out.options.objective = Objective::zero_bubble;
+  }
   out.options.recompute = rng.below(4) > 0;
   out.options.split = rng.below(4) > 0;
   out.options.evaluate = false;
