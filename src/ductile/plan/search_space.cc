@@ -532,4 +532,12 @@ std::vector<OpId> level_order(const Graph& graph) {
   return order;
 }
 
+std::vector<std::vector<OpId>> search_orders(const Graph& graph) {
+  std::vector<std::vector<OpId>> orders = {depth_first_order(graph)};
+  if (std::vector<OpId> level = level_order(graph); level != orders[0]) {
+    orders.push_back(std::move(level));
+  }
+  return orders;
+}
+
 }  // namespace ductile::plan

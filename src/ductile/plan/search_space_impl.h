@@ -137,5 +137,7 @@ class SearchSpace {
 // branches in step (by level).
 std::vector<OpId> depth_first_order(const graph::Graph& graph);
 std::vector<OpId> level_order(const graph::Graph& graph);
+// Both, or the first alone where the second is the same.
+std::vector<std::vector<OpId>> search_orders(const graph::Graph& graph);
 
 }  // namespace ductile::plan

@@ -20,10 +20,7 @@ constexpr double kSecondsPerCut = 1e-7;  // ... for each operator
 Spaces make_spaces(const graph::Graph& graph, const PlannerOptions& options,
                    Clock::time_point deadline) {
   Spaces out;
-  out.orders.push_back(depth_first_order(graph));
-  if (std::vector<OpId> level = level_order(graph); level != out.orders[0]) {
-    out.orders.push_back(std::move(level));
-  }
+  out.orders = search_orders(graph);
   const size_t num_ops = graph.ops.size();
   size_t states = std::clamp<size_t>(static_cast<size_t>(std::sqrt(2.0 * options.max_transitions)),
                                      16, kMaxChainStates);
@@ -64,10 +61,15 @@ Spaces make_spaces(const graph::Graph& graph, const PlannerOptions& options,
   return out;
 }
 
-graph::Graph in_a_row(const graph::Graph& graph, const std::vector<OpId>& order) {
-  graph::Graph out = graph;
+int unused_output(const graph::Graph& graph) {
   int output = 0;
   for (const graph::Edge& e : graph.edges) output = std::max(output, e.output + 1);
+  return output;
+}
+
+graph::Graph in_a_row(const graph::Graph& graph, const std::vector<OpId>& order) {
+  graph::Graph out = graph;
+  const int output = unused_output(graph);
   for (size_t i = 1; i < order.size(); ++i) {
     out.edges.push_back({order[i - 1], order[i], output, 0});
   }

@@ -20,6 +20,8 @@ struct Spaces {
 // `graph` must outlive the result.
 Spaces make_spaces(const graph::Graph& graph, const PlannerOptions& options,
                    Clock::time_point deadline);
+// The first number that no output has: of edges of no bytes, which only say what comes first.
+int unused_output(const graph::Graph& graph);
 // The operators as one chain: an edge of no bytes from each to the next.
 graph::Graph in_a_row(const graph::Graph& graph, const std::vector<OpId>& order);
 // The cuts of one order alone, as for a chain.

@@ -15,6 +15,7 @@
 #include "ductile/plan/baselines/uniform_plans_impl.h"
 #include "ductile/plan/cpu_clock_impl.h"
 #include "ductile/plan/sizes_impl.h"
+#include "ductile/plan/spaces_impl.h"
 
 namespace ductile::plan {
 
@@ -88,22 +89,6 @@ Plan data_plan(const graph::Graph& graph, const Island& island, const PlannerOpt
   return plan;
 }
 
-// The first number that no output of an operator has.
-std::vector<int> next_outputs(const graph::Graph& graph) {
-  std::vector<int> next(graph.ops.size(), 0);
-  for (const graph::Edge& e : graph.edges) next[e.from] = std::max(next[e.from], e.output + 1);
-  return next;
-}
-
-// One of no bytes, which only says what comes first.
-void add_order_edge(OpId from, OpId to, const std::vector<int>& next_output, graph::Graph& graph) {
-  graph::Edge edge;
-  edge.from = from;
-  edge.to = to;
-  edge.output = next_output[from];
-  graph.edges.push_back(edge);
-}
-
 }  // namespace
 
 Table<Baseline> baselines() { return {"planner", kBaselines}; }
@@ -114,29 +99,21 @@ graph::Graph chained(const graph::Graph& graph, const Plan& plan) {
   const auto by_position = [&](OpId a, OpId b) {
     return topology.position(a) < topology.position(b);
   };
-  const std::vector<int> next_output = next_outputs(graph);
+  const int output = unused_output(graph);
   for (size_t i = 0; i + 1 < plan.stages.size(); ++i) {
     const auto& from = plan.stages[i].ops;
     const auto& to = plan.stages[i + 1].ops;
     const OpId last = *std::max_element(from.begin(), from.end(), by_position);
     const OpId first = *std::min_element(to.begin(), to.end(), by_position);
-    add_order_edge(last, first, next_output, out);
+    out.edges.push_back({last, first, output, 0});
   }
   return out;
 }
 
 std::vector<graph::Graph> as_chains(const graph::Graph& graph) {
-  const std::vector<int> next_output = next_outputs(graph);
-  std::vector<std::vector<OpId>> orders = {depth_first_order(graph)};
-  if (std::vector<OpId> level = level_order(graph); level != orders[0]) {
-    orders.push_back(std::move(level));
-  }
   std::vector<graph::Graph> out;
-  for (const std::vector<OpId>& order : orders) {
-    graph::Graph& chain = out.emplace_back(graph);
-    for (size_t i = 0; i + 1 < order.size(); ++i) {
-      add_order_edge(order[i], order[i + 1], next_output, chain);
-    }
+  for (const std::vector<OpId>& order : search_orders(graph)) {
+    out.push_back(in_a_row(graph, order));
   }
   return out;
 }
