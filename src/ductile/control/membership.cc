@@ -394,8 +394,7 @@ void Membership::State::repeat_instructions(WorkerRecord& worker) {
   }
   if (save_task && save_task->worker == worker.id &&
       worker.report.save.attempt < save_task->attempt)
-    tell(worker, Save{std::max(worker.report.generation, worker.report.promised),
-                      save_task->attempt, save_task->at_step, "repeated"});
+    tell_to_save(worker, "repeated");
 }
 
 }  // namespace ductile::control

@@ -127,6 +127,29 @@ TEST_F(CostsTest, WhereNoCheckpointOfTheResultIsWantedTheJobEndsWithoutOne) {
   EXPECT_EQ(job_->checkpoint(), -1);
 }
 
+// The worker drops it, as it passed no such step.
+TEST_F(CostsTest, ASaveAtAStepThatWasNotBegunGivesWayToThatOfTheResult) {
+  options_.checkpoint_steps = 10;
+  job_.emplace(options_);
+  run_with(1);
+  say(1, WorkerPhase::done, 1, 1, 20);
+  const auto result = told<Save>();
+  ASSERT_EQ(result.size(), 1u);
+  EXPECT_EQ(result[0].second.at_step, -1);
+  EXPECT_GT(result[0].second.attempt, 1u);
+}
+
+TEST_F(CostsTest, ASaveIsAskedForOnceItsWriterIsInTheGeneration) {
+  options_.checkpoint_steps = 10;
+  job_.emplace(options_);
+  happen(StartJob{1});
+  say(1, WorkerPhase::ready);
+  EXPECT_TRUE(told<Save>().empty());
+  say(1, WorkerPhase::restoring, 1, 1, 0);
+  ASSERT_EQ(told<Save>().size(), 1u);
+  EXPECT_EQ(told<Save>()[0].second.generation, 1u);
+}
+
 TEST_F(CostsTest, ACheckpointUnderWayIsWaitedForWhereNoneOfTheResultIsWanted) {
   options_.save_result = false;
   job_.emplace(options_);

@@ -230,6 +230,8 @@ struct Membership::State {
   void drop_unreadable(int64_t step, const std::string& why);
   void drive_saves();
   void start_save(WorkerRecord& writer, int64_t at_step, const std::string& why);
+  void tell_to_save(WorkerRecord& writer, const std::string& why);
+  void drop_save_at_step();
   void save_before_preempting();
   void preempt_without_saving(const WorkerRecord* writer);
   void save_result();

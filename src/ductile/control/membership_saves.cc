@@ -103,8 +103,19 @@ WorkerRecord* Membership::State::done_worker() {
 void Membership::State::start_save(WorkerRecord& writer, int64_t at_step, const std::string& why) {
   save_task = SaveTask{++save_attempts, writer.id, at_step};
   save_began = now;
+  tell_to_save(writer, why);
+}
+
+void Membership::State::tell_to_save(WorkerRecord& writer, const std::string& why) {
   tell(writer, Save{std::max(writer.report.generation, writer.report.promised), save_task->attempt,
-                    at_step, why});
+                    save_task->at_step, why});
+}
+
+// What was asked for at a step while the job ran is not begun where it stands still.
+void Membership::State::drop_save_at_step() {
+  if (!save_task || save_task->at_step < 0) return;
+  const WorkerRecord* writer = find(save_task->worker);
+  if (writer == nullptr || writer->report.save.attempt < save_task->attempt) save_task.reset();
 }
 
 void Membership::State::drive_saves() {
@@ -137,7 +148,7 @@ void Membership::State::save_before_preempting() {
   } else if (late) {
     preempt_without_saving(writer);
   } else if (!publishing && due(next_save)) {
-    if (save_task && save_task->at_step > writer->report.step) save_task.reset();
+    drop_save_at_step();
     if (!save_task) start_save(*writer, -1, "preemption");
   }
 }
@@ -168,7 +179,7 @@ void Membership::State::save_result() {
     reason = fmt::format("all {} steps are done", writer->report.step);
     wind_down(Phase::finished, "the job is finished");
   } else if (options.save_result && !publishing && due(next_save)) {
-    if (save_task && save_task->at_step > writer->report.step) save_task.reset();
+    drop_save_at_step();
     if (save_task) return;
     if (!last_save_error.empty() && due(finish_since + options.finish_deadline)) {
       fail_job(
@@ -208,7 +219,8 @@ void Membership::State::save_while_running() {
     writer = worker;
     break;
   }
-  if (writer == nullptr) return;
+  // It would drop what is said to the generation before.
+  if (writer == nullptr || writer->report.generation < plan->number) return;
   if (at_once) {
     start_save(*writer, -1, save_asked ? "asked for" : "time for one");
   } else if (options.checkpoint_steps > 0) {

@@ -154,7 +154,9 @@ struct Enter {  // the worker is a member of this generation
 struct Save {  // write a checkpoint; the controller then decides that it counts
   Generation generation = 0;
   uint64_t attempt = 0;
-  int64_t at_step = -1;  // the state before this step, or the first one after it; -1: the next
+  // The state before this step, or the first one after it, but never the one after the last step;
+  // -1: the next state, whichever it is.
+  int64_t at_step = -1;
   std::string reason;
   bool operator==(const Save&) const = default;
 };

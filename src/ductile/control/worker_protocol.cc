@@ -197,6 +197,7 @@ void WorkerProtocol::enter_if_free() {
 void WorkerProtocol::go_on() {
   report_due_ = true;
   phase_ = done_ ? WorkerPhase::done : WorkerPhase::running;
+  if (done_) pending_save_.reset();  // of a job that goes on; the controller says what it wants now
   save_if_due();
   if (agreed_ > generation_) {
     promised_ = std::max(promised_, agreed_);
@@ -213,7 +214,11 @@ void WorkerProtocol::save_if_due() {
     pending_save_.reset();
     return;
   }
-  if (phase_ == WorkerPhase::running && step_ < pending_save_->at_step) return;
+  if (pending_save_->at_step >= 0 && phase_ == WorkerPhase::done) {
+    pending_save_.reset();
+    return;
+  }
+  if (step_ < pending_save_->at_step) return;
   if (!holds_all() && !can_save_) return;  // the next vote asks for the parts
   if (!on_disk_) can_save_ = false;        // the others save theirs once
   save_ = {pending_save_->attempt, SaveStatus::State::saving, step_, ""};

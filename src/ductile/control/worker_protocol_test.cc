@@ -256,6 +256,43 @@ TEST_F(WorkerProtocolTest, SavesAtTheStepAskedForAndOnlyUnderItsGeneration) {
   EXPECT_EQ(report().save.state, SaveStatus::State::written);
 }
 
+// Where it stands still before that step, or at the last one, another save says what is wanted.
+TEST_F(WorkerProtocolTest, SavesNoOtherStepThanWasAskedForWhereItStandsStill) {
+  begin();
+  hear(Save{1, 1, 6, ""});
+  hear(Halt{2, false, "two more workers"});
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+  tell(Abandoned{1});
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+  hear(Save{2, 2, 6, "repeated"});
+  EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+  hear(Save{2, 3, -1, "preemption"});
+  ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+  EXPECT_EQ(said<WriteCheckpoint>()->step, 0);
+}
+
+TEST_F(WorkerProtocolTest, SavesTheLastStepOnlyWhereItIsTheResultThatIsWanted) {
+  for (const int64_t at_step : {-1, 1, 6}) {
+    SCOPED_TRACE(at_step);
+    machine_ = WorkerProtocol(WorkerOptions{1, "here", milliseconds(200), seconds(10)});
+    tell(Loaded{});
+    renew_lease();
+    enter(1, 0, StateSource::initial);
+    tell(Restored{1, 0, false});
+    hear(Save{1, 1, at_step, "while it runs"});
+    tell(Reduced{1, 0});
+    tell(AllVoted{1, 0, 0});
+    tell(Restored{1, 1, true});
+    EXPECT_EQ(report().phase, WorkerPhase::done);
+    EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+    hear(Save{1, 2, 1, "it was on its way"});
+    EXPECT_EQ(said<WriteCheckpoint>(), nullptr);
+    hear(Save{1, 3, -1, "the result"});
+    ASSERT_NE(said<WriteCheckpoint>(), nullptr);
+    EXPECT_EQ(said<WriteCheckpoint>()->step, 1);
+  }
+}
+
 // An apply that was disturbed may have left the state without its evaluation.
 TEST_F(WorkerProtocolTest, ASaveForTheNextGenerationWaitsUntilThatHasTheState) {
   begin();
