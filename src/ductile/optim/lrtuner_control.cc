@@ -40,7 +40,7 @@ struct Point {
 class Lrtuner final : public RateControl {
  public:
   explicit Lrtuner(const spec::JobOptions& job)
-      : options_(job.train.lrtuner), hyper_(Hyper::of(job)) {}
+      : options_(job.train.lrtuner), hyper_(Hyper::of(job)), name_(job.optimizer.name) {}
 
   std::optional<Probing> probing() const override { return Probing{options_.batches}; }
 
@@ -52,7 +52,7 @@ class Lrtuner final : public RateControl {
   }
 
   Hyper next(const Observed& observed, Json& memory) const override {
-    if (memory.empty()) memory = {{"lr", kFirst * hyper_.lr}, {"rounds", 0}, {"round_at", 2}};
+    if (memory.empty()) memory = {{"lr", first_rate()}, {"rounds", 0}, {"round_at", 2}};
     memory.erase("event");
     // A step of fp16 that overflowed has a loss that may not be finite, and changed nothing.
     // Between two updates a step method may ask for other steps: each loss counts once.
@@ -81,11 +81,29 @@ class Lrtuner final : public RateControl {
 
  private:
   static constexpr int kEarlyRounds = 3;
-  // Of the job file's learning rate, for the two updates before the first round: one that is far
-  // too large may destroy a network with its first step, and one that is too small does no harm.
-  static constexpr double kFirst = 0.01;
+  // For the two updates before the first round: a hundredth of the job file's learning rate, within
+  // bounds. One that is far too large may destroy a network with its first step; updates far too
+  // small are rounded away, and their line shows nothing.
+  static constexpr double kFirst = 0.01, kLeastFirst = 1e-4, kMostFirst = 1e-3;
+  // Where three rounds in a row, and none before, found that updates change nothing.
+  static constexpr double kOutOfFlatness = 1024;
+  // A round's gain beyond which the momentum is counted.
+  static constexpr double kJump = 4;
   // As of optimizer.lr. Where updates change nothing any more, no step raises the loss.
   static constexpr double kLargest = 1e6;
+
+  double first_rate() const { return std::clamp(kFirst * hyper_.lr, kLeastFirst, kMostFirst); }
+
+  // What is left of a step after the steps that its momentum adds to it.
+  double share_of_path() const {
+    const bool by_momentum = name_ == "sgd" || name_ == "lars" || name_ == "muon";
+    return 1 - std::clamp(by_momentum ? hyper_.momentum : hyper_.beta1, 0.0, 1.0);
+  }
+
+  // Of rounds that saw something.
+  static bool is_early(const Json& memory) {
+    return memory.value("seen", memory["rounds"].get<int>()) < kEarlyRounds;
+  }
 
   bool exploring(const Observed& observed) const {
     return static_cast<double>(observed.position) <
@@ -118,7 +136,7 @@ class Lrtuner final : public RateControl {
     for (const Json& p : memory["points"])
       points.push_back(
           {p[0].get<double>() * observed.last.lr, p[1].is_null() ? INFINITY : p[1].get<double>()});
-    const double reach = memory["rounds"].get<int>() < kEarlyRounds ? 1 << 20 : 4;
+    const double reach = is_early(memory) ? 1 << 20 : 4;
     if (const std::optional<double> at = next_place(points, memory["at"].get<double>(), reach)) {
       memory["at"] = *at;
     } else {
@@ -170,9 +188,18 @@ class Lrtuner final : public RateControl {
     const int round = memory["rounds"].get<int>();
     Choice choice = choose(std::move(points), exploring(observed));
     bound(choice, lr, exploring(observed), memory);
+    // The velocity of so many updates goes on along the line after a step that is many times
+    // theirs.
+    const bool early = is_early(memory);
+    if (early && choice.lr > kJump * lr)
+      choice.lr = std::max(kJump * lr, choice.lr * share_of_path());
     double chosen = lr;
-    if (choice.lr > 0) {
-      const double keep = round < kEarlyRounds ? 0 : options_.smoothing;
+    memory["flat"] = choice.flat ? memory.value("flat", 0) + 1 : 0;
+    if (choice.flat) {
+      if (!memory.contains("failures") && memory["flat"].get<int>() >= 3)
+        chosen = lr * kOutOfFlatness;
+    } else if (choice.lr > 0) {
+      const double keep = early ? 0 : options_.smoothing;
       chosen = std::exp(keep * std::log(std::max(lr, 1e-300)) + (1 - keep) * std::log(choice.lr));
       memory["failures"] = 0;
     } else {
@@ -182,6 +209,7 @@ class Lrtuner final : public RateControl {
     chosen = on_line(std::min(chosen, kLargest), observed, memory);
     memory["lr"] = chosen;
     memory["rounds"] = round + 1;
+    memory["seen"] = memory.value("seen", round) + (choice.flat ? 0 : 1);
     const auto every = std::max<int64_t>(
         4, std::llround(options_.every_epochs * static_cast<double>(observed.steps_per_epoch)));
     memory["round_at"] = observed.updates + std::clamp<int64_t>(observed.updates, 2, every);
@@ -201,6 +229,7 @@ class Lrtuner final : public RateControl {
     double lr = 0;  // 0: the fit is invalid
     std::string why;
     Json fit;
+    bool flat = false;  // nothing was seen
   };
 
   // By the mean loss of the updates since the last round, against the lowest such mean.
@@ -232,7 +261,7 @@ class Lrtuner final : public RateControl {
   static Choice choose(std::vector<Point> points, bool explore) {
     const double origin = points.front().loss;
     if (!std::isfinite(origin)) return {0, "the loss at the weights is not finite", {}};
-    if (changes_nothing(points)) return {0, "the last update did not change the loss", {}};
+    if (changes_nothing(points)) return {0, "the last update did not change the loss", {}, true};
     const double longest = largest_below(points, origin);
     if (longest == 0) return {0, "no step along the update lowers the loss", {}};
     std::erase_if(points, [](const Point& p) { return !std::isfinite(p.loss); });
@@ -269,6 +298,7 @@ class Lrtuner final : public RateControl {
 
   spec::LrtunerOptions options_;
   Hyper hyper_;
+  std::string name_;  // of the optimiser
 };
 
 }  // namespace

@@ -116,6 +116,7 @@ spec::JobOptions tuned(double lr, double explore) {
   job.train.rate_control = "lrtuner";
   job.train.lrtuner.explore = explore;
   job.optimizer.lr = lr;
+  job.optimizer.momentum = 0;
   return job;
 }
 
@@ -296,6 +297,41 @@ TEST(Lrtuner, AnUpdateThatChangedNothingChangesNoRate) {
   EXPECT_EQ(d.events[0]["lr"], d.events[0]["lr_before"]);
   EXPECT_EQ(d.events[0]["why"], "the last update did not change the loss");
   EXPECT_EQ(d.events[0]["probes"].size(), 3U);
+}
+
+// Weights of fp32 round small updates away, and the line along them is a point.
+TEST(Lrtuner, FindsARateThoughTheFirstUpdatesAreRoundedAway) {
+  Descent d;
+  d.loss = [](const std::vector<double>& w) {
+    const double x = static_cast<float>(w[0]);
+    return 0.5 * (x - 3000) * (x - 3000);
+  };
+  d.gradient = [](const std::vector<double>& w) {
+    return std::vector<double>{1e-4 * (w[0] - 3000)};
+  };
+  d.w = {4096};
+  const double begin = d.loss(d.w);
+  d.run(tuned(1e-12, 0.5), 400);
+  EXPECT_EQ(d.events.at(0)["why"], "the last update did not change the loss");
+  EXPECT_LT(d.loss(d.w), 1e-3 * begin);
+}
+
+TEST(Lrtuner, BeginsWithARateThatNeitherDestroysNorIsRoundedAway) {
+  for (const double lr : {1e-300, 1e-15, 1e-3, 0.1, 1e3, 1e300}) {
+    Descent d = parabola(1);
+    d.run(tuned(lr, 0.5), 6);
+    EXPECT_GE(d.rates.at(0), 1e-4) << lr;
+    EXPECT_LE(d.rates.at(0), 1e-3) << lr;
+  }
+}
+
+// On a parabola a step may be twice its minimum's; ten in a row, which momentum makes of it, not.
+TEST(Lrtuner, CountsTheMomentumWhereARoundRaisesTheRateManyTimes) {
+  spec::JobOptions job = tuned(0.1, 1);
+  job.optimizer.momentum = 0.9;
+  Descent d = parabola(1);
+  d.run(job, 6);
+  EXPECT_NEAR(d.events.at(0)["lr"].get<double>(), 0.2, 1e-3);
 }
 
 TEST(Lrtuner, StaysFiniteWhereUpdatesChangeNothing) {
