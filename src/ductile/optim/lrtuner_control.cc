@@ -35,7 +35,7 @@ struct Point {
 //
 // A round probes w itself, then the last learning rate, then its doubles until the loss exceeds
 // L(w), or else its halves until the loss is below L(w). The first rounds follow soon after one
-// another and reach 2^20 times as far, since the job file's learning rate may be anything; later
+// another and reach 2^24 times as far, since the job file's learning rate may be anything; later
 // ones reach 4 times as far.
 class Lrtuner final : public RateControl {
  public:
@@ -136,7 +136,7 @@ class Lrtuner final : public RateControl {
     for (const Json& p : memory["points"])
       points.push_back(
           {p[0].get<double>() * observed.last.lr, p[1].is_null() ? INFINITY : p[1].get<double>()});
-    const double reach = is_early(memory) ? 1 << 20 : 4;
+    const double reach = is_early(memory) ? 1 << 24 : 4;
     if (const std::optional<double> at = next_place(points, memory["at"].get<double>(), reach)) {
       memory["at"] = *at;
     } else {
