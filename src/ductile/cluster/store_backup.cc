@@ -11,6 +11,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
 #include "ductile/cluster/database.h"
+#include "ductile/cluster/schema.h"
 #include "ductile/cluster/store_check.h"
 
 namespace ductile::cluster {
@@ -66,6 +67,20 @@ class PartFile {
   fs::path path_;
 };
 
+// SQLite names the file that it reads, whichever of the two it is that fails.
+void copy_into(Database& store, const fs::path& part, const fs::path& target) try {
+  store.run("VACUUM INTO ?", part.string());
+} catch (const StoreError& error) {
+  if (error.fault() == StoreFault::full)
+    throw StoreError(Error(ErrorCode::unavailable,
+                           fmt::format("{}: the backup finds no room: free space on its disk, or "
+                                       "choose another one",
+                                       target.string())),
+                     StoreFault::full);
+  throw StoreError(Error(error).with_context(target.string() + ": the backup was not made"),
+                   error.fault());
+}
+
 }  // namespace
 
 // Under another name until it is whole: a backup that was cut short is none.
@@ -75,8 +90,10 @@ void back_up_store(const fs::path& folder, const fs::path& to) {
     fail(ErrorCode::not_found, "{}: there is no store; --folder says where the service's is",
          file.string());
   if (kind_of(target) != FileKind::none) PartFile::fail_taken(target);
+  Database store(file, Database::Access::write);
+  require_written(store);
   PartFile part(target);
-  Database(file, Database::Access::write).run("VACUUM INTO ?", part.path().string());
+  copy_into(store, part.path(), target);
   sync_to_disk(part.path());
   part.become(target);
   sync_to_disk(target.parent_path());

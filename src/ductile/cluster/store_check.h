@@ -21,12 +21,15 @@ struct StoreReport {
 
 // Reads all of the store in `folder`, and looks for the run directories that it names. It changes
 // nothing, so that it may be done while a service runs. Throws not_found if no store is there,
-// data_loss if the file is none, conflict for a schema of another version, each with its remedy.
+// data_loss if the file is none or
+// empty, invalid_argument if it is a folder or the like, conflict for a schema of another version,
+// each with its remedy.
 StoreReport check_store(const fs::path& folder);
 
 // Writes a copy of the store in `folder` to the file `to`, for this user alone, as it is at one
 // moment and with all that was committed by then; while a service runs or none does. Throws
-// not_found if no store is there, conflict if there is something at `to`, and unavailable.
+// as check_store() does, conflict if there is something at `to`, and unavailable, which names the
+// file that fails.
 void back_up_store(const fs::path& folder, const fs::path& to);
 
 }  // namespace ductile::cluster
