@@ -2,11 +2,23 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ductile/base/files.h"
 
 namespace ductile::cluster {
+
+// Where a backup of a store says when it was made, until a service begins on it.
+inline constexpr std::string_view kBackupMark = "a backup of";
+// What nobody may take for granted of a store that was put back as it was earlier.
+inline constexpr std::string_view kForgotten =
+    "tokens that were revoked since are valid again (`ductile token list`, `ductile token "
+    "revoke "
+    "NAME`), and jobs that were cancelled since, commands too, may run again (`ductile jobs`, "
+    "`ductile cancel JOB`)";
+// The same of a backup of the time `made`, as its mark says it.
+std::string backup_text(std::string_view made);
 
 // What a look at the whole of a service's folder has found.
 struct StoreReport {
