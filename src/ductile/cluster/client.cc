@@ -69,6 +69,12 @@ bool asks_for_patience(const httplib::Result& result) {
                                               result->has_header("Retry-After")));
 }
 
+// Then nothing was sent.
+bool never_connected(httplib::Error error) {
+  return error == httplib::Error::Connection || error == httplib::Error::ConnectionTimeout ||
+         error == httplib::Error::SSLConnection;
+}
+
 // Verbs of `ductile` that ask a service, and take the option that says which.
 constexpr std::string_view kAsking[] = {
     "cancel", "drain",  "events", "jobs",   "logs",   "nodes", "page",    "preempt",
@@ -148,7 +154,6 @@ class Client::Line {
     return answer;
   }
 
- private:
   // Throws where it was no service of ours that answered.
   void check(const httplib::Result& result) const {
     if (!pin_.shown.empty() && pin_.shown != pin_.wanted)
@@ -164,6 +169,7 @@ class Client::Line {
            name_);
   }
 
+ private:
   const NoBrokenPipe no_broken_pipe_;
   const Client& client_;
   const std::string name_;
@@ -250,17 +256,20 @@ Json Client::post(const std::string& path, const nlohmann::json& body) const {
       have_patience(result);
       continue;
     }
-    // The connection stood, so the request may have been carried out.
-    const bool lost = !result && result.error() != httplib::Error::Connection &&
-                      result.error() != httplib::Error::SSLConnection;
+    line.check(result);
+    // The connection stood, so the request may have been carried out. With the same key it is
+    // carried out once; another call has another key.
+    const bool lost = !result && !never_connected(result.error());
     if (lost && ++losses < kTries) continue;
-    // With the same key it is carried out once; another call has another key.
-    if (!result && result.error() == httplib::Error::Connection && losses > 0)
+    const bool unknown = lost || (losses > 0 && (!result || asks_for_patience(result)));
+    if (unknown)
       throw Unreachable(
           ErrorCode::deadline,
-          fmt::format("{} ended while it was asked, and may have taken the request: look before "
-                      "you ask again ({}), else it may be done twice",
-                      name(), with_option("`ductile jobs --all`")));
+          fmt::format(
+              "{} gave no answer ({}), and what it was asked may still be carried out: look "
+              "before you ask again ({}), else it may be done twice",
+              name(), result ? "busy" : httplib::to_string(result.error()),
+              with_option("`ductile jobs --all`")));
     return line.answer_of(result);
   }
 }

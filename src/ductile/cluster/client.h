@@ -56,8 +56,8 @@ class Client {
   // Throw Gone (store.h) for what was removed, and Unreachable: unavailable if nobody listens, and
   // deadline if no answer comes. `path` has its query, if any, percent-encoded.
   nlohmann::ordered_json get(const std::string& path) const;
-  // Carried out once, though it is sent again where the answer was lost; deadline, too, where the
-  // service ended meanwhile and may have taken it.
+  // Carried out once, though it is sent again where the answer was lost. Deadline means that it may
+  // still be carried out, which the error says, unless no connection was made in time.
   nlohmann::ordered_json post(const std::string& path, const nlohmann::json& body) const;
 
  private:

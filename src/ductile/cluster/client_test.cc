@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -136,8 +137,32 @@ TEST_F(ClientOfNobody, WhoEndedWithARequestIsNotTakenForAbsent) {
       code_of([&] { Client(folder_.path(), 2min).post("/v1/jobs", nlohmann::json::object()); },
               &text),
       ErrorCode::deadline);
-  EXPECT_NE(text.find("may have taken the request"), std::string::npos) << text;
+  EXPECT_NE(text.find("may still be carried out"), std::string::npos) << text;
   server.join();
+}
+
+// Formerly the user was told to try again, and the job was there twice.
+TEST_F(ClientOfNobody, WhatWasPostedAndNotAnsweredMayStillBeCarriedOut) {
+  const Descriptor slow = bound_socket();
+  ASSERT_EQ(::listen(slow.get(), 16), 0);
+  std::set<std::string> keys;
+  std::string text;
+  const auto post = [&] { client_.post("/v1/jobs", nlohmann::json::object()); };
+  EXPECT_EQ(code_of(post, &text), ErrorCode::deadline);
+  for (int i = 0; i < 3; ++i) {  // all are there still, since nobody has taken them
+    const Descriptor one(::accept4(slow.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    char request[4096];
+    const ssize_t size = ::recv(one.get(), request, sizeof request, 0);
+    ASSERT_GT(size, 0);
+    const std::string asked(request, static_cast<size_t>(size));
+    const size_t key = asked.find("Idempotency-Key: ");
+    ASSERT_NE(key, asked.npos) << asked;
+    keys.insert(asked.substr(key, asked.find('\r', key) - key));
+  }
+  EXPECT_EQ(keys.size(), 1u);
+  EXPECT_NE(text.find("may still be carried out"), std::string::npos) << text;
+  EXPECT_NE(text.find("`ductile jobs --all`"), std::string::npos) << text;
+  EXPECT_EQ(text.find("try again"), std::string::npos) << text;
 }
 
 // What it followed was removed: it learns where to go on.

@@ -6,10 +6,12 @@
 
 #include <fcntl.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/paths.h"
 
 namespace ductile::cluster {
 namespace {
@@ -36,6 +38,15 @@ void refuse_network_file_system(const fs::path& file) {
            "local disk",
            file.string());
   }
+}
+
+// SQLite would say of a folder that it cannot be opened, and wait at a FIFO.
+void refuse_what_is_no_file(const fs::path& file) {
+  struct stat is {};
+  if (::stat(file.c_str(), &is) != 0 || S_ISREG(is.st_mode)) return;  // opening says why
+  fail(ErrorCode::invalid_argument,
+       "{}: is {}, and a store is a file: move it away, and put the store or a backup there",
+       file.string(), kind_text(file));
 }
 
 // SQLite gives the files beside it the same permissions. One that is there is not opened: to close
@@ -150,6 +161,7 @@ void Database::Finalize::operator()(sqlite3_stmt* statement) const { sqlite3_fin
 Database::Database(const fs::path& file, Access access, const char* vfs)
     : file_(fs::absolute(file)) {
   refuse_network_file_system(file_);
+  refuse_what_is_no_file(file_);
   int flags = SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_READWRITE;  // readers, too, share the WAL's index
   sqlite3* connection = nullptr;
   if (access == Access::write) make_private(file_);

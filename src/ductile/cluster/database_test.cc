@@ -86,7 +86,7 @@ TEST_F(DatabaseFile, ATransactionThatIsNotCommittedNeverHappened) {
 
 TEST_F(DatabaseFile, IsMigratedOnceAndThenLeftAlone) {
   Database database(file, Database::Access::write);
-  text_of([&] { require_newest_schema(database); }, ErrorCode::conflict);
+  text_of([&] { require_newest_schema(database); }, ErrorCode::data_loss);
   migrate(database);
   const int64_t version = database.integer("PRAGMA schema_version", 0);
   migrate(database);

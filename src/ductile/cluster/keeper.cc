@@ -187,7 +187,8 @@ pid_t start_command(const CommandSpec& command, const std::string& fence, int ou
     ::setsid();
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != keeper) ::_exit(127);
-    for (const int signal : {SIGHUP, SIGPIPE, SIGINT, SIGXFSZ}) ::signal(signal, SIG_DFL);
+    // Also those that whoever started the service had ignored, as a shell does for `ductile up &`.
+    for (int signal = 1; signal <= SIGRTMAX; ++signal) ::signal(signal, SIG_DFL);
     ::dup2(output, STDOUT_FILENO);
     ::dup2(output, STDERR_FILENO);
     sigset_t none;

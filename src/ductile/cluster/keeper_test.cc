@@ -74,6 +74,27 @@ class LoneKeeper {
   pid_t process_ = -1;
 };
 
+// A shell starts what it does not wait for with SIGINT and SIGQUIT ignored, and others ignore more.
+TEST(LoneKeeper, NoSignalIsIgnoredInACommandThatWasIgnoredWhereTheServiceBegan) {
+  const TempFolder run;
+  const pid_t service = ::fork();
+  if (service == 0) {
+    for (int signal = 1; signal <= SIGRTMAX; ++signal)
+      if (signal != SIGCHLD)
+        ::signal(signal, SIG_IGN);  // the keeper's own program sees to that one
+    {
+      LoneKeeper keeper(run.path(), 0, /*begins=*/true,
+                        "grep ^SigIgn: /proc/self/status > ignored");
+      keeper.wait_for_end();
+    }
+    ::_exit(0);
+  }
+  ::waitpid(service, nullptr, 0);
+  std::string ignored = read_file(run.path() / "ignored");
+  std::erase_if(ignored, [](char c) { return c == '0' || c == ' ' || c == '\t' || c == '\n'; });
+  EXPECT_EQ(ignored, "SigIgn:");
+}
+
 // It comes late to the end of its command, and hears at the same time that it is to end it.
 // Formerly the command counted as stopped, and was run again.
 TEST(LoneKeeper, WhatHasEndedBeforeItWasAskedKeepsItsEnd) {

@@ -1,4 +1,5 @@
 // Run directories that somebody removes, or that an earlier store has left.
+#include <algorithm>
 #include <csignal>
 #include <string>
 #include <system_error>
@@ -75,6 +76,37 @@ TEST(Service, AnOlderCopyOfAStoreUsesNoNumberTwiceAndRunsNothingTwice) {
   EXPECT_EQ(read_file(diary), before) << "it was run again";
   EXPECT_FALSE(fs::exists(runs / "2-held-2"));
   EXPECT_FALSE(check_store(cluster.folder()).is_behind);
+}
+
+// Formerly nothing told of them where no later job had begun.
+TEST(Service, ABackupThatWasPutBackNamesTheTokensAndJobsThatItBringsBack) {
+  const auto revoked_and_cancelled = [](const std::string& text) {
+    return text.find("tokens that were revoked since are valid again") != text.npos &&
+           text.find("cancelled since, commands too, may run again") != text.npos;
+  };
+  const auto check_says = [&](const LiveService& cluster) {
+    return std::ranges::any_of(check_store(cluster.folder()).notes, revoked_and_cancelled);
+  };
+  LiveService cluster;
+  const JobId held = cluster.submit("held", 40, 1, 1, {{"held", true}});
+  const fs::path copy = cluster.folder() / "copy.db";
+  back_up_store(cluster.folder(), copy);
+  EXPECT_FALSE(check_says(cluster)) << "the store itself is no backup";
+  cluster.act(held, "cancel");
+  EXPECT_EQ(cluster.stop(), 0);
+  for (const char* name : {"store.db", "store.db-wal", "store.db-shm"})
+    fs::remove(cluster.folder() / name);
+  fs::rename(copy, cluster.folder() / "store.db");
+  EXPECT_TRUE(check_says(cluster));
+  EXPECT_TRUE(check_store(cluster.folder()).losses.empty());
+  for (int starts = 0; starts < 2; ++starts) {  // of which the first alone says it
+    cluster.start();
+    const std::string events = cluster.get("/v1/events?limit=1000").dump();
+    EXPECT_TRUE(revoked_and_cancelled(events)) << events;
+    EXPECT_EQ(events.find("is a backup of"), events.rfind("is a backup of"));
+    EXPECT_FALSE(check_says(cluster));
+    EXPECT_EQ(cluster.stop(), 0);
+  }
 }
 
 // Since the copy was made it began, or began anew, and it runs on while the service is away. It is

@@ -12,6 +12,7 @@
 #include "ductile/cluster/runs_folder_impl.h"
 #include "ductile/cluster/service.h"
 #include "ductile/cluster/store.h"
+#include "ductile/cluster/store_check.h"
 #include "ductile/net/secret.h"
 #include "ductile/page/terminal.h"
 #include "ductile/run/folder.h"
@@ -169,8 +170,8 @@ std::string behind_text(const fs::path& runs, JobId known, JobId there) {
       "store.db is without its store.db-wal, and what happened since is not known here. If there "
       "is a newer one, stop the service, put it back with its -wal and start again; else new jobs "
       "are numbered from {} on, and `ductile train --resume RUN` goes on with a run that no job "
-      "has",
-      known, runs.string(), there, there + 1);
+      "has; {}",
+      known, runs.string(), there, there + 1, kForgotten);
 }
 
 bool restore_mark(const RunsFolder& runs, Reader& reader) try {

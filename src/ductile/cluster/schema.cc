@@ -200,7 +200,16 @@ void migrate(Database& database) {
   transaction.commit();
 }
 
+void require_written(Database& database) {
+  if (schema_of(database) == 0)
+    fail(ErrorCode::data_loss,
+         "{}: is empty: no service has written to it, or what it had is lost; if jobs were in it, "
+         "put back a backup",
+         database.file().string());
+}
+
 void require_newest_schema(Database& database) {
+  require_written(database);
   const int schema = schema_of(database);
   if (schema < newest_schema())
     fail(ErrorCode::conflict,

@@ -18,7 +18,10 @@ std::string migration(int from);
 // is.
 void migrate(Database& database);
 
-// Throws as migrate() does, and conflict if the file is older: it has to be migrated first.
+// Throws as migrate() does, and data_loss if nothing was ever written to the file.
+void require_written(Database& database);
+
+// Throws as require_written() does, and conflict if the file is older: it has to be migrated first.
 void require_newest_schema(Database& database);
 
 }  // namespace ductile::cluster

@@ -96,6 +96,7 @@ class Service::Impl {
   void remember_now();
   void prune();  // what need not be kept any more
   double known_time();
+  void tell_of_backup();
   void count_beyond_old_runs();
   void recall_run(JobRecord& record);
   void recall_command(JobRecord& record);

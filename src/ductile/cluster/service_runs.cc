@@ -12,6 +12,7 @@
 #include "ductile/base/log.h"
 #include "ductile/cluster/command_impl.h"
 #include "ductile/cluster/service_impl.h"
+#include "ductile/cluster/store_check.h"
 
 namespace ductile::cluster {
 namespace {
@@ -28,6 +29,22 @@ std::vector<Holding> held_by(const KeeperOrders& orders) {
 }
 
 }  // namespace
+
+// Once: it is a store of its own from then on.
+void Service::Impl::tell_of_backup() {
+  const std::string made = reader_.memory(kBackupMark);
+  if (made.empty()) return;
+  const std::string text = backup_text(made);
+  log_line(text);
+  try {
+    queue_.commit([body = dump_json(nlohmann::json{{"reason", text}})](Change& change) {
+      change.forget_memory(kBackupMark);
+      change.record(0, "old_store", body, wall_seconds());
+    });
+  } catch (const Error& error) {  // then the next service says it again
+    if (error.code() != ErrorCode::unavailable) throw;
+  }
+}
 
 // A store that was lost, or put back as it was earlier, leaves its runs. The jobs of this one go on
 // behind their numbers, so that nobody takes a job for another one by its number or its run

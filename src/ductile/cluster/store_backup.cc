@@ -7,11 +7,14 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "ductile/base/clock.h"
 #include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/paths.h"
 #include "ductile/cluster/database.h"
+#include "ductile/cluster/schema.h"
 #include "ductile/cluster/store_check.h"
+#include "ductile/page/numbers.h"
 
 namespace ductile::cluster {
 namespace {
@@ -66,7 +69,41 @@ class PartFile {
   fs::path path_;
 };
 
+// So that whoever begins on it can say what it does not know. A store of an old schema has no place
+// for that. By the store's connection, since a copy may lie on a network file system.
+void mark_copy(Database& store, const fs::path& part) {
+  store.run("ATTACH ? AS copy", part.string());
+  store.execute("PRAGMA copy.journal_mode = MEMORY");  // it has no name yet, and leaves no file
+  if (store.integer("SELECT count(*) FROM copy.sqlite_schema WHERE name = 'memory'", 0) > 0)
+    store.run("INSERT OR REPLACE INTO copy.memory (name, value) VALUES (?, ?)",
+              std::string(kBackupMark), page::local_time(wall_seconds()));
+}
+
+// SQLite names the file that it reads, whichever of the two it is that fails.
+void copy_store(const fs::path& file, const fs::path& part, const fs::path& target) {
+  Database store(file, Database::Access::write);
+  require_written(store);
+  try {
+    store.run("VACUUM INTO ?", part.string());
+    mark_copy(store, part);
+  } catch (const StoreError& error) {
+    if (error.fault() == StoreFault::full)
+      throw StoreError(Error(ErrorCode::unavailable,
+                             fmt::format("{}: the backup finds no room: free space on its disk, or "
+                                         "choose another one",
+                                         target.string())),
+                       StoreFault::full);
+    throw StoreError(Error(error).with_context(target.string() + ": the backup was not made"),
+                     error.fault());
+  }
+}
+
 }  // namespace
+
+std::string backup_text(std::string_view made) {
+  return fmt::format("the store is a backup of {}, and what happened since is not known here: {}",
+                     made, kForgotten);
+}
 
 // Under another name until it is whole: a backup that was cut short is none.
 void back_up_store(const fs::path& folder, const fs::path& to) {
@@ -76,7 +113,7 @@ void back_up_store(const fs::path& folder, const fs::path& to) {
          file.string());
   if (kind_of(target) != FileKind::none) PartFile::fail_taken(target);
   PartFile part(target);
-  Database(file, Database::Access::write).run("VACUUM INTO ?", part.path().string());
+  copy_store(file, part.path(), target);
   sync_to_disk(part.path());
   part.become(target);
   sync_to_disk(target.parent_path());

@@ -59,6 +59,8 @@ void check_ledger(Reader& reader, std::vector<std::string>& faults) {
 // Runs of which the store does not know: it is an older copy. What is there is looked at first,
 // since a service may run.
 void check_age(Reader& reader, const fs::path& folder, StoreReport& report) {
+  if (const std::string made = reader.memory(kBackupMark); !made.empty())
+    report.notes.push_back(backup_text(made));
   fs::path runs = folder / "runs";
   for (const std::string& newest : reader.newest_runs(1)) runs = fs::path(newest).parent_path();
   const JobId there = last_run_in(runs), known = reader.last_job();

@@ -2,14 +2,17 @@
 
 #include <atomic>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "ductile/base/testing.h"
 #include "ductile/cluster/store.h"
+#include "ductile/server/testing/small_disk.h"
 
 namespace ductile::cluster {
 namespace {
@@ -144,6 +147,51 @@ TEST_F(StoreCheck, ABackupHasAllThatWasCommitted) {
   EXPECT_TRUE(report.faults.empty()) << report.faults.front();
   EXPECT_EQ(report.jobs, 6);
   EXPECT_EQ(Reader(copy).last_job(), 6);
+}
+
+// Formerly the store was blamed.
+TEST_F(StoreCheck, ABackupThatFindsNoRoomNamesItsOwnDisk) {
+  const TempFolder there;
+  server::testing::SmallDisk disk(there.path(), "16m");
+  if (!disk.made() || !disk.fill()) GTEST_SKIP() << "a file system of its own cannot be made here";
+  const fs::path copy = there.path() / "copy.db";
+  std::string text;
+  EXPECT_EQ(code_of([&] { back_up_store(folder.path(), copy); }, &text), ErrorCode::unavailable);
+  EXPECT_TRUE(text.starts_with(copy.string() + ": ")) << text;
+  EXPECT_EQ(text.find(file.string()), std::string::npos) << text;
+  EXPECT_FALSE(fs::exists(copy));
+  disk.give_back();
+}
+
+TEST_F(StoreCheck, AnEmptyFileIsNoStore) {
+  std::ofstream(file, std::ios::trunc).flush();
+  fs::remove(file.string() + "-wal");
+  for (const auto& look :
+       {std::function<void()>([&] { check_store(folder.path()); }),
+        std::function<void()>([&] { back_up_store(folder.path(), folder.path() / "copy.db"); })}) {
+    std::string text;
+    EXPECT_EQ(code_of(look, &text), ErrorCode::data_loss);
+    EXPECT_NE(text.find("is empty"), std::string::npos) << text;
+    EXPECT_EQ(text.find("up to date"), std::string::npos) << text;
+  }
+  EXPECT_FALSE(fs::exists(folder.path() / "copy.db"));
+}
+
+TEST_F(StoreCheck, WhatIsNoFileIsCalledWhatItIs) {
+  const auto text_of = [&] {
+    std::string text;
+    EXPECT_EQ(code_of([&] { check_store(folder.path()); }, &text), ErrorCode::invalid_argument);
+    EXPECT_EQ(code_of([&] { Store store(file); }), ErrorCode::invalid_argument);
+    EXPECT_EQ(code_of([&] { back_up_store(folder.path(), folder.path() / "copy.db"); }),
+              ErrorCode::invalid_argument);
+    return text;
+  };
+  fs::remove(file);
+  fs::create_directory(file);
+  EXPECT_NE(text_of().find("is a folder, and a store is a file"), std::string::npos);
+  fs::remove(file);
+  ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+  EXPECT_NE(text_of().find("is a FIFO, and a store is a file"), std::string::npos);
 }
 
 // Formerly they took the unfinished file from each other: some said that they were done, and left

@@ -277,7 +277,7 @@ ExitCode preempt(const LiveCommand& command, Context& context) {
       became = await_pause(*one.job->service, all_asked);
     } else {
       server::await_end(one.job->run, kPreemptPatience, all_asked);
-      became = fmt::format("preempted; to go on: ductile resume {}", one.job->run.string());
+      became = server::what_became_of(one.job->run);
     }
     if (!command.json) context.console.say("{}", became);
     return one.answer;

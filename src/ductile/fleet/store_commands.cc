@@ -56,7 +56,8 @@ ExitCode back_up_the_store(const ServiceCommand& command, Context& context) {
   cluster::back_up_store(folder, *command.backup);
   context.console.say(
       "the store of {} is in {}; back up its runs after it, and not before; to put it back: stop "
-      "the service, remove store.db-wal and store.db-shm, and copy it to store.db",
+      "the service, remove store.db-wal and store.db-shm, and copy it to store.db; tokens that are "
+      "revoked and jobs that are cancelled from now on then have to be so again",
       folder.string(), command.backup->string());
   return kDone;
 }

@@ -243,15 +243,24 @@ std::optional<int64_t> last_saved_step(const RunFolder& folder) {
   return last;
 }
 
-std::optional<DoneRun> done_run(const RunFolder& folder) {
-  std::optional<DoneRun> out;
+std::optional<ToldEnd> told_end(const RunFolder& folder) {
+  std::optional<ToldEnd> out;
   for_each_diary_line(folder.events_file(), [&](json& line) {
     out.reset();
-    const std::string status = text_at(line, "status");
-    if (text_at(line, "kind") == "end" && (status == "done" || status == "target_reached"))
-      out = {count_at(line, "step"), status == "target_reached"};
+    if (text_at(line, "kind") != "end") return;
+    out = {.status = status_from(text_at(line, "status")),
+           .step = count_at(line, "step"),
+           .error = text_at(line, "message")};
+    if (line.contains("checkpoint")) out->checkpoint = count_at(line, "checkpoint");
   });
   return out;
+}
+
+std::optional<DoneRun> done_run(const RunFolder& folder) {
+  const auto end = told_end(folder);
+  const bool reached = end && end->status == Status::target_reached;
+  if (!reached && !(end && end->status == Status::done)) return std::nullopt;
+  return DoneRun{end->step, reached};
 }
 
 int64_t told_steps(const RunFolder& folder) {

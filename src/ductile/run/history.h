@@ -102,6 +102,16 @@ History read_history(const RunFolder& folder);
 // state is there need not ask.)
 std::optional<int64_t> last_saved_step(const RunFolder& folder);
 
+// How the run ended, if its last event says so; none: it goes on, or was killed. Throws as
+// for_each_diary_line() does.
+struct ToldEnd {
+  Status status = Status::unfinished;
+  int64_t step = 0;
+  std::optional<int64_t> checkpoint;  // the newest; none: nothing was saved
+  std::string error;                  // of a failed run
+};
+std::optional<ToldEnd> told_end(const RunFolder& folder);
+
 // How a run that is done ended, by its last event; none: it is not, or has gone on since. Throws as
 // for_each_diary_line() does.
 struct DoneRun {

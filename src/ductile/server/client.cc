@@ -65,6 +65,9 @@ void await(int fd, const fs::path& run, Clock::time_point end, const std::string
   }
 }
 
+// Of the process at the other end; unread words to it make a reset of its end.
+bool is_gone(int error_number) { return error_number == ECONNRESET || error_number == EPIPE; }
+
 [[noreturn]] void no_controller(const fs::path& run) {
   const std::optional<run::LockHolder> holder = run::lock_holder(run);
   if (holder && holder->driver == run::RunLock::kController)
@@ -98,10 +101,20 @@ nlohmann::json ask(const fs::path& run, const nlohmann::json& request, milliseco
   if (!same_user(fd.get()))
     fail(ErrorCode::unavailable, "{}: its controller belongs to another user", run.string());
   const std::string text = dump_json(request) + "\n";
-  if (send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(text.size()))
-    fail_errno(run.string() + ": its controller", errno);
-  // It has the request now, and reads it when it can, though nobody waits for the answer.
   const bool asks_only = request.value("request", "") == "status";
+  const auto ended = [&] {
+    fail(ErrorCode::deadline, "{0}: its controller ended before it answered{1}", run.string(),
+         asks_only
+             ? ""
+             : fmt::format("; what it was asked may have been carried out, and `ductile report "
+                           "{}` shows how far the run is",
+                           run.string()));
+  };
+  if (send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(text.size())) {
+    if (is_gone(errno)) ended();
+    fail_errno(run.string() + ": its controller", errno);
+  }
+  // It has the request now, and reads it when it can, though nobody waits for the answer.
   const std::string asked =
       asks_only ? ""
                 : fmt::format(
@@ -117,9 +130,8 @@ nlohmann::json ask(const fs::path& run, const nlohmann::json& request, milliseco
     char block[4096];
     const ssize_t n = recv(fd.get(), block, sizeof block, MSG_DONTWAIT);
     if (n < 0 && (errno == EINTR || errno == EAGAIN)) continue;
+    if (n == 0 || (n < 0 && is_gone(errno))) ended();
     if (n < 0) fail_errno(run.string() + ": its controller", errno);
-    if (n == 0)
-      fail(ErrorCode::unavailable, "{}: its controller ended before it answered", run.string());
     answer.append(block, static_cast<size_t>(n));
   }
   nlohmann::json value = parse_json(answer);
@@ -141,6 +153,37 @@ void await_end(const fs::path& run, milliseconds patience, Clock::time_point sin
           "");
     std::this_thread::sleep_for(milliseconds(10));
   }
+}
+
+std::string what_became_of(const fs::path& run) {
+  const run::RunFolder folder = run::RunFolder::open(run);
+  const std::optional<run::ToldEnd> end = run::told_end(folder);
+  if (!end) {
+    const std::optional<int64_t> saved = run::last_saved_step(folder);
+    fail(ErrorCode::unavailable,
+         "{0}: its controller ended without a word, as one that was killed, and did not save: {1}; "
+         "`ductile train --resume {0}` goes on from there",
+         run.string(),
+         saved ? fmt::format("its last checkpoint is of step {}", *saved)
+               : "it has no checkpoint, and begins anew");
+  }
+  switch (end->status) {
+    case run::Status::done:
+    case run::Status::target_reached:
+      return fmt::format("not preempted, since it {} after {} steps",
+                         end->status == run::Status::done ? "was done" : "reached its target",
+                         end->step);
+    case run::Status::failed:
+      fail(ErrorCode::peer_lost, "{}: failed, and was not preempted: {}", run.string(), end->error);
+    case run::Status::interrupted:
+    case run::Status::unfinished:
+      break;
+  }
+  if (!end->checkpoint && end->step > 0)
+    fail(ErrorCode::unavailable,
+         "{0}: ended at step {1} and could not save; `ductile train --resume {0}` begins anew",
+         run.string(), end->step);
+  return fmt::format("preempted; to go on: ductile resume {}", run.string());
 }
 
 bool has_controller(const fs::path& run) { return is_listening(run); }

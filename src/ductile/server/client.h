@@ -23,7 +23,8 @@ namespace ductile::server {
 // no controller runs for this run, conflict if a process trains there without one, deadline if the
 // controller does not answer, or the error with which the controller refused. A controller that is
 // stopped is not waited for beyond a moment: the error names its process. One that does not answer
-// in time may still carry out the request, which the error says.
+// in time may still carry out the request, and one that ended before it answered (deadline, too)
+// may have carried it out, which the error says.
 nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
                    std::chrono::milliseconds deadline = std::chrono::seconds(10));
 
@@ -32,6 +33,11 @@ nlohmann::json ask(const fs::path& run, const nlohmann::json& request,
 // asked.
 void await_end(const fs::path& run, std::chrono::milliseconds patience,
                std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now());
+
+// What became of a run that was asked to save and end, once no controller runs for it, by its own
+// word and in words: preempted, or done before. Throws unavailable if it does not say that it has
+// saved, as where its controller was killed, and peer_lost if it failed.
+std::string what_became_of(const fs::path& run);
 
 // Whether a controller runs for this run, even a stopped one.
 bool has_controller(const fs::path& run);

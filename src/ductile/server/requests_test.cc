@@ -176,6 +176,58 @@ TEST(Requests, AControllerThatIsStoppedIsNamedAndNotWaitedFor) {
   await_end(run.path(), kPatience);
 }
 
+// One that is killed with the request unread resets the connection, which was all that was said.
+TEST(Requests, AControllerThatEndsBeforeItAnswersMayHaveDoneWhatItWasAsked) {
+  for (const bool reads : {true, false}) {
+    const TempFolder run;
+    Descriptor listener = listen_unix(run.path());
+    std::thread controller([&] {
+      const Descriptor one(::accept(listener.get(), nullptr, nullptr));
+      char request[512];
+      EXPECT_GT(::recv(one.get(), request, sizeof request, reads ? 0 : MSG_PEEK), 0);
+      listener.close();
+    });
+    std::string text;
+    const auto resize = [&] {
+      ask(run.path(), {{"request", "resize"}, {"workers", 2}}, kPatience);
+    };
+    EXPECT_EQ(ductile::testing::code_of(resize, &text), ErrorCode::deadline);
+    EXPECT_NE(text.find("may have been carried out"), std::string::npos) << text;
+    controller.join();
+  }
+}
+
+// Formerly a controller that was killed had preempted its run.
+TEST(Requests, WhatIsPreemptedIsWhatTheRunSays) {
+  const TempFolder folder;
+  const fs::path run = folder.path();
+  write_file_atomic(run / "job.toml", "");
+  const auto with = [&](const std::string& lines) {
+    write_file_atomic(run / "events.jsonl", lines);
+  };
+  const auto error_with = [&](const std::string& lines, ErrorCode code) {
+    with(lines);
+    return ductile::testing::text_of([&] { what_became_of(run); }, code);
+  };
+  const std::string start = R"({"kind": "start"})"
+                            "\n",
+                    saved = R"({"kind": "checkpoint", "step": 7})"
+                            "\n",
+                    end = R"({"kind": "end", "step": 9, "status": )";
+  std::string text = error_with(start, ErrorCode::unavailable);
+  EXPECT_NE(text.find("it has no checkpoint"), std::string::npos) << text;
+  text = error_with(start + saved, ErrorCode::unavailable);
+  EXPECT_NE(text.find("its last checkpoint is of step 7"), std::string::npos) << text;
+  text = error_with(start + end + "\"interrupted\"}\n", ErrorCode::unavailable);
+  EXPECT_NE(text.find("could not save"), std::string::npos) << text;
+  text = error_with(start + end + "\"failed\", \"message\": \"no data\"}\n", ErrorCode::peer_lost);
+  EXPECT_NE(text.find("no data"), std::string::npos) << text;
+  with(start + end + "\"interrupted\", \"checkpoint\": 9}\n");
+  EXPECT_EQ(what_became_of(run), "preempted; to go on: ductile resume " + run.string());
+  with(start + end + "\"done\", \"checkpoint\": 9}\n");
+  EXPECT_EQ(what_became_of(run), "not preempted, since it was done after 9 steps");
+}
+
 // The time of others that were waited for counts.
 TEST(Requests, WhoWasAskedLongAgoIsNotWaitedFor) {
   const TempFolder run;
