@@ -1,3 +1,4 @@
+// One file because all of it drives one machine by hand, through one fixture.
 #include "ductile/control/worker_protocol.h"
 
 #include <cerrno>
