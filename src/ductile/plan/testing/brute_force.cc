@@ -201,6 +201,15 @@ double brute_force(const graph::Graph& graph, const Devices& devices,
   return islands.size() == 1 ? all : std::min(all, brute_force(graph, islands, options));
 }
 
+namespace {
+
+Objective random_objective(Rng& rng) {
+  if (rng.below(3) == 0) return Objective::throughput;
+  return rng.below(3) == 0 ? Objective::zero_bubble : Objective::time;
+}
+
+}  // namespace
+
 SmallCase small_case(uint64_t seed) {
   Rng rng(seed, 5);
   SmallCase out;
@@ -281,10 +290,7 @@ SmallCase small_case(uint64_t seed) {
   out.options.batch = kBatches[rng.below(4)];
   if (out.options.batch == 6) out.options.micro_batches = {2, 6};
   if (out.options.batch == 4) out.options.micro_batches = {1, 4};
-  out.options.objective = rng.below(3) == 0 ? Objective::throughput : Objective::time;
-  if (out.options.objective == Objective::time && rng.below(3) == 0) {
-    out.options.objective = Objective::zero_bubble;
-  }
+  out.options.objective = random_objective(rng);
   out.options.recompute = rng.below(4) > 0;
   out.options.split = rng.below(4) > 0;
   out.options.evaluate = false;
