@@ -21,6 +21,9 @@ namespace {
 
 constexpr double kSame = 1 + 1e-9;
 
+// Whether all is tried, which takes many minutes.
+const bool kIsLong = std::getenv("DUCTILE_ALL_SIZES") != nullptr;
+
 DeviceGroup v100() {
   DeviceGroup g;
   g.name = "v100";
@@ -90,6 +93,8 @@ TEST(PlannerProperties, MoreDevicesNeverGiveASlowerPlan) {
     double before = std::numeric_limits<double>::infinity();
     const graph::Graph graph = graph::build_graph(c.graph, c.machines[0][0].model);
     for (const auto& machine : c.machines) {
+      const bool is_slow = c.batch == 256 && Devices(machine).size() > 8;
+      if (is_slow && !kIsLong) continue;
       const double now = seconds_of(graph, Devices(machine), batch_of(c.batch));
       EXPECT_LE(now, before * kSame) << c.graph << " on " << Devices(machine).size();
       before = now;
@@ -182,7 +187,6 @@ graph::Graph random_graph(Rng& rng) {
 }
 
 // How many random machines and models; the others in the long form.
-const bool kIsLong = std::getenv("DUCTILE_ALL_SIZES") != nullptr;
 uint64_t random_worlds() { return kIsLong ? 8 : 2; }
 
 TEST(PlannerProperties, MoreDevicesNeverGiveASlowerPlanOnRandomMachines) {
@@ -579,7 +583,7 @@ TEST(PlannerProperties, MoreFreedomNeverGivesASlowerPlan) {
     expect_no_better("without zero-bubble schedules");
     less.split = false, less.objective = Objective::throughput;
     expect_no_better("for throughput, without splits");
-    for (int64_t b = 1; b <= free.batch; b *= 2) {
+    for (int64_t b = kIsLong ? 1 : 4; b <= free.batch; b *= 2) {  // of few, many are slow
       less.micro_batches = {b};
       expect_no_better("with micro-batches of one size");
     }
