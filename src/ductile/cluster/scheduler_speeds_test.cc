@@ -230,6 +230,55 @@ TEST(SchedulerSpeeds, ACommandThatRunsIsNotStoppedForCommandsThatCameLater) {
   }
 }
 
+// What commands ran was taken for what they had waited, once they had ended.
+TEST(SchedulerSpeeds, AShortJobIsNotOvertakenForEverByCommands) {
+  ObedientWorld world(one_machine(1), "srtf");
+  world.add(of_kind("kind", 1));
+  world.decide();
+  world.scheduler.measured(1, 64);  // a step takes a second
+  world.remove(1);
+  JobId next = 100;
+  const auto run_one_command = [&] {
+    world.add(command_at(next++, world.now));
+    world.decide();
+    for (const auto& [id, held] : std::map(world.held))
+      if (id >= 100 && !held.empty()) world.remove(id);
+  };
+  for (int i = 0; i < 8; ++i) world.add(command_at(next++, world.now));
+  for (int i = 0; i < 5; ++i) run_one_command();
+  world.add(of_kind("kind", 2));
+  world.scheduler.progress(2, 0, 60);
+  for (int i = 0; i < 20 && !world.runs(2); ++i) run_one_command();
+  EXPECT_TRUE(world.runs(2)) << world.scheduler.why(2);
+}
+
+// It loses all each time, so it is left for as long as it has run in vain.
+TEST(SchedulerSpeeds, ACommandIsBegunAFewTimesWhereShortJobsKeepComing) {
+  ObedientWorld world(one_machine(1), "srtf");
+  world.add(of_kind("kind", 1));
+  world.decide();
+  world.scheduler.measured(1, 64);  // a step takes a second
+  world.remove(1);
+  JobDemand command = command_at(2, world.now);
+  command.rigid = true;
+  world.add(command);
+  int in_a_row = 0, starts = 0;
+  for (int round = 0; round < 400 && in_a_row < 20; ++round) {
+    if (round % 4 == 1) {
+      world.add(of_kind("kind", 100 + round));
+      world.scheduler.progress(100 + round, 0, 5);
+    }
+    world.decide();
+    starts += world.runs(2) && in_a_row == 0;
+    in_a_row = world.runs(2) ? in_a_row + 1 : 0;
+    for (const auto& [id, held] : std::map(world.held))
+      if (id >= 100 && !held.empty()) world.remove(id);  // it was over before the next round
+  }
+  EXPECT_EQ(in_a_row, 20);
+  EXPECT_GT(starts, 1);
+  EXPECT_LE(starts, 7);
+}
+
 TEST(SchedulerSpeeds, WhereNothingIsKnownTheFirstThatCameIsFirst) {
   ObedientWorld world(one_machine(1), "srtf");
   for (const JobId id : {1, 2, 3}) world.add(of_kind("command", id));

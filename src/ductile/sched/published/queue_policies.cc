@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include <fmt/format.h>
@@ -28,41 +29,40 @@ std::optional<double> remaining_seconds(const JobView& job) {
 // where others keep coming, and put first it would hold up everybody. For the same reasons
 //  - one that has run longer than that counts as twice the average, then four times, and so on:
 //    what ran long may run for ever, and so nobody waits longer for it than it has run;
-//  - what it has waited is taken from that, since long jobs that wait keep the average above what
-//  is
-//    short for ever. It has waited for others of its sort, too, which must not add up: together
-//    they have waited for as long as there are any, less what they have run on all devices.
+//  - what it has waited for jobs of known length is taken from that, since long jobs that wait keep
+//    the average above what is short for ever: the device-seconds that these have held since it
+//    came, over all devices. What it has waited for others of its sort counts for nothing.
 // Among them those that run and save nothing come first, since they would lose all that they have
 // done to others that may take as long; then those that have run least, by these doublings, so that
 // they do not take turns. One doubling less counts who has waited for as long as it is taken to
 // need, so that none waits for ever for those that keep coming. Where nothing is known all are
 // alike, and the first that came is first.
+// A job that saves nothing is not stopped again before it has run for as long as all that it has
+// lost, so that it is begun a few times, and not for ever, where short jobs keep coming.
 class WorkLeft {
  public:
-  explicit WorkLeft(const Round& round) : round_(round) {
-    double sum = 0, count = 0, first = round.now, ran = 0;
+  // `known_service`: of each job, the device-seconds that jobs of known length have held since it
+  // came.
+  WorkLeft(const Round& round, const std::vector<double>& known_service) : round_(round) {
+    double sum = 0, count = 0;
     for (const JobView& job : round.jobs) {
       const std::optional<double> seconds = remaining_seconds(job);
       known_.push_back(seconds.has_value());
       left_.push_back(seconds.value_or(0));
       sum += left_.back();
       count += known_.back();
-      if (seconds) continue;
-      first = std::min(first, job.arrival);
-      ran += job.attained_service;
     }
     if (count == 0) return;
     average_ = sum / count;
     int64_t devices = 0;
     for (int32_t node = 0; node < round.cluster.nodes(); ++node)
       devices += round.cluster.usable(node);
-    const double waited =
-        round.now - first - ran / static_cast<double>(std::max<int64_t>(devices, 1));
     guessed_.resize(left_.size());
     turn_.resize(left_.size());
     waited_.resize(left_.size());
     for (size_t i = 0; i < left_.size(); ++i)
-      if (!known_[i]) guess(i, waited);
+      if (!known_[i])
+        guess(i, known_service[i] / static_cast<double>(std::max<int64_t>(devices, 1)));
   }
 
   std::vector<size_t> order() const {
@@ -87,12 +87,13 @@ class WorkLeft {
           u == unknown.size() || (k < known.size() && !by(left_)(unknown[u], known[k]));
       out.push_back(takes_known ? known[k++] : unknown[u++]);
     }
-    std::ranges::stable_partition(out, [this](size_t i) { return is_fixed(i); });
+    std::ranges::stable_partition(out, [this](size_t i) { return is_fixed(i) || makes_up(i); });
     return out;
   }
 
   std::string why_it_runs(size_t job) const {
     if (is_fixed(job)) return "it is not to be stopped";
+    if (makes_up(job)) return "it saves nothing, and has not yet run as long as it did in vain";
     if (known_[job]) return fmt::format("{:.0f} s of work left, among the least", left_[job]);
     if (!average_)
       return fmt::format("of no job the work left is known, and it {}",
@@ -106,7 +107,7 @@ class WorkLeft {
   std::string why_it_waits(size_t job, const std::vector<size_t>& before) const {
     bool less = false, guessed = false, alike = false, fixed = false;
     for (const size_t other : before) {
-      if (is_fixed(other)) {
+      if (is_fixed(other) || makes_up(other)) {
         fixed = true;
       } else if (left_[other] >= left_[job]) {
         alike = true;
@@ -130,7 +131,13 @@ class WorkLeft {
  private:
   bool runs(size_t job) const { return !round_.jobs[job].allocation.empty(); }
   bool is_fixed(size_t job) const { return runs(job) && !round_.jobs[job].preemptible; }
-  // `waited`: by those of unknown length together.
+  bool makes_up(size_t i) const {
+    const JobView& job = round_.jobs[i];
+    if (known_[i] || !runs(i) || job.saves || job.last_change < 0) return false;
+    const double now = round_.now - job.last_change;
+    return 2 * now < job.attained_service / std::max(job.requested_devices, 1);
+  }
+  // `waited`: for those of known length.
   void guess(size_t i, double waited) {
     const JobView& job = round_.jobs[i];
     const double ran = job.attained_service / std::max(job.requested_devices, 1);
@@ -161,7 +168,7 @@ class QueuePolicy : public ReasonedPolicy {
 
   Decisions decide(const Round& round) override {
     const size_t n = round.jobs.size();
-    const WorkLeft left(round);
+    const WorkLeft left(round, known_service(round));
     std::vector<size_t> order(n);
     std::iota(order.begin(), order.end(), size_t{0});
     if (shortest_first_) order = left.order();
@@ -217,11 +224,37 @@ class QueuePolicy : public ReasonedPolicy {
                                round.cluster.types[static_cast<size_t>(type[i])],
                                shortest_first_ ? left.why_it_runs(i) : "it was first in the queue");
     }
+    note_known(round, next);
     return decisions(round, std::move(next), std::move(reasons));
   }
 
  private:
+  // What jobs of known length have held since each job came. A policy that begins anew, as after a
+  // restart of its service, begins at 0.
+  std::vector<double> known_service(const Round& round) {
+    known_service_ += known_devices_ * std::max(0.0, round.now - round_at_);
+    round_at_ = round.now;
+    std::unordered_map<JobId, double> came_at;
+    std::vector<double> since;
+    for (const JobView& job : round.jobs) {
+      const auto before = came_at_.find(job.id);
+      const double at = before != came_at_.end() ? before->second : known_service_;
+      came_at[job.id] = at;
+      since.push_back(known_service_ - at);
+    }
+    came_at_ = std::move(came_at);
+    return since;
+  }
+  void note_known(const Round& round, const std::vector<Allocation>& next) {
+    known_devices_ = 0;
+    for (size_t i = 0; i < next.size(); ++i)
+      if (remaining_seconds(round.jobs[i])) known_devices_ += device_count(next[i]);
+  }
+
   bool shortest_first_;
+  double known_service_ = 0, known_devices_ = 0;  // device-seconds; held now
+  double round_at_ = 0;
+  std::unordered_map<JobId, double> came_at_;  // known_service_ when each job came
 };
 
 }  // namespace
