@@ -8,11 +8,14 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
+#include "ductile/base/json_value.h"
 #include "ductile/sched/policies_impl.h"
+#include "ductile/sched/saved_state_impl.h"
 
 namespace ductile::sched {
 namespace {
@@ -228,9 +231,43 @@ class QueuePolicy : public ReasonedPolicy {
     return decisions(round, std::move(next), std::move(reasons));
   }
 
+  nlohmann::json state() const override {
+    if (!shortest_first_) return Policy::state();
+    std::vector<std::pair<JobId, double>> sorted(came_at_.begin(), came_at_.end());
+    std::sort(sorted.begin(), sorted.end());
+    nlohmann::json jobs = nlohmann::json::array();
+    for (const auto& [job, at] : sorted) jobs.push_back({job, at});
+    return {{"at", round_at_},
+            {"known_service", known_service_},
+            {"known_devices", known_devices_},
+            {"jobs", std::move(jobs)}};
+  }
+  // Also of a version that remembered nothing.
+  void restore(const nlohmann::json& state, const std::string& where) override {
+    if (!shortest_first_ || state == Policy::state()) return Policy::restore(state, where);
+    as_data_loss([&] {
+      const JsonFields f(state, where);
+      f.only({"at", "known_service", "known_devices", "jobs"});
+      std::unordered_map<JobId, double> came_at;
+      for (const nlohmann::json& item : f.array("jobs")) {
+        if (!item.is_array() || item.size() != 2 || came_at.size() == kMostSavedJobs)
+          f.wrong("jobs", "a list of [job, device-seconds]", item);
+        came_at[f.as_integer(item[0], "jobs", 0, INT64_MAX)] =
+            f.as_number(item[1], "jobs", 0, kMostSeconds);
+      }
+      const double at = f.number("at", 0, kMostSeconds);
+      const double service = f.number("known_service", 0, kMostSeconds);
+      known_devices_ = f.number("known_devices", 0, kMostSeconds);
+      round_at_ = at;
+      known_service_ = service;
+      came_at_ = std::move(came_at);
+    });
+  }
+
  private:
-  // What jobs of known length have held since each job came. A policy that begins anew, as after a
-  // restart of its service, begins at 0.
+  static constexpr double kMostSeconds = 1e18;  // of all devices
+
+  // What jobs of known length have held since each job came.
   std::vector<double> known_service(const Round& round) {
     known_service_ += known_devices_ * std::max(0.0, round.now - round_at_);
     round_at_ = round.now;
