@@ -21,6 +21,14 @@ JobDemand of_kind(const std::string& kind, JobId id, int32_t least = 1, int32_t 
   return out;
 }
 
+// Job 1, once: a step of "kind" takes a second.
+void run_the_kind(ObedientWorld& world) {
+  world.add(of_kind("kind", 1));
+  world.decide();
+  world.scheduler.measured(1, 64);
+  world.remove(1);
+}
+
 // Its batch is its own, so that nobody measures the noise of its gradients.
 TEST(SchedulerSpeeds, AJobOfAFixedBatchGrowsUnderEachPolicyThatGrowsJobs) {
   for (const std::string policy : {"sia", "pollux", "ductile"}) {
@@ -149,10 +157,7 @@ JobDemand command_at(JobId id, double arrival) {
 // and those that came after it waited for good.
 TEST(SchedulerSpeeds, AShortJobDoesNotWaitLongerForACommandThanThisHasRun) {
   ObedientWorld world(one_machine(1), "srtf");
-  world.add(of_kind("kind", 1));
-  world.decide();
-  world.scheduler.measured(1, 64);  // a step takes a second
-  world.remove(1);
+  run_the_kind(world);
   world.add(command_at(2, world.now));
   world.decide(50);
   ASSERT_TRUE(world.runs(2));
@@ -178,10 +183,7 @@ TEST(SchedulerSpeeds, AShortJobDoesNotWaitLongerForACommandThanThisHasRun) {
 TEST(SchedulerSpeeds, NeitherCommandsWithoutEndNorShortJobsThatKeepComingWaitForEver) {
   for (const JobId commands : {1, 3, 8}) {
     ObedientWorld world(one_machine(1), "srtf");
-    world.add(of_kind("kind", 1));
-    world.decide();
-    world.scheduler.measured(1, 64);  // a step takes a second
-    world.remove(1);
+    run_the_kind(world);
     for (JobId id = 2; id < 2 + commands; ++id) world.add(command_at(id, world.now));
     std::map<JobId, int> rounds;
     JobId known = 100, ran = 0;
@@ -233,10 +235,7 @@ TEST(SchedulerSpeeds, ACommandThatRunsIsNotStoppedForCommandsThatCameLater) {
 // What commands ran was taken for what they had waited, once they had ended.
 TEST(SchedulerSpeeds, AShortJobIsNotOvertakenForEverByCommands) {
   ObedientWorld world(one_machine(1), "srtf");
-  world.add(of_kind("kind", 1));
-  world.decide();
-  world.scheduler.measured(1, 64);  // a step takes a second
-  world.remove(1);
+  run_the_kind(world);
   JobId next = 100;
   const auto run_one_command = [&] {
     world.add(command_at(next++, world.now));
@@ -255,10 +254,7 @@ TEST(SchedulerSpeeds, AShortJobIsNotOvertakenForEverByCommands) {
 // It loses all each time, so it is left for as long as it has run in vain.
 TEST(SchedulerSpeeds, ACommandIsBegunAFewTimesWhereShortJobsKeepComing) {
   ObedientWorld world(one_machine(1), "srtf");
-  world.add(of_kind("kind", 1));
-  world.decide();
-  world.scheduler.measured(1, 64);  // a step takes a second
-  world.remove(1);
+  run_the_kind(world);
   JobDemand command = command_at(2, world.now);
   command.rigid = true;
   world.add(command);
@@ -312,10 +308,7 @@ TEST(SchedulerSpeeds, WhatKindsTookIsKnownAfterARestart) {
 TEST(SchedulerSpeeds, CommandsTakeNoPlaceOfAKindThatWasMeasured) {
   for (const std::string policy : {"ductile", "srtf"}) {
     ObedientWorld world(one_machine(1), policy);
-    world.add(of_kind("kind", 1));
-    world.decide();
-    world.scheduler.measured(1, 64);
-    world.remove(1);
+    run_the_kind(world);
     const JobId last = 2 + static_cast<JobId>(sched::SharedMeasurements::kMostKinds);
     for (JobId id = 2; id <= last; ++id) world.add(demand(id, 1, 1, 0, true));
     const nlohmann::json measured = world.scheduler.state().at("measured");
