@@ -14,35 +14,17 @@
 #include "ductile/base/error.h"
 #include "ductile/optim/elementwise.h"
 #include "ductile/optim/testing/optimizer_twin.h"
+#include "ductile/optim/testing/rule_forms.h"
 
 namespace ductile::optim {
 namespace {
 
 const std::vector<std::string> kRules = optimizers().names();
 
+using testing::example_layout;
+using testing::moved;
+using testing::options_of;
 using testing::Twin;
-
-spec::OptimizerOptions options_of(const std::string& name) {
-  spec::OptimizerOptions o{.name = name, .weight_decay = 0.01};
-  if (name == "lars") o.lars.trust_coefficient = 0.1;
-  // The epochs of moved(): SGD, a reset, iterates, two more resets.
-  o.neumann.warmup_epochs = 0.5;
-  o.neumann.reset_epochs = 1.5;
-  return o;
-}
-
-ParamLayout example_layout(const spec::OptimizerOptions& o = {}) {
-  ParamLayout layout(o);
-  layout.add("a.weight", {50, 28, 5, 5}, false);
-  layout.add("a.bias", {5}, false);
-  layout.add("norm.weight", {17}, true);
-  layout.add("none.weight", {0, 2}, false);
-  layout.add("zero.weight", {5, 8}, false);  // stays 0 under LARS's and LAMB's zero-norm rule
-  layout.add("embed.weight", {9, 4}, false);
-  layout.add("b.weight", {75, 40}, false);
-  layout.add("scalar", {}, false);
-  return layout;
-}
 
 ParamLayout large_layout(const spec::OptimizerOptions& o = {}) {
   ParamLayout layout(o);
@@ -63,15 +45,6 @@ struct Buffers : testing::Buffers {
   }
   explicit Buffers(const spec::OptimizerOptions& o) : Buffers(o, example_layout) {}
 };
-
-// As in step number `step` of a run of 100 in 10 epochs, whose loss goes up and down.
-StepInput moved(StepInput in, uint64_t step) {
-  const auto at = static_cast<double>(step);
-  in.epoch = at / 10;
-  in.progress = at / 100;
-  in.loss = 2 + std::sin(at);
-  return in;
-}
 
 bool same_bits(std::span<const float> a, std::span<const float> b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
@@ -139,41 +112,8 @@ TEST(Optimizer, EveryRuleFollowsItsDoublePrecisionTwin) {
 }
 
 TEST(Optimizer, EveryFormOfARuleFollowsTheTwin) {
-  const auto form = [](const char* name, const auto& change) {
-    spec::OptimizerOptions o = options_of(name);
-    change(o);
-    expect_follows_twin(o, bound_of(name));
-  };
-  form("sgd", [](auto& o) { o.sgd.nesterov = true; });
-  form("sgd", [](auto& o) { o.momentum = 0; });
-  form("lars", [](auto& o) { o.lars.trust_outside = true; });
-  form("lars", [](auto& o) { o.lars.trust_clip = true; });
-  form("lars", [](auto& o) { o.lars.trust_clip = o.lars.trust_outside = true; });
-  form("nadamw", [](auto& o) { o.nadamw.momentum_decay = 0.004; });
-  form("ademamix", [](auto& o) { o.ademamix.warmup = 0; });
-  form("ademamix", [](auto& o) { o.ademamix.warmup = 0.3; });
-  form("schedule_free", [](auto& o) { o.adam.beta1 = 0; });
-  form("muon", [](auto& o) { o.muon.nesterov = false; });
-  form("muon", [](auto& o) { o.muon.adjust_lr = "rms"; });
-  form("muon", [](auto& o) { o.muon.adjust_lr = "none", o.muon.rest_lr = 0.1; });
-  form("muon", [](auto& o) { o.muon.rest = "sgd"; });
-  form("muon", [](auto& o) {
-    o.muon.rest = "sgd", o.sgd.nesterov = true, o.muon.rest_lr = 0.5, o.muon.rest_momentum = 0.8;
-  });
-  form("muon", [](auto& o) { o.muon.renormalize_every = 3; });
-  form("muon", [](auto& o) { o.muon.steps = 3, o.muon.coefficients = {3.4576, -4.7391, 2.0843}; });
-  form("neumann", [](auto& o) { o.neumann.variables = "scalars"; });
-  form("neumann", [](auto& o) { o.neumann.mu_unit = "epochs"; });
-  form("neumann", [](auto& o) { o.neumann.alpha = 0.01, o.neumann.beta = 1e-3; });
-  form("neumann", [](auto& o) { o.neumann.warmup_epochs = 0, o.neumann.reset_epochs = 0; });
-  for (const char* update : {"fletcher_reeves", "polak_ribiere"}) {
-    for (const char* search : {"step", "online", "none"}) {
-      form("nlcg", [&](auto& o) {
-        o.nlcg.preconditioner = "none";
-        o.nlcg.update = update;
-        o.nlcg.line_search = search;
-      });
-    }
+  for (const spec::OptimizerOptions& o : testing::rule_forms()) {
+    expect_follows_twin(o, bound_of(o.name));
   }
 }
 

@@ -180,6 +180,27 @@ StepInput Buffers::full_input(double lr, DType type) {
   return in;
 }
 
+ParamLayout example_layout(const spec::OptimizerOptions& o) {
+  ParamLayout layout(o);
+  layout.add("a.weight", {50, 28, 5, 5}, false);
+  layout.add("a.bias", {5}, false);
+  layout.add("norm.weight", {17}, true);
+  layout.add("none.weight", {0, 2}, false);
+  layout.add("zero.weight", {5, 8}, false);  // stays 0 under LARS's and LAMB's zero-norm rule
+  layout.add("embed.weight", {9, 4}, false);
+  layout.add("b.weight", {75, 40}, false);
+  layout.add("scalar", {}, false);
+  return layout;
+}
+
+StepInput moved(StepInput in, uint64_t step) {
+  const auto at = static_cast<double>(step);
+  in.epoch = at / 10;
+  in.progress = at / 100;
+  in.loss = 2 + std::sin(at);
+  return in;
+}
+
 // ---- The twin.
 
 Twin::Twin(const spec::OptimizerOptions& options, const Buffers& buffers)

@@ -33,6 +33,12 @@ struct Buffers {
   Hyper hyper;
 };
 
+// Parameters of all kinds: matrices, filters, vectors, an empty one and a scalar.
+ParamLayout example_layout(const spec::OptimizerOptions& o = {});
+
+// As in step number `step` of a run of 100 in 10 epochs, whose loss goes up and down.
+StepInput moved(StepInput in, uint64_t step);
+
 // The rules with one tensor at a time, elements in plain loops, all in double.
 class Twin {
  public:
