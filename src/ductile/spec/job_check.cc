@@ -418,7 +418,13 @@ void check_tune(const JobOptions& job, const Bad& bad) {
                     "hyperparameters; switch one of them off",
                     job.train.rate_control));
   }
-  if (job.optimizer.lr <= 0) bad("tune.online = true needs an optimizer.lr above 0");
+  // Rates of trials are multiples of it, which for the smallest doubles would not be finite.
+  if (static_cast<float>(job.optimizer.lr) == 0) {
+    bad(
+        fmt::format("tune.online = true needs an optimizer.lr above 0, and {} is none in fp32, in "
+                    "which weights are trained; 1e-6 is a small one",
+                    job.optimizer.lr));
+  }
   struct Range {
     const char* name;
     const std::vector<double>& values;

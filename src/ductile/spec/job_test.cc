@@ -296,6 +296,7 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_untunable("train.max_steps = 10\n", "train.max_steps");
   expect_untunable("train.rate_control = \"lrtuner\"\n", "\"lrtuner\" both choose");
   expect_untunable("optimizer.lr = 0\n", "optimizer.lr above 0");
+  expect_untunable("optimizer.lr = 1e-320\n", "optimizer.lr above 0, and 1e-320 is none");
   expect_untunable("tune.lr = [0, 1]\n", "tune.lr is the least");
   expect_untunable("tune.lr = [1, 0.1]\n", "tune.lr is the least");
   expect_untunable("tune.lr = [1]\n", "tune.lr is the least");
