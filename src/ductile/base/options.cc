@@ -285,6 +285,12 @@ bool OptionSet::is_section(std::string_view path) const {
                      [&](const auto& section) { return section.first == path; });
 }
 
+bool OptionSet::was_section(std::string_view path) const {
+  const std::string prefix = std::string(path) + ".";
+  return std::ranges::any_of(
+      moved_, [&](const MovedOption& moved) { return moved.old_path.starts_with(prefix); });
+}
+
 OptionField& OptionSet::require(std::string_view path, const std::string& where) {
   for (OptionField& f : fields_) {
     if (f.path == path) return f;
@@ -347,7 +353,7 @@ void OptionSet::read_table(const Json& value, const std::string& prefix, Moved h
       assign(*known, item, at, {at});
       continue;
     }
-    if (is_section(path)) {
+    if (is_section(path) || (item.is_object() && was_section(path))) {
       if (!item.is_object())
         bad(fmt::format("{}: {} is a section, not a value; write [{}]", at, path, path));
       read_table(item, path + ".", how, where);

@@ -102,8 +102,8 @@ class Describer {
     leave();
   }
 
-  // Declares that a field `name`, which was here once, has become one of (or all of) `now`; these
-  // are paths from here.
+  // Declares that a field `name`, which was here once, has become one of (or all of) `now`; all are
+  // paths from here. `name` may lie in a table that there is no longer.
   void moved(std::string_view name, std::initializer_list<std::string_view> now);
 
  private:
@@ -156,6 +156,8 @@ class OptionSet {
   OptionField& require(std::string_view path, const std::string& where);
   const MovedOption* find_moved(std::string_view path) const;
   bool is_section(std::string_view path) const;
+  // Whether a field has moved from there.
+  bool was_section(std::string_view path) const;
   void assign(OptionField& field, const nlohmann::json& value, const std::string& where,
               Origin origin);
   void read_table(const nlohmann::json& value, const std::string& prefix, Moved moved,

@@ -51,6 +51,7 @@ void describe(Describer& d, Outer& o) {
   d.field("mode", o.mode, "which way").one_of({"slow", "fast"});
   d.field("tags", o.tags, "labels");
   d.section("inner", o.inner, "The inside.");
+  d.moved("outside.colour", {"inner.deep.colour"});
 }
 
 TEST(Options, ReadsTomlAndRemembersWhereEachValueStood) {
@@ -230,6 +231,21 @@ TEST(Options, AMovedKeyIsAnErrorThatNamesTheNewOne) {
             }),
             "saved: inner.power is now inner.deep.power or inner.twin.power");
   EXPECT_EQ(o.inner.deep.power, 2.0);
+}
+
+TEST(Options, AKeyThatMovedOutOfATableThatIsGoneNamesTheNewOne) {
+  Outer o;
+  OptionSet set(o);
+  const std::string is_now = "outside.colour is now inner.deep.colour";
+  EXPECT_EQ(text_of([&] { set.set("outside.colour=blue"); }),
+            "--set outside.colour=blue: " + is_now);
+  EXPECT_EQ(text_of([&] { set.read_toml_text("[outside]\ncolour = \"blue\"\n", "f"); }),
+            "f:2: " + is_now);
+  EXPECT_EQ(text_of([&] { set.read_toml_text("[outside]\nzzzzzzzzzzzz = 3\n", "f"); }),
+            "f:2: unknown key outside.zzzzzzzzzzzz");
+  EXPECT_EQ(text_of([&] { set.read_toml_text("outside = 3\n", "f"); }), "f:1: unknown key outside");
+  set.read_toml_text("[outside]\ncolour = \"blue\"\n", "f", Moved::follow);
+  EXPECT_EQ(o.inner.deep.colour, "blue");
 }
 
 TEST(Options, WhatAnEarlierVersionSavedIsReadAsWhatItIsNow) {

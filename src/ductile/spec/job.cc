@@ -559,6 +559,7 @@ void describe(Describer& d, JobOptions& o) {
   d.section("tune", o.tune, "Options that are found while training.");
   d.section("target", o.target,
             "What ends the run early; the report then gives the cost of reaching it.");
+  d.moved("batch.adaptive", {"train.rate_control"});  // where others look for it
 }
 
 }  // namespace ductile::spec

@@ -377,6 +377,12 @@ TEST(Job, MovedOptionsAreNamedAndReadFromSavedJobs) {
     EXPECT_STREQ(e.what(),
                  "job.toml:2: optimizer.trust_coefficient is now optimizer.lars.trust_coefficient");
   }
+  try {
+    OptionSet(job).set("batch.adaptive=noise");
+    FAIL();
+  } catch (const Error& e) {
+    EXPECT_STREQ(e.what(), "--set batch.adaptive=noise: batch.adaptive is now train.rate_control");
+  }
   OptionSet(job).read_toml_text(old, "job.toml", Moved::follow);
   EXPECT_EQ(job.data.tokens.type, "u32");
   EXPECT_EQ(job.data.tokens.sequence_length, 9);
