@@ -203,13 +203,18 @@ void add_late_schedules(Given job, std::vector<std::string>& out) {
   const ScheduleOptions& o = job.schedule;
   const auto epochs = static_cast<double>(job.train.epochs);
   if (job.train.rate_control == "lrtuner") return;
-  const double begin = o.warmup_epochs + o.knee.explore_epochs;
-  if (o.name == "knee" && o.knee.explore_epochs > 0 && begin >= epochs) {
+  const KneeOptions& knee = o.knee;
+  const bool by_epochs = knee.explore_epochs > 0;
+  const double explore = by_epochs ? knee.explore_epochs : knee.explore_share * epochs;
+  if (o.name == "knee" && o.warmup_epochs + explore >= epochs) {
     out.push_back(fmt::format(
-        "schedule.knee.explore_epochs = {} after schedule.warmup_epochs = {}: the learning rate "
-        "does not fall, since train.epochs = {}",
-        o.knee.explore_epochs, o.warmup_epochs, job.train.epochs));
+        "schedule.knee.explore_{} = {} after schedule.warmup_epochs = {}: the learning "
+        "rate does not fall, since train.epochs = {}",
+        by_epochs ? "epochs" : "share", by_epochs ? knee.explore_epochs : knee.explore_share,
+        o.warmup_epochs, job.train.epochs));
   }
+  if (o.name == "trapezoid" && o.trapezoid.decay == 0)
+    out.push_back("schedule.trapezoid.decay = 0: the learning rate does not fall");
   if (o.name != "step") return;
   for (const int64_t milestone : o.step.milestones) {
     if (milestone < job.train.epochs) continue;

@@ -131,6 +131,11 @@ TEST(WithoutEffect, APartOfTheRunBehindItsEndIsNamed) {
   // train.epochs is 10.
   expect({"schedule.name=knee", "schedule.warmup_epochs=2", "schedule.knee.explore_epochs=7"},
          "schedule.knee.explore_epochs=8", "schedule.knee.explore_epochs");
+  expect({"schedule.name=knee", "schedule.knee.explore_share=0.99"},
+         "schedule.knee.explore_share=1", "schedule.knee.explore_share = 1 after");
+  expect({"schedule.name=knee", "schedule.knee.explore_share=0.8", "schedule.warmup_epochs=1.9"},
+         "schedule.warmup_epochs=2", "does not fall");
+  expect({"schedule.name=trapezoid"}, "schedule.trapezoid.decay=0", "does not fall");
   expect({"schedule.name=step", "schedule.step.milestones=[5, 9]"},
          "schedule.step.milestones=[5, 10]", "milestones has 10");
   expect({"train.method=infobatch"}, "train.epochs=2", "trains on every sample");
