@@ -317,11 +317,13 @@ TEST(Lrtuner, FindsARateThoughTheFirstUpdatesAreRoundedAway) {
 }
 
 TEST(Lrtuner, BeginsWithARateThatNeitherDestroysNorIsRoundedAway) {
-  for (const double lr : {1e-300, 1e-15, 1e-3, 0.1, 1e3, 1e300}) {
+  for (const double lr : {0.0, 1e-320, 1e-15, 1e-3, 0.1, 1e3, 1e300}) {
     Descent d = parabola(1);
-    d.run(tuned(lr, 0.5), 6);
+    const double begin = d.loss(d.w);
+    d.run(tuned(lr, 0.5), 40);
     EXPECT_GE(d.rates.at(0), 1e-4) << lr;
     EXPECT_LE(d.rates.at(0), 1e-3) << lr;
+    EXPECT_LT(d.loss(d.w), begin) << lr;
   }
 }
 

@@ -336,16 +336,6 @@ void check_batch_stays(const JobOptions& job, const Bad& bad) {
   }
 }
 
-void check_lrtuner(const JobOptions& job, const Bad& bad) {
-  // It begins with a hundredth of that.
-  if (job.train.rate_control == "lrtuner" && static_cast<float>(job.optimizer.lr / 100) == 0) {
-    bad(
-        fmt::format("train.rate_control = \"lrtuner\" looks along the updates, and with "
-                    "optimizer.lr = {} there are none; any other value will do",
-                    job.optimizer.lr));
-  }
-}
-
 void check_averages(const TrainOptions& train, const Bad& bad) {
   if (static_cast<float>(train.ema_decay) == 1) {
     bad("train.ema_decay = 1 would evaluate the first weights for ever; choose a value below 1, "
@@ -563,7 +553,6 @@ void check(const JobOptions& job) {
     needs_whole_weights(fmt::format("train.staleness = {}", job.train.staleness));
   }
   check_averages(job.train, bad);
-  check_lrtuner(job, bad);
   check_noise_control(job, bad);
   check_tune(job, bad);
   check_batch_stays(job, bad);

@@ -287,8 +287,6 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
   expect_refused("[model]\nname = \"custom\"\n", "model.library");
   expect_refused("[model]\nlibrary = \"/model.so\"\n", "model.name is \"cnn\"");
   expect_refused("[target]\nmetric = \"perplexity\"\n", "data.format is \"digits\"");
-  expect_refused("train = {rate_control = \"lrtuner\"}\noptimizer = {lr = 0}\n",
-                 "optimizer.lr = 0");
   const auto expect_untunable = [](const std::string& lines, const std::string& part) {
     expect_refused("tune.online = true\n" + lines, part);
   };
@@ -313,6 +311,19 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
       "optimizer.name = \"adam\"\ntune.momentum = [0.5, 0.9]\n"
       "tune.options = [\"optimizer.adam.beta1:0.5:0.9\"]\n",
       "tune.momentum chooses optimizer.adam.beta1");
+}
+
+// It begins within bounds of its own, whatever the job file has.
+TEST(Job, LrtunerNeedsNoLearningRate) {
+  for (const char* lr : {"0", "1e-320", "1e6"}) {
+    JobOptions job;
+    OptionSet set(job);
+    set.set("train.rate_control=lrtuner");
+    set.set(std::string("optimizer.lr=") + lr);
+    EXPECT_NO_THROW(check(job)) << lr;
+  }
+  expect_refused("[train]\nrate_control = \"lrtuner\"\nshard_optimizer = true\n",
+                 "needs whole weights on every worker");
 }
 
 // Formerly the reason of its failure named the part before the byte, which was not what was asked.
