@@ -1,5 +1,6 @@
-// What a branch of a job's state costs: the time to make one, to take one over, and the bytes that
-// a checkpoint with a branch writes beyond one without.
+// What a branch of a job's state costs: the time to make one and the bytes that it copies, of a
+// state that is equal to another branch and of one that a step has changed; the time to take one
+// over; and the bytes that a checkpoint with a branch writes beyond one without.
 //
 //   branches_bench [MODEL] [ROUNDS]      (resnet20 21)
 #include <algorithm>
@@ -59,12 +60,22 @@ int run(const std::string& model, int rounds) {
     state.save_branch("other", "");
   });
   const double take = median_ms(rounds, [&] { state.take_branch("root", ""); });
+  std::vector<double> changed;
+  for (int i = 0; i < rounds; ++i) {
+    state.drop_branch("other");
+    step(replica);
+    changed.push_back(median_ms(1, [&] { state.save_branch("other", ""); }));
+  }
+  std::sort(changed.begin(), changed.end());
+  const auto copied = static_cast<double>(state.branches().at("other").own_bytes()) / 1e6;
   std::printf("%s: %lld parameters, a state of %.2f MB\n", model.c_str(),
               static_cast<long long>(replica.num_parameters()), static_cast<double>(bytes) / 1e6);
   std::printf(
       "branch made: %.3f ms (the first one %.3f ms), made anew in place %.3f ms, taken over "
       "%.3f ms\n",
       fresh, first, again, take);
+  std::printf("branch made after a step: %.3f ms, of which it copies %.2f MB\n",
+              changed[changed.size() / 2], copied);
   const TempFolder folder;
   ckpt::CheckpointWriter writer(folder.path());
   const auto written = [&](int64_t at) {

@@ -17,8 +17,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kPieceSize = 1 << 16;  // floats of an image
-
 std::string describe_shape(const Shape& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
@@ -456,9 +454,9 @@ StateImage JobState::fork(const StateImage* like) {
   image.branches_ = branches_;
   for (const Array& array : arrays()) {
     std::vector<StateImage::Piece> pieces;
-    for (size_t begin = 0; begin < array.values.size(); begin += kPieceSize) {
-      const auto values =
-          array.values.subspan(begin, std::min(kPieceSize, array.values.size() - begin));
+    for (size_t begin = 0; begin < array.values.size(); begin += StateImage::kPieceSize) {
+      const auto values = array.values.subspan(
+          begin, std::min(StateImage::kPieceSize, array.values.size() - begin));
       StateImage::Piece piece;
       if (like != nullptr) piece = like->find(array.name, pieces.size(), values);
       // The newest of the earlier weights that a part keeps are the present ones.

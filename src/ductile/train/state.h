@@ -66,6 +66,8 @@ class JobState;
 // images share the pieces in which they are equal.
 class StateImage {
  public:
+  static constexpr size_t kPieceSize = 1 << 16;  // floats; the last piece of an array has fewer
+
   const nlohmann::json& values() const { return values_; }
   // The memory of the pieces that no other image holds.
   size_t own_bytes() const;

@@ -260,5 +260,29 @@ TEST(StateImage, SharesWhatDidNotChange) {
   EXPECT_LT(replica.state().fork(&first).own_bytes(), whole / 2);
 }
 
+TEST(StateImage, ABranchCopiesThePiecesThatChangedAndNoOther) {
+  spec::JobOptions job = small_job();
+  job.model.name = "resnet20";
+  Replica replica(job);
+  train(replica, 1);
+  JobState& state = replica.state();
+  const auto own_bytes = [&](const std::string& branch) {
+    state.save_branch(branch, "");
+    return state.branches().at(branch).own_bytes();
+  };
+  const size_t whole = own_bytes("root");
+  const size_t piece = StateImage::kPieceSize * sizeof(float);
+  EXPECT_GT(whole, 15 * piece)
+      << "weights, their average, and two moments, of four pieces and more";
+  EXPECT_EQ(own_bytes("same"), 0U);
+  state.flat.weights()[0] += 1;
+  EXPECT_EQ(own_bytes("a_weight"), piece);
+  std::span<float> moments = state.optimizer->state().back().values;
+  moments.back() += 1;
+  EXPECT_EQ(own_bytes("a_moment"), moments.size() * sizeof(float) % piece);
+  EXPECT_EQ(own_bytes("a_moment"), moments.size() * sizeof(float) % piece) << "made anew";
+  EXPECT_EQ(own_bytes("root"), 0U) << "all of it is in the others";
+}
+
 }  // namespace
 }  // namespace ductile::train
