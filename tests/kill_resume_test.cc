@@ -125,6 +125,44 @@ TEST(KillAndResume, RandomKillsLeaveTheFinalWeightsBitEqual) {
   for (size_t i = 0; i < steps.size(); ++i) EXPECT_EQ(steps[i], static_cast<int64_t>(10 * (i + 1)));
 }
 
+// Of what has a state of its own: `saved` is a part of the checkpoints in which it is killed.
+struct Row {
+  const char *name, *saved;
+  void (*choose)(spec::JobOptions& job);
+};
+const Row kRows[] = {
+    {"muon", "optimizer/exp_avg/", [](spec::JobOptions& job) { job.optimizer.name = "muon"; }},
+    // In the middle of a round of probes.
+    {"lrtuner", "\"at\":", [](spec::JobOptions& job) { job.train.rate_control = "lrtuner"; }},
+};
+
+class KillAndResumeOf : public ::testing::TestWithParam<Row> {};
+INSTANTIATE_TEST_SUITE_P(, KillAndResumeOf, ::testing::ValuesIn(kRows),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST_P(KillAndResumeOf, KillsLeaveTheFinalWeightsBitEqual) {
+  const TempFolder root;
+  spec::JobOptions job = short_job();
+  job.train.max_steps = 200;
+  GetParam().choose(job);
+  const fs::path whole = make_run(root.path(), job), killed = make_run(root.path(), job);
+  ASSERT_EQ(wait_for(start_worker(whole)), 0);
+  for (int kill = 0; kill < 3; ++kill) {
+    fs::path last = newest_manifest(killed);
+    const pid_t worker = start_worker(killed);
+    while (::waitpid(worker, nullptr, WNOHANG) == 0) {
+      const fs::path now = newest_manifest(killed);
+      if (now != last && read_file(now).find(GetParam().saved) != std::string::npos) break;
+      last = now;
+      sleep_for(0.002);
+    }
+    ASSERT_EQ(::kill(worker, SIGKILL), 0);
+    ASSERT_TRUE(WIFSIGNALED(wait_for(worker))) << "the run was over after " << kill << " kills";
+  }
+  ASSERT_EQ(wait_for(start_worker(killed)), 0);
+  EXPECT_EQ(read_file(whole / "model.safetensors"), read_file(killed / "model.safetensors"));
+}
+
 // The branches of an online tuner are in the checkpoints.
 TEST(KillAndResume, TrialsThatAreKilledInTheMiddleLeaveTheFinalWeightsBitEqual) {
   const TempFolder root;
