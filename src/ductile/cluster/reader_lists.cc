@@ -1,5 +1,6 @@
 // Lists of a store that people and pages ask for, and how its jobs and events are numbered.
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -99,6 +100,17 @@ std::vector<EarlierJob> Reader::awaited_by(JobId job) {
         one.phase = phase_from(row.text(2));
       },
       job);
+  return out;
+}
+
+std::set<JobId> Reader::finished_before(std::vector<JobId> jobs) {
+  std::set<JobId> out;
+  while (!jobs.empty()) {
+    const JobId next = jobs.back();
+    jobs.pop_back();
+    if (!out.insert(next).second) continue;
+    for (const EarlierJob& earlier : awaited_by(next)) jobs.push_back(earlier.id);
+  }
   return out;
 }
 

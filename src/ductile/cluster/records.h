@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,8 @@ struct Beginning {
   std::vector<JobId> after;  // once these have finished
   bool held = false;         // once somebody resumes it
   int64_t array = 0;         // how many came with one request, as an array; 0: it came alone
+  // Of services: all that have finished by then, which are those and whatever they wait for.
+  std::set<JobId> finished;
 };
 
 // A job that is to finish before another one begins.

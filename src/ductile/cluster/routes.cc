@@ -164,6 +164,8 @@ Answer submit_job(Request& request) {
   Beginning beginning = beginning_of(fields);
   std::vector<Member> members = members_of(fields, s.name);
   if (fields.has("array")) beginning.array = static_cast<int64_t>(members.size());
+  // Once for all members.
+  if (s.kind == "serve") beginning.finished = request.reader.finished_before(beginning.after);
   if (members.size() * beginning.after.size() > kMostWaits)
     fail(ErrorCode::invalid_argument,
          "body: {} jobs are to begin after {} others each, and {} such pairs are allowed at once: "

@@ -65,25 +65,11 @@ fs::path require_own_run(const fs::path& run, const RunsFolder& runs, const fs::
       run.string()));
 }
 
-// Whether a job has finished where these have, since it is one of them or they wait for it.
-bool is_awaited(JobId job, std::vector<JobId> by, const fs::path& store) {
-  Reader reader(store);
-  std::set<JobId> seen;
-  while (!by.empty()) {
-    const JobId next = by.back();
-    by.pop_back();
-    if (next == job) return true;
-    if (!seen.insert(next).second) continue;
-    for (const EarlierJob& earlier : reader.awaited_by(next)) by.push_back(earlier.id);
-  }
-  return false;
-}
-
 // A job that trains has nothing to serve until it has saved for the first time, and one that ended
 // before has nothing for ever. Of a run that is nobody's here, who loads its weights says what
-// helps. `after`: the jobs that are to finish before the service begins.
+// helps.
 void require_saved_weights(const Work& work, const fs::path& runs, const fs::path& store,
-                           const std::vector<JobId>& after) {
+                           const Beginning& beginning) {
   const auto* serve = std::get_if<ServeSpec>(&work);
   if (serve == nullptr) return;
   std::error_code error;
@@ -91,7 +77,7 @@ void require_saved_weights(const Work& work, const fs::path& runs, const fs::pat
   const auto job = error ? std::nullopt : job_of_run(real, runs, store);
   if (!job || job->phase == Phase::finished) return;
   const bool has_ended_before = has_ended(job->phase);
-  if (!has_ended_before && is_awaited(job->id, after, store)) return;
+  if (!has_ended_before && beginning.finished.contains(job->id)) return;
   if (has_weights(run::RunFolder::open(serve->run))) return;
   if (has_ended_before)
     fail(ErrorCode::conflict,
@@ -185,7 +171,7 @@ void Service::Impl::open_interface() {
     check_spec(s, read->work, read->plans, devices, of_a_node);
     if (beginning != nullptr) {
       const fs::path store = options_.folder / "store.db";
-      require_saved_weights(read->work, runs_.path, store, beginning->after);
+      require_saved_weights(read->work, runs_.path, store, *beginning);
       const auto* job = std::get_if<spec::JobOptions>(&read->work);
       // Nodes of a cluster may have what this machine has not.
       if (job != nullptr && beginning->after.empty() && !options_.cluster) spec::require_data(*job);

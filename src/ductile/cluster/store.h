@@ -3,6 +3,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -69,6 +70,8 @@ class Reader {
   std::vector<std::string> teams();
   // What is still to finish before the job begins, in order.
   std::vector<EarlierJob> awaited_by(JobId job);
+  // These, what they wait for, what that waits for, and so on.
+  std::set<JobId> finished_before(std::vector<JobId> jobs);
 
   // In order: at most `limit` events after number `after`, of one job where one is given.
   std::vector<Event> events(Revision after, int64_t limit, std::optional<JobId> job = {});

@@ -120,6 +120,15 @@ TEST_F(StoreOrder, NothingBeginsAfterAServiceWhichBeginsAfterOthersItself) {
             "finished would never begin");
 }
 
+TEST_F(StoreOrder, WhatHasFinishedBeforeAJobIsAllThatItWaitsForAndThatThatWaitsFor) {
+  const JobId first = submit("first"), other = submit("other");
+  const JobId second = submit_after({first}), third = submit_after({second, first});
+  Reader reader(file);
+  EXPECT_EQ(reader.finished_before({third}), (std::set<JobId>{first, second, third}));
+  EXPECT_EQ(reader.finished_before({second, other}), (std::set<JobId>{first, other, second}));
+  EXPECT_TRUE(reader.finished_before({}).empty());
+}
+
 TEST_F(StoreOrder, AHeldJobIsPausedByWhoeverSubmittedIt) {
   Beginning held;
   held.held = true;

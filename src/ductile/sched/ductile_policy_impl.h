@@ -148,7 +148,7 @@ class DuctilePolicy::Impl {
   // ductile_trials.cc
   double trial_seconds(const Configuration& c) const;
   bool is_on_trial(const Round& round, const JobView& job, const State& s) const;
-  void begin_trial(const Round& round, const JobView& job, State& s, int64_t& idle);
+  void begin_trial(const Round& round, const JobView& job, State& s, int64_t share, int64_t& idle);
   void try_again(const Round& round);
   void count_trials(const Round& round);
   bool drop_trials(const Round& round, const std::vector<uint8_t>& unplaced);

@@ -35,9 +35,10 @@ bool DuctilePolicy::Impl::is_on_trial(const Round& round, const JobView& job,
 }
 
 // Of sizes on which it is slower than with what it has, by what was measured, the largest for which
-// devices are idle, then the next one. Until that is measured it counts as fast as it may be.
+// devices are idle, then the next one; if others may try sizes too, those within its share come
+// first, or else the smallest one. Until that is measured it counts as fast as it may be.
 void DuctilePolicy::Impl::begin_trial(const Round& round, const JobView& job, State& s,
-                                      int64_t& idle) {
+                                      int64_t share, int64_t& idle) {
   const int32_t held = device_count(job.allocation);
   const Configuration* now = nullptr;
   std::vector<const Configuration*> slower;
@@ -48,6 +49,7 @@ void DuctilePolicy::Impl::begin_trial(const Round& round, const JobView& job, St
   }
   if (now == nullptr) return;
   std::erase_if(slower, [now](const Configuration* c) { return c->rate >= now->rate; });
+  while (slower.size() > 1 && slower.back()->devices - held > share) slower.pop_back();
   if (slower.empty()) return;
   const size_t turn = static_cast<size_t>(s.trials) % slower.size();
   const Configuration& c = *slower[slower.size() - 1 - turn];
@@ -78,11 +80,22 @@ void DuctilePolicy::Impl::try_again(const Round& round) {
         s.grant >= 0 ? grants_[static_cast<size_t>(s.grant)].allocation : job.allocation);
   }
   if (wanted) return;
+  std::vector<const JobView*> jobs;  // that may try a size, those that hold the fewest first
+  std::vector<int64_t> of_pool(pools_.size());
   for (const JobView& job : round.jobs) {
-    State& s = states_.at(job.id);
+    const State& s = states_.at(job.id);
     if (job.service || s.pinned || s.pool_now < 0 || s.trial > 0) continue;
     if (!job.saves || !job.plans.empty() || job.pause_left > 0 || job.last_change < 0) continue;
-    begin_trial(round, job, s, idle[static_cast<size_t>(s.pool_now)]);
+    jobs.push_back(&job);
+    ++of_pool[static_cast<size_t>(s.pool_now)];
+  }
+  std::ranges::stable_sort(
+      jobs, {}, [](const JobView* job) { return device_count(job->allocation); });
+  for (const JobView* job : jobs) {
+    State& s = states_.at(job->id);
+    const auto pool = static_cast<size_t>(s.pool_now);
+    const int64_t share = idle[pool] / of_pool[pool]--;
+    begin_trial(round, *job, s, share, idle[pool]);
   }
 }
 

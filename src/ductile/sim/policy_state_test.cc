@@ -94,6 +94,26 @@ TEST(PolicyState, ARestartAtAnyRoundChangesNoLaterDecision) {
     }
 }
 
+// Of three jobs that left sizes while the network was slow, and try them again.
+TEST(PolicyState, TrialsOfSizesThatWereSlowGoOnAfterARestart) {
+  Case c;
+  for (const char* name : {"a", "b", "c"})
+    c.workload.jobs.push_back({.name = name,
+                               .application = "cifar10",
+                               .devices = 8,
+                               .scaling = sched::Scaling::strong,
+                               .work = 5});
+  c.cluster = sched::homogeneous_cluster(8, 1);
+  c.options.budget.reset();
+  c.options.check = true;
+  c.options.scenario = parse_scenario(
+      "[[fault]]\nkind = \"slow_network\"\nat = 0\nfactor = 30\nfor = 900\n", "s.toml");
+  Restarted never("ductile", 1, 0), often("ductile", 1, 3);
+  const std::string expected = play(c, never);
+  EXPECT_TRUE(play(c, often) == expected);
+  EXPECT_NE(often.saved.find("\"trials\""), std::string::npos);
+}
+
 // Whatever a disk makes of a state, it is refused, and the policy is as it was, or it is taken and
 // the policy keeps the rules.
 TEST(PolicyState, DamageIsRefusedOrHarmless) {

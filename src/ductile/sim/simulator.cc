@@ -433,6 +433,7 @@ void Simulation::apply(const FaultEvent& event) {
           announced_[event.node].empty() ? INFINITY : *announced_[event.node].begin();
       if (!event.start) break;
       for (const int32_t j : active_) lose_node(j, event.node);
+      find_neighbours();
       break;
     }
     case FaultKind::straggler:

@@ -266,50 +266,6 @@ TEST(Simulator, RoundsOfAServiceBeginWhereNothingRuns) {
   EXPECT_EQ(first.jobs[1].start, 60);
 }
 
-// Of two jobs on one node the longer one is slowed until the other ends; one on another node is
-// not.
-TEST(Simulator, JobsOnOneNodeSlowOneAnotherWhileBothRun) {
-  Workload workload;
-  for (const auto& [name, work] : {std::pair("short", 1.0), std::pair("long", 3.0)})
-    workload.jobs.push_back({.name = name,
-                             .application = "cifar10",
-                             .time = 0,
-                             .devices = 1,
-                             .batch = 128,
-                             .work = work});
-  const double most =
-      built_in_catalog().find("cifar10").epochs * 3.0;  // ends of epochs are rounded
-  const sched::Cluster apart = sched::homogeneous_cluster(2, 1);
-  const SimResult alone = run("fifo", workload, apart, {.neighbours = 1.5});
-  const SimResult plain = run("fifo", workload, apart);
-  const SimResult together =
-      run("fifo", workload, sched::homogeneous_cluster(1, 2), {.neighbours = 1.5});
-  const auto ran = [](const JobResult& job) { return job.finish - job.start - job.paused; };
-  for (const int j : {0, 1}) EXPECT_EQ(alone.jobs[j].finish, plain.jobs[j].finish);
-  EXPECT_NEAR(ran(together.jobs[0]), 1.5 * ran(alone.jobs[0]), most);
-  EXPECT_NEAR(ran(together.jobs[1]), ran(alone.jobs[1]) + ran(together.jobs[0]) * (1 - 1 / 1.5),
-              most);
-  EXPECT_GT(ran(together.jobs[1]), 1.1 * ran(alone.jobs[1]));
-}
-
-// Also the part in which workers exchange what they have computed.
-TEST(Simulator, OthersOnANodeSlowWholeSteps) {
-  const Application& app = catalog().find("cifar10");
-  const std::vector<std::string> types{"t4"};
-  const Submission job{.name = "a", .application = "cifar10", .devices = 8, .batch = 512};
-  const auto policy = sched::make_policy("fifo");
-  const auto seconds = [&](const Conditions& conditions) {
-    sched::FitCache fits;
-    sched::SharedMeasurements shared;
-    JobRun one(job, app, catalog().rules, types, policy->traits(), fits, shared, {});
-    one.reallocate(0, {{0, 4}, {1, 4}}, 0);
-    for (double now = 0;; now += 1000)
-      if (const auto end = one.advance(now, 1000, conditions)) return *end - 30;
-  };
-  ASSERT_GT(app.step_time("t4", std::vector<int32_t>{4, 4}, 64).sync, 0);
-  EXPECT_NEAR(seconds({.steps = 3}), 3 * seconds({}), 3.0 * app.epochs);
-}
-
 // A job that has the cluster for itself takes what finish-time fairness compares with, also where
 // it keeps to a batch that is not the best.
 TEST(Simulator, AJobAloneIsAsFairAsCanBe) {
