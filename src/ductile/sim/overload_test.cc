@@ -9,6 +9,7 @@
 #include "ductile/sim/job_run_impl.h"
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/simulator.h"
+#include "ductile/sim/testing/checked_run.h"
 
 namespace ductile::sim {
 namespace {
@@ -169,6 +170,31 @@ TEST(Trials, OfWhatStaysSlowAreFewAndCostLittle) {
   EXPECT_LT(slow.jobs[0].finish, 1.05 * one_device);
   EXPECT_GE(slow.jobs[0].restarts, 4);
   EXPECT_LE(slow.jobs[0].restarts, 8);
+}
+
+// Of equal jobs that left their sizes at once: one trial used to take all idle devices, and the
+// others waited for it.
+TEST(Trials, EqualJobsAfterASlowStartShareTheIdleDevices) {
+  SimOptions options;
+  options.budget = std::nullopt;
+  options.check = true;
+  options.scenario = parse_scenario(
+      "[[fault]]\nkind = \"slow_network\"\nat = 0\nfactor = 30\nfor = 900\n", "scenario");
+  for (const int32_t count : {3, 4, 5}) {
+    Workload workload;
+    for (int32_t j = 0; j < count; ++j)
+      workload.jobs.push_back({.name = fmt::format("{}", j),
+                               .application = "cifar10",
+                               .devices = 16 / count,
+                               .scaling = sched::Scaling::strong,
+                               .work = 10});
+    const auto mean_under = [&](const char* name) {
+      const auto policy = sched::make_policy(name);
+      return testing::mean_jct(simulate(workload, built_in_catalog(),
+                                        sched::homogeneous_cluster(16, 1), *policy, options));
+    };
+    EXPECT_LT(mean_under("ductile"), 1.05 * mean_under("fifo")) << count << " jobs";
+  }
 }
 
 TEST(Workloads, UniqueJobsHaveAnApplicationEachThatRunsAtASpeedOfItsOwn) {

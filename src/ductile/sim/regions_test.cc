@@ -12,9 +12,12 @@
 #include "ductile/sched/regional_policy.h"
 #include "ductile/sim/metrics.h"
 #include "ductile/sim/simulator.h"
+#include "ductile/sim/testing/checked_run.h"
 
 namespace ductile::sim {
 namespace {
+
+using testing::mean_jct;
 
 sched::Cluster regions(int32_t count, int32_t nodes) {
   sched::Cluster cluster;
@@ -47,12 +50,6 @@ SimResult play(const Workload& workload, const sched::Cluster& cluster, sched::P
 SimResult play(const Workload& workload, const sched::Cluster& cluster, const std::string& policy,
                const std::string& faults = "") {
   return play(workload, cluster, *sched::make_policy(policy, {0, 60}), faults);
-}
-
-double mean_jct(const SimResult& result) {
-  double sum = 0;
-  for (const JobResult& job : result.jobs) sum += job.jct();
-  return sum / static_cast<double>(result.jobs.size());
 }
 
 TEST(Regions, OneRegionIsThePolicyAloneToTheByte) {

@@ -12,6 +12,7 @@ namespace ductile::sim {
 namespace {
 
 using testing::kTraces;
+using testing::mean_jct;
 
 SimResult replay(const std::string& policy, const fs::path& traces, const fs::path& workload,
                  const sched::Cluster& cluster) {
@@ -21,12 +22,6 @@ SimResult replay(const std::string& policy, const fs::path& traces, const fs::pa
   options.check = true;
   options.interval = sched::usual_interval(policy);
   return simulate(read_workload(kTraces / workload, catalog), catalog, cluster, *made, options);
-}
-
-double mean_jct(const SimResult& result) {
-  double sum = 0;
-  for (const JobResult& job : result.jobs) sum += job.jct();
-  return sum / static_cast<double>(result.jobs.size());
 }
 
 class Replay : public ::testing::TestWithParam<std::pair<const char*, int>> {};

@@ -30,4 +30,10 @@ inline SimResult run(const std::string& policy, const Workload& workload,
   return simulate(workload, apps, cluster, *made, options);
 }
 
+inline double mean_jct(const SimResult& result) {
+  double sum = 0;
+  for (const JobResult& job : result.jobs) sum += job.jct();
+  return sum / static_cast<double>(result.jobs.size());
+}
+
 }  // namespace ductile::sim::testing
