@@ -37,6 +37,7 @@ struct Demand {
   std::vector<Node> nodes;
   // Of jobs in `devices` that hold nothing and need one node for all that they ask for.
   std::vector<int64_t> on_one_node{};
+  bool waits = false;  // whether a job that needs devices holds none
 };
 
 // Where the workers of a service's jobs run. This interface is the seam between the service and its

@@ -373,6 +373,7 @@ std::vector<double> Scheduler::modelled_speeds(JobId id) const {
   const sched::TypeModel& model = view.types.at(type);
   if (!model.fitted && !model.steps) return out;
   const auto batch = static_cast<double>(job.batch);
+  const int32_t per_node = std::max(1, cluster_.devices_per_node(static_cast<int32_t>(type)));
   for (int32_t n = 1; n <= view.max_devices; ++n) {
     const int32_t replicas = n / model.unit;
     if (replicas == 0) {
@@ -380,9 +381,10 @@ std::vector<double> Scheduler::modelled_speeds(JobId id) const {
       continue;
     }
     const double local = std::ceil(batch / replicas);
-    const double seconds =
-        model.steps ? model.steps->step_seconds(1, replicas, local)
-                    : sched::step_seconds(model.perf, 1, replicas, static_cast<int32_t>(local), 0);
+    const int32_t nodes = std::max(1, (n + per_node - 1) / per_node);  // as policies reckon
+    const double seconds = model.steps ? model.steps->step_seconds(nodes, replicas, local)
+                                       : sched::step_seconds(model.perf, nodes, replicas,
+                                                             static_cast<int32_t>(local), 0);
     if (!(seconds > 0)) return {};
     out.push_back(batch / seconds);
   }

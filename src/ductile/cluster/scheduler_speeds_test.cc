@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -41,6 +42,23 @@ TEST(SchedulerSpeeds, AJobOfAFixedBatchGrowsUnderEachPolicyThatGrowsJobs) {
     }
     EXPECT_EQ(world.devices(1), 2) << policy;
   }
+}
+
+// Two nodes of one device with a slow network between them: what the page shows beside the measured
+// speed is what the policy decides by.
+TEST(SchedulerSpeeds, TheModelOfSeveralDevicesIsOfTheNodesThatTheyAreOn) {
+  ObedientWorld world(testing::some_nodes(2, 1), "ductile");
+  world.add(of_kind("kind", 1, 1, 2));
+  for (int round = 0; round < 40; ++round) {
+    world.decide();
+    if (!world.runs(1)) continue;
+    world.scheduler.measured(1, world.devices(1) == 1 ? 100.0 : 80.0);
+    world.scheduler.paused(1, 0.1, round == 0);
+  }
+  const std::vector<double> model = world.scheduler.modelled_speeds(1);
+  ASSERT_EQ(model.size(), 2u);
+  EXPECT_NEAR(model[0], 100, 10);
+  EXPECT_NEAR(model[1], 80, 10);
 }
 
 // One machine, and two jobs of kinds that ran there before.

@@ -280,7 +280,9 @@ void Service::Impl::follow_demand() {
     if (!scheduler_.knows(id) || live.record.wish != Wish::run) continue;
     // Lent nodes come last, and are in one region, which it may not enter.
     if (!asked.movable && asked.region != cluster_.groups.back().region) continue;
-    if (gpus == 0) demand.devices += scheduler_.service_needs(id).value_or(asked.max_devices);
+    const int64_t useful = scheduler_.service_needs(id).value_or(asked.max_devices);
+    if (gpus == 0) demand.devices += useful;
+    demand.waits = demand.waits || (!holds && useful > 0);
     if (gpus == 0 && !holds && std::holds_alternative<CommandSpec>(live.work))
       demand.on_one_node.push_back(asked.min_devices);
     if (gpus > 0 && !holds) demand.on_gpus.push_back({asked.min_devices, gpus});

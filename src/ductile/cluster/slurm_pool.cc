@@ -12,7 +12,9 @@ namespace {
 
 constexpr double kListEvery = 2, kCancelEvery = 5, kWriteDownEvery = 5;
 constexpr double kFirstPause = 5, kLongestPause = 300;  // after a pilot that never came
-constexpr int kMissed = 2;  // lists without a pilot until it counts as gone
+constexpr double kTimeToUse = 60;                       // a few rounds of a policy
+constexpr double kTryAgain = 20;  // so pilots are unused for a twentieth of the time
+constexpr int kMissed = 2;        // lists without a pilot until it counts as gone
 
 std::string job_text(const std::string& job) {
   return job.empty() ? std::string("a pilot") : "pilot " + job;
@@ -54,7 +56,8 @@ Demand beyond_own_nodes(Demand demand, const std::vector<int64_t>& own) {
   return demand;
 }
 
-SlurmPool::SlurmPool(std::vector<spec::Pool> pools) : pools_(std::move(pools)) {
+SlurmPool::SlurmPool(std::vector<spec::Pool> pools)
+    : pools_(std::move(pools)), enough_(pools_.size()) {
   for (size_t p = 0; p < pools_.size(); ++p)
     for (const std::string& host : spec::group_of(pools_[p]).hosts) {
       Node& node = nodes_.emplace_back();
@@ -169,6 +172,35 @@ std::vector<int64_t> SlurmPool::wanted() const {
   return out;
 }
 
+// What jobs could use, they may not want: one that would be no faster stays as it is. So where all
+// pilots have come, nobody waits, and some were not used for as long as a policy needs to decide,
+// those that are used are enough, until jobs could use more than now, or it is time to try again.
+std::vector<int64_t> SlurmPool::needed(double now) {
+  std::vector<int64_t> out = wanted();
+  for (size_t p = 0; p < pools_.size(); ++p) {
+    std::optional<Enough>& enough = enough_[p];
+    if (enough && (demand_.waits || demand_.devices > enough->devices || now >= enough->until))
+      enough.reset();
+    int64_t held = 0;
+    bool all_came = true;
+    std::optional<double> unused_since;
+    for (const Node& node : nodes_) {
+      if (node.pool != p || node.state == State::none || !node.leaving.empty()) continue;
+      if (node.held)
+        ++held;
+      else if (node.state == State::running && node.claim)
+        unused_since = std::max(unused_since.value_or(0), node.idle_since);
+      else
+        all_came = false;
+    }
+    const double patience = std::max(static_cast<double>(pools_[p].idle), kTimeToUse);
+    if (!demand_.waits && all_came && unused_since && now >= *unused_since + patience)
+      enough = Enough{held, demand_.devices, now + kTryAgain * patience};
+    if (enough) out[p] = std::min(out[p], std::max(enough->pilots, pools_[p].min));
+  }
+  return out;
+}
+
 void SlurmPool::end(Node& node, std::string why) {
   node.leaving = std::move(why);
   node.state = State::ending;
@@ -209,7 +241,7 @@ SlurmErrand SlurmPool::plan(double now, double wall) {
     if (node.held) node.idle_since = now;
     leave_in_time(node, wall);
   }
-  const std::vector<int64_t> wanted = this->wanted();
+  const std::vector<int64_t> wanted = needed(now);
   for (size_t p = 0; p < pools_.size(); ++p) {
     const int64_t pilots = wanted[p];
     int64_t there = std::ranges::count_if(nodes_, [&](const Node& n) {

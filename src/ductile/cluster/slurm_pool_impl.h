@@ -93,9 +93,16 @@ class SlurmPool {
     bool held = false, noticed = false, taken_over = false, written_down = false;
   };
 
+  // What jobs could use `devices` of, and did not, at most until then.
+  struct Enough {
+    int64_t pilots = 0, devices = 0;
+    double until = 0;
+  };
+
   bool tells_gpus() const;
   int64_t gpus_of_a_pilot(size_t pool) const;
   std::vector<int64_t> wanted() const;
+  std::vector<int64_t> needed(double now);
   void shrink(size_t pool, int64_t surplus, double now);
   void leave_in_time(Node& node, double wall);
   void end(Node& node, std::string why);
@@ -105,7 +112,8 @@ class SlurmPool {
   std::vector<spec::Pool> pools_;
   std::vector<Node> nodes_;
   Demand demand_;
-  std::string trouble_;  // why squeue does not answer
+  std::vector<std::optional<Enough>> enough_;  // of each pool
+  std::string trouble_;                        // why squeue does not answer
   std::optional<double> listed_at_;
 };
 

@@ -120,6 +120,39 @@ TEST(SlurmPool, GrowsWithDemandAndShrinksWhenNothingNeedsIt) {
   EXPECT_EQ(slurm.pool.all().size(), 1u);
 }
 
+// Of a job that holds one pilot and could use three, but would be no faster.
+TEST(SlurmPool, GivesBackWhatNobodyUsesAndTriesAgainLater) {
+  Pool slurm("min = 0\nmax = 3\nidle = 100\n");
+  slurm.follow(6, {false, false, false});
+  EXPECT_EQ(slurm.turn().submit.size(), 3u);
+  slurm.jobs.begin()->second = "RUNNING";
+  slurm.turn();
+  slurm.follow(6, {true, false, false});
+  EXPECT_TRUE(slurm.turn(1000).cancel.empty()) << "the others have not come yet";
+  slurm.start_all();
+  EXPECT_TRUE(slurm.turn(90).cancel.empty());
+  EXPECT_EQ(slurm.turn(20).cancel.size(), 2u);
+  slurm.turn();
+  slurm.turn();
+  EXPECT_EQ(slurm.pool.all().size(), 1u);
+  EXPECT_TRUE(slurm.turn(1500).submit.empty());
+  Pool other = slurm;
+  other.follow(8, {true, false, false});
+  EXPECT_EQ(other.turn().submit.size(), 2u) << "another job";
+  EXPECT_EQ(slurm.turn(500).submit.size(), 2u) << "later";
+}
+
+// A job waits for three pilots, and two are idle meanwhile.
+TEST(SlurmPool, KeepsWhatAWaitingJobNeedsUntilAllHasCome) {
+  Pool slurm("min = 0\nmax = 3\nidle = 10\n");
+  Demand demand{6, {}, {{0, {}, {}}, {0, {}, {}}, {0, {}, {}}}};
+  demand.waits = true;
+  slurm.pool.follow(demand);
+  slurm.turn();
+  slurm.start_all();
+  for (int i = 0; i < 50; ++i) EXPECT_TRUE(slurm.turn(10).cancel.empty());
+}
+
 using Names = std::vector<std::string>;
 
 // Of the pilots that it asks for now.
