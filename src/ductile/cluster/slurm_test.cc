@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
@@ -59,10 +61,11 @@ class Pool {
   explicit Pool(const std::string& options = "min = 0\nmax = 3\nidle = 10\n")
       : pool(spec::parse_pools("[[pool]]\nname = \"p\"\ndevices = 2\n" + options, "test.toml")) {}
 
-  // Jobs could use so many devices, and hold all of these nodes.
+  // Jobs could use so many devices, and hold all of these nodes; one that holds none waits.
   void follow(int64_t devices, const std::vector<bool>& held) {
     Demand demand{devices, {}, {}};
     for (const bool all : held) demand.nodes.push_back({all ? 2 : 0, {}, {}});
+    demand.waits = devices > 0 && std::ranges::count(held, true) == 0;
     pool.follow(demand);
   }
   SlurmErrand turn(double wait = 3) {
