@@ -50,7 +50,7 @@ Nodes::Nodes(net::Loop& loop, const spec::Cluster& cluster, Engine& engine, Stor
     node.leave = groups[n]->leave;
     node.record.why = engine_.trouble(static_cast<int32_t>(n));
     node.down = !node.record.why.empty();
-    node.lost = node.down && engine_.absent(static_cast<int32_t>(n));
+    node.lost = node.awaited = node.down && engine_.absent(static_cast<int32_t>(n));
     node.coming = comes(static_cast<int32_t>(n));
     if (node.record.why.empty()) node.record.state = NodeState::up;
     if (node.lost) node.record.state = NodeState::lost;
@@ -126,6 +126,7 @@ void Nodes::look() {
       node.grace = loop_.after(duration_of(grace_), [this, &node] { lose(node); });
     node.record.since = wall_seconds();
     told(node);
+    node.awaited = absent || (node.awaited && !up);
   }
   if (news && on_change_) on_change_();
 }
@@ -172,10 +173,13 @@ void Nodes::lose(Node& node) {
   if (on_change_) on_change_();
 }
 
-// At a start all nodes are called, which is no news for the log.
+// At a start all nodes are called, which is no news for the log. A node that is only on its way was
+// not lost by anybody.
 void Nodes::told(const Node& node) {
+  const bool up = node.record.state == NodeState::up;
   if (!node.coming || node.record.state != NodeState::away)
-    log_line(fmt::format("node {} is {}{}{}", node.record.node, to_string(node.record.state),
+    log_line(fmt::format("node {} is {}{}{}", node.record.node,
+                         node.awaited && !up ? "not there" : to_string(node.record.state),
                          node.record.why.empty() ? "" : ": ", node.record.why));
   writer_.write_newest("node " + node.record.node,
                        [record = node.record](Change& change) { change.set_node(record); });

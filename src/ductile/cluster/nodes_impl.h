@@ -68,6 +68,7 @@ class Nodes {
     bool drained = false, lost = false, leaving = false;
     bool coming = false;           // Engine::coming()
     bool down = false;             // nobody answers there
+    bool awaited = false;          // it was absent (Engine), and has not been up since
     double notice = 0, leave = 0;  // spec::NodeGroup
     std::optional<net::Deadline> stays_until;
     std::optional<server::NodeHardware> hardware;

@@ -18,13 +18,15 @@ struct JobReference {
     cluster::Client client;
     int64_t id = 0;
     std::string named;                              // how the user named it
+    std::string name;                               // that it has there
     std::string path(const char* rest = "") const;  // of the interface
     // To act on it: the service refuses a name that several jobs have which have not ended.
     std::string acts(const char* what) const;
     nlohmann::ordered_json record() const;  // as it is now
   };
   std::optional<OfService> service;
-  fs::path run;  // empty: the job has not run yet
+  fs::path run;     // empty: the job has not run yet
+  fs::path served;  // of a service job: the run that it answers for
 };
 
 // A text that is a path (it has a slash), or the name of a folder that is here, means that run

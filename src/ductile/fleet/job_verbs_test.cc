@@ -217,13 +217,18 @@ class ScriptedService {
     if (thread_.joinable()) thread_.join();
     return answered_;
   }
+  // What it was asked last.
+  std::string last_request() {
+    (void)answered();
+    return last_request_;
+  }
 
  private:
   void serve(const std::vector<std::string>& answers) {
     for (const std::string& answer : answers) {
       const Descriptor one(::accept(socket_.get(), nullptr, nullptr));
       if (!one) return;
-      read_request(one.get());
+      last_request_ = read_request(one.get());
       const std::string text = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: " +
                                std::to_string(answer.size()) + "\r\n\r\n" + answer;
       EXPECT_EQ(::send(one.get(), text.data(), text.size(), MSG_NOSIGNAL),
@@ -232,7 +237,7 @@ class ScriptedService {
     }
   }
   // All of it, since the rest would end the connection with an error.
-  static void read_request(int fd) {
+  static std::string read_request(int fd) {
     const std::string kLength = "Content-Length: ";
     std::string text;
     char block[4096];
@@ -242,12 +247,14 @@ class ScriptedService {
       if (head == std::string::npos) continue;
       const size_t body =
           length < head ? std::stoul(text.substr(length + kLength.size())) : size_t{0};
-      if (text.size() >= head + 4 + body) return;
+      if (text.size() >= head + 4 + body) break;
     }
+    return text;
   }
 
   const Descriptor socket_;
   size_t answered_ = 0;
+  std::string last_request_;
   std::thread thread_;
 };
 
@@ -292,6 +299,39 @@ TEST(Preempt, SaysThatAJobHasEndedOrGoesOn) {
             "job 7 is not paused, since somebody has resumed it meanwhile\n");
   EXPECT_EQ(said_of({"queued", "cancel"}),
             "job 7 is not paused, since somebody has cancelled it meanwhile\n");
+}
+
+// What `ductile submit --service trial` asks of a service that says this of trial.
+nlohmann::json asked_for_service_of(const nlohmann::ordered_json& trial) {
+  const TempFolder folder;
+  ScriptedService service(folder.path(), {"{}", dump_json(trial), "{}", R"({"id": 2})"});
+  std::ostringstream out, err;
+  Console console(out, err);
+  const std::vector<const char*> environment = {nullptr};
+  Context context{console, environment.data()};
+  ServiceCommand command;
+  command.served = "trial";
+  command.at.folder = folder.path();
+  EXPECT_EQ(submit(command, context), kDone) << err.str();
+  const std::string request = service.last_request();
+  return parse_json(request.substr(request.find("\r\n\r\n") + 4));
+}
+
+// The options of the job may have the usual name, which says nothing.
+TEST(Submit, TheServiceOfAJobHasItsName) {
+  const TempFolder folder;
+  const fs::path run = folder.path() / "1-trial";
+  run::RunFolder::create_at(run, "name = \"job\"\n");
+  nlohmann::ordered_json trial = {{"id", 1}, {"name", "trial"}, {"kind", "train"}};
+  trial["run"] = run.string();
+  const auto asked = asked_for_service_of(trial);
+  EXPECT_EQ(asked.at("name"), "trial");
+  EXPECT_EQ(asked.at("spec").at("model"), "trial");
+  // The newest of that name is then the service.
+  trial["kind"] = "serve";
+  trial["run"] = (folder.path() / "2-trial").string();
+  trial["spec"] = {{"run", run.string()}};
+  EXPECT_EQ(asked_for_service_of(trial).at("spec"), asked.at("spec"));
 }
 
 TEST(JobReference, ARunOfItsOwnNeedsNoServiceWhateverItIsCalled) {

@@ -147,15 +147,15 @@ nlohmann::json serving_body(const ServiceCommand& command, const Context& contex
          "other jobs; --service takes a run, --min and --max");
   // That of a job may be on the service's machine alone.
   const JobReference job = find_job(*command.served, command.at, context);
-  fs::path run = job.run.empty() ? run_of(job) : job.run;
-  std::string name = run::file_name_of(run.filename().string());
+  fs::path run = !job.served.empty() ? job.served : job.run.empty() ? run_of(job) : job.run;
+  std::string name = run::file_name_of(job.service ? job.service->name : run.filename().string());
   std::error_code missing;
   if (fs::exists(run, missing)) {
     const run::RunFolder folder = run::RunFolder::open(run);
     require_trusted(folder.path());
     JobConfig config;
     config.read_saved(folder.job_file());
-    name = run::file_name_of(config.job.name);
+    if (!job.service) name = run::file_name_of(config.job.name);
     run = folder.path();
   }
   nlohmann::json spec = {{"run", run.string()},
