@@ -53,7 +53,7 @@ std::optional<JobReference> job_with_run(const fs::path& run, const fs::path& fo
     if (fs::canonical(job.at("run").get<std::string>(), error) != run || error) return std::nullopt;
     const auto id = job.at("id").get<int64_t>();
     return JobReference{
-        JobReference::OfService{client, id, std::to_string(id), job.value("name", "")}, run, {}};
+        JobReference::OfService{client, id, std::to_string(id), job.value("name", "")}, run};
   } catch (const Error& not_one_of_its_jobs) {
     if (not_one_of_its_jobs.code() != ErrorCode::not_found) throw;
     return std::nullopt;
@@ -115,7 +115,7 @@ JobReference find_job(const std::string& text, const ServiceAt& at, const Contex
             ? job_with_run(run, at.folder ? *at.folder : cluster::usual_folder(context.environment),
                            same_service(at))
             : std::nullopt;
-    return job ? *job : JobReference{std::nullopt, run::RunFolder::open(text).path(), {}};
+    return job ? *job : JobReference{std::nullopt, run::RunFolder::open(text).path()};
   }
   const cluster::Client client = client_of(at, context);
   const char* here = is_given(at) ? "" : "no run directory of that name is here, and ";
@@ -124,12 +124,8 @@ JobReference find_job(const std::string& text, const ServiceAt& at, const Contex
                                fmt::format("{}: {}{}", text, here, client.where()));
   try {
     const Json job = client.get("/v1/jobs/" + cluster::percent_encoded(text));
-    JobReference out{JobReference::OfService{client, job.at("id"), text, job.value("name", "")},
-                     job.at("run").get<std::string>(),
-                     {}};
-    if (job.value("kind", "") == "serve" && job.contains("spec") && job["spec"].is_object())
-      out.served = job["spec"].value("run", "");
-    return out;
+    return {JobReference::OfService{client, job.at("id"), text, job.value("name", "")},
+            job.at("run").get<std::string>()};
   } catch (const Error& error) {
     if (error.code() != ErrorCode::not_found) throw;
     fail(ErrorCode::not_found, "{}: {}{} says: {}", text, here, client.name(), error.what());

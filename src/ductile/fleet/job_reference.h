@@ -25,8 +25,7 @@ struct JobReference {
     nlohmann::ordered_json record() const;  // as it is now
   };
   std::optional<OfService> service;
-  fs::path run;     // empty: the job has not run yet
-  fs::path served;  // of a service job: the run that it answers for
+  fs::path run;  // empty: the job has not run yet
 };
 
 // A text that is a path (it has a slash), or the name of a folder that is here, means that run

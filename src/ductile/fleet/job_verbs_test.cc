@@ -318,20 +318,15 @@ nlohmann::json asked_for_service_of(const nlohmann::ordered_json& trial) {
 }
 
 // The options of the job may have the usual name, which says nothing.
-TEST(Submit, TheServiceOfAJobHasItsName) {
+TEST(Submit, TheServiceOfAJobIsCalledAfterIt) {
   const TempFolder folder;
   const fs::path run = folder.path() / "1-trial";
   run::RunFolder::create_at(run, "name = \"job\"\n");
   nlohmann::ordered_json trial = {{"id", 1}, {"name", "trial"}, {"kind", "train"}};
   trial["run"] = run.string();
   const auto asked = asked_for_service_of(trial);
-  EXPECT_EQ(asked.at("name"), "trial");
+  EXPECT_EQ(asked.at("name"), "trial-service");
   EXPECT_EQ(asked.at("spec").at("model"), "trial");
-  // The newest of that name is then the service.
-  trial["kind"] = "serve";
-  trial["run"] = (folder.path() / "2-trial").string();
-  trial["spec"] = {{"run", run.string()}};
-  EXPECT_EQ(asked_for_service_of(trial).at("spec"), asked.at("spec"));
 }
 
 TEST(JobReference, ARunOfItsOwnNeedsNoServiceWhateverItIsCalled) {

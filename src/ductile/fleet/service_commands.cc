@@ -147,7 +147,7 @@ nlohmann::json serving_body(const ServiceCommand& command, const Context& contex
          "other jobs; --service takes a run, --min and --max");
   // That of a job may be on the service's machine alone.
   const JobReference job = find_job(*command.served, command.at, context);
-  fs::path run = !job.served.empty() ? job.served : job.run.empty() ? run_of(job) : job.run;
+  fs::path run = job.run.empty() ? run_of(job) : job.run;
   std::string name = run::file_name_of(job.service ? job.service->name : run.filename().string());
   std::error_code missing;
   if (fs::exists(run, missing)) {
@@ -166,7 +166,8 @@ nlohmann::json serving_body(const ServiceCommand& command, const Context& contex
   if (command.port) spec["port"] = *command.port;
   if (command.checkpoint) spec["version"] = *command.checkpoint;
   const int64_t least = command.min.value_or(1);
-  return {{"name", command.name.value_or(name)},
+  // Its model has the name of its job, and it one of its own, which means no other job.
+  return {{"name", command.name.value_or(job.service ? name + "-service" : name)},
           {"team", command.team},
           {"tier", command.tier},
           {"kind", "serve"},
