@@ -14,7 +14,7 @@ import tempfile
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-from testbed import Service, Skip, Testbed, begins_of, digest_of, until  # noqa: E402
+from testbed import Service, Skip, Testbed, begins_of, digest_of, until, workers_of  # noqa: E402
 
 POOL = 'name = "lab"\ndevices = 2\nmin = 0\nmax = 2\npartition = "main"\nidle = 3\nnotice = 20\n'
 SHORT = ["a_batch_job_trains_on_its_nodes", "the_only_node_is_lost", "a_node_of_a_python_job_is_lost",
@@ -36,14 +36,15 @@ class Scenarios:
         subprocess.run([ductile, "-q", "train", "--out", run, *self.options], check=True, stdout=subprocess.DEVNULL)
         self.digest, self.seconds = digest_of(run), time.time() - begin
 
-    def begin(self, pool=POOL):
+    def begin(self, pool=POOL, least=1):
         """A service, and a job that has done some steps."""
         service = Service(self.testbed, self.ductile, pool)
-        job = service.submit("digits", self.options, 1, 4)
+        job = service.submit("digits", self.options, least, 4)
         until(lambda: service.steps(job) >= 100, 120, "the first steps", service)
         return service, job
 
     def on_both(self, service):
+        """Of a job that needs both: whether more devices than one node has make it faster, the policy measures."""
         until(lambda: all(service.nodes()[n]["jobs"] for n in ("lab-1", "lab-2")), 60, "the job has both", service)
 
     def pilots(self):
@@ -111,7 +112,7 @@ class Scenarios:
         self.end(service, job)
 
     def slurmctld_is_killed(self):
-        service, job = self.begin()
+        service, job = self.begin(least=4)
         self.on_both(service)
         time.sleep(SAVED)
         pilots = self.pilots()
@@ -145,8 +146,10 @@ class Scenarios:
         return max((int(m.stem.removeprefix("step-")) for m in manifests), default=0)
 
     def a_node_is_lost(self):
-        service, job = self.begin()
+        service, job = self.begin(least=4)
         self.on_both(service)
+        until(lambda: workers_of(service.job(job)["run"]) == 4, 60, "the record of all workers", service)
+        service.resize(job, 1, 4)  # who is left goes on
         run, node, before = service.job(job)["run"], self.node_of(service), service.steps(job)
         known = len(begins_of(run))
         self.testbed.kill(node)
@@ -235,7 +238,7 @@ class Scenarios:
         self.end(service, job)
 
     def the_service_is_killed(self):
-        service, job = self.begin()
+        service, job = self.begin(least=4)
         self.on_both(service)  # else the second pilot may begin meanwhile
         before = self.pilots()
         service.kill()

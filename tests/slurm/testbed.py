@@ -118,6 +118,10 @@ class Service:
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
+    def resize(self, number, least, most):
+        subprocess.run([self.ductile, "-q", "resize", "--folder", self.folder, str(number), "--min", str(least), "--max",
+                        str(most)], check=True, stdout=subprocess.DEVNULL)
+
     def job(self, number):
         return self.get(f"/v1/jobs/{number}")
 
@@ -163,6 +167,13 @@ def until(holds, patience, what, service=None):
 def digest_of(run):
     events = [json.loads(line) for line in (pathlib.Path(run) / "events.jsonl").read_text().splitlines()]
     return [e for e in events if e.get("kind") == "end"][-1]["weights_digest"]
+
+
+def workers_of(run):
+    """Of the generation that began last, by the run's record, which may come a moment later."""
+    events = [json.loads(line) for line in (pathlib.Path(run) / "events.jsonl").read_text().splitlines()]
+    begun = [e["text"] for e in events if e.get("event") == "generation"]
+    return int(begun[-1].split(" with ")[1].split()[0]) if begun else 0
 
 
 def begins_of(run):
