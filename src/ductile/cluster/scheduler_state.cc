@@ -130,7 +130,8 @@ void Scheduler::restore_job(const json& item, double now) {
   job.view.restarts = restarts;
   job.view.last_change = std::min(last_change, now);
   if (job.view.region >= 0 && job.view.movable && region >= 0) job.view.region = region;
-  job.accounted = std::min(accounted, now);
+  // While there was no service it may have gone on, or the machine was off: a round's time counts.
+  job.accounted = std::clamp(accounted, std::max(0.0, now - interval_), now);
   job.held_before = std::move(held);
   job.rate_of_one = rate;
   job.pause = pause;

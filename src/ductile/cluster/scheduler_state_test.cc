@@ -295,5 +295,55 @@ TEST(SchedulerState, WhatWasLearntUnderAClockThatWasAheadIsNotLaterThanNow) {
   }
 }
 
+// Two days, in which the machine was off: under `srtf` a command keeps its devices from short jobs
+// for about as long as it has run.
+TEST(SchedulerState, TheTimeWithoutAServiceIsNoWorkOfItsJobs) {
+  constexpr double kBegin = 1e9, kAgain = kBegin + 2 * 86400;
+  const std::vector<spec::NodeShare> all = {{0, 4}, {1, 4}};
+  const auto made = [] {
+    auto out = std::make_unique<Scheduler>(two_nodes(), "srtf", 10);
+    out->add({.id = 1, .name = "j", .arrival = kBegin, .max_devices = 8, .batch = 64});
+    return out;
+  };
+  const auto first = made();
+  first->decide(kBegin);
+  first->holds(1, all, kBegin);
+  first->decide(kBegin + 10);
+  const json saved = first->state();
+  const auto next = made();
+  next->restore(saved, kAgain);
+  next->holds(1, all, kAgain);
+  next->decide(kAgain);
+  const auto service = [](const json& of) {
+    return of.at("jobs").at(0).at("service").get<double>();
+  };
+  EXPECT_LE(service(next->state()), service(saved) + 8 * 10.0);
+}
+
+// A command that finds no node with room for it is not shown to the policy in each round.
+TEST(SchedulerState, WhatAJobHasWaitedForIsKeptWhileItIsHidden) {
+  Scheduler scheduler(two_nodes(), "srtf", 10);
+  for (JobId id = 1; id <= 2; ++id)
+    scheduler.add({.id = id, .name = "j", .max_devices = 1, .batch = 64});
+  scheduler.decide(0);
+  scheduler.holds(1, {{0, 1}}, 0);
+  scheduler.holds(2, {{1, 1}}, 0);
+  scheduler.add({.id = 3,
+                 .name = "c",
+                 .arrival = 1,
+                 .rigid = true,
+                 .one_node = true,
+                 .min_devices = 4,
+                 .max_devices = 4,
+                 .batch = 1});
+  for (int round = 1; round <= 8; ++round) {
+    scheduler.decide(10 * round);
+    int found = 0;
+    const json state = scheduler.state();
+    for (const json& job : state.at("memory").at("jobs")) found += job.at(0) == 3;
+    EXPECT_EQ(found, 1) << "round " << round;
+  }
+}
+
 }  // namespace
 }  // namespace ductile::cluster

@@ -231,9 +231,11 @@ class QueuePolicy : public ReasonedPolicy {
     return decisions(round, std::move(next), std::move(reasons));
   }
 
+  void forget(JobId job) override { came_.erase(job); }
   nlohmann::json state() const override {
     if (!shortest_first_) return Policy::state();
-    std::vector<std::pair<JobId, double>> sorted(came_at_.begin(), came_at_.end());
+    std::vector<std::pair<JobId, double>> sorted;
+    for (const auto& [job, came] : came_) sorted.emplace_back(job, came.at);
     std::sort(sorted.begin(), sorted.end());
     nlohmann::json jobs = nlohmann::json::array();
     for (const auto& [job, at] : sorted) jobs.push_back({job, at});
@@ -248,38 +250,44 @@ class QueuePolicy : public ReasonedPolicy {
     as_data_loss([&] {
       const JsonFields f(state, where);
       f.only({"at", "known_service", "known_devices", "jobs"});
-      std::unordered_map<JobId, double> came_at;
-      for (const nlohmann::json& item : f.array("jobs")) {
-        if (!item.is_array() || item.size() != 2 || came_at.size() == kMostSavedJobs)
-          f.wrong("jobs", "a list of [job, device-seconds]", item);
-        came_at[f.as_integer(item[0], "jobs", 0, INT64_MAX)] =
-            f.as_number(item[1], "jobs", 0, kMostSeconds);
-      }
       const double at = f.number("at", 0, kMostSeconds);
+      std::unordered_map<JobId, Came> came;
+      for (const nlohmann::json& item : f.array("jobs")) {
+        if (!item.is_array() || item.size() != 2 || came.size() == kMostSavedJobs)
+          f.wrong("jobs", "a list of [job, device-seconds]", item);
+        came[f.as_integer(item[0], "jobs", 0, INT64_MAX)] = {
+            f.as_number(item[1], "jobs", 0, kMostSeconds), at};
+      }
       const double service = f.number("known_service", 0, kMostSeconds);
       known_devices_ = f.number("known_devices", 0, kMostSeconds);
       round_at_ = at;
       known_service_ = service;
-      came_at_ = std::move(came_at);
+      came_ = std::move(came);
     });
   }
 
  private:
   static constexpr double kMostSeconds = 1e18;  // of all devices
+  static constexpr double kRemembers = 86400;
+  struct Came {
+    double at = 0;    // known_service_ when it came
+    double seen = 0;  // seconds; in the last round that showed it
+  };
 
-  // What jobs of known length have held since each job came.
+  // What jobs of known length have held since each job came. A job may be hidden for some rounds,
+  // as one that finds no node. Between two rounds that are far apart nobody looked: the machine may
+  // have been off.
   std::vector<double> known_service(const Round& round) {
-    known_service_ += known_devices_ * std::max(0.0, round.now - round_at_);
+    known_service_ += known_devices_ * std::clamp(round.now - round_at_, 0.0, 2 * round.interval);
     round_at_ = round.now;
-    std::unordered_map<JobId, double> came_at;
     std::vector<double> since;
     for (const JobView& job : round.jobs) {
-      const auto before = came_at_.find(job.id);
-      const double at = before != came_at_.end() ? before->second : known_service_;
-      came_at[job.id] = at;
-      since.push_back(known_service_ - at);
+      Came& came = came_.try_emplace(job.id, Came{known_service_, 0}).first->second;
+      came.seen = round.now;
+      since.push_back(known_service_ - came.at);
     }
-    came_at_ = std::move(came_at);
+    std::erase_if(came_,
+                  [&](const auto& entry) { return round.now - entry.second.seen > kRemembers; });
     return since;
   }
   void note_known(const Round& round, const std::vector<Allocation>& next) {
@@ -291,7 +299,7 @@ class QueuePolicy : public ReasonedPolicy {
   bool shortest_first_;
   double known_service_ = 0, known_devices_ = 0;  // device-seconds; held now
   double round_at_ = 0;
-  std::unordered_map<JobId, double> came_at_;  // known_service_ when each job came
+  std::unordered_map<JobId, Came> came_;
 };
 
 }  // namespace
