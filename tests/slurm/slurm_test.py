@@ -149,7 +149,6 @@ class Scenarios:
         service, job = self.begin(least=4)
         self.on_both(service)
         until(lambda: workers_of(service.job(job)["run"]) == 4, 60, "the record of all workers", service)
-        service.resize(job, 1, 4)  # who is left goes on
         run, node, before = service.job(job)["run"], self.node_of(service), service.steps(job)
         known = len(begins_of(run))
         self.testbed.kill(node)

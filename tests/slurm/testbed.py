@@ -118,10 +118,6 @@ class Service:
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
-    def resize(self, number, least, most):
-        subprocess.run([self.ductile, "-q", "resize", "--folder", self.folder, str(number), "--min", str(least), "--max",
-                        str(most)], check=True, stdout=subprocess.DEVNULL)
-
     def job(self, number):
         return self.get(f"/v1/jobs/{number}")
 
