@@ -42,7 +42,7 @@ StoreReport check_store(const fs::path& folder);
 // Writes a copy of the store in `folder` to the file `to`, for this user alone, as it is at one
 // moment and with all that was committed by then; while a service runs or none does. Throws
 // as check_store() does, conflict if there is something at `to`, and unavailable, which names the
-// file that fails.
+// one of the two that fails.
 void back_up_store(const fs::path& folder, const fs::path& to);
 
 }  // namespace ductile::cluster

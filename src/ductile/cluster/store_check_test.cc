@@ -1,6 +1,7 @@
 #include "ductile/cluster/store_check.h"
 
 #include <atomic>
+#include <csignal>
 #include <fstream>
 #include <functional>
 #include <iterator>
@@ -11,6 +12,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "ductile/base/clock.h"
@@ -240,6 +242,60 @@ TEST_F(StoreCheck, ABackupThatFindsNoRoomNamesItsOwnDisk) {
   EXPECT_EQ(text.find(file.string()), std::string::npos) << text;
   EXPECT_FALSE(fs::exists(copy));
   disk.give_back();
+}
+
+// Larger files may not be written by this process while it lives.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : signal_(::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    ::signal(SIGXFSZ, signal_);
+  }
+
+ private:
+  sighandler_t signal_;
+  rlimit before_{};
+};
+
+// Formerly the store's disk was said to fail.
+TEST_F(StoreCheck, ABackupThatCannotBeWrittenNamesItsOwnFile) {
+  const Store store(file);  // whose shared memory is there, and need not grow
+  const fs::path copy = folder.path() / "copy" / "store.db";
+  fs::create_directory(copy.parent_path());
+  std::string text;
+  ErrorCode code{};
+  {
+    const FileSizeLimit limit(40 * 1024);
+    code = code_of([&] { back_up_store(folder.path(), copy); }, &text);
+  }
+  EXPECT_EQ(code, ErrorCode::unavailable);
+  EXPECT_TRUE(text.starts_with(copy.string() + ": ")) << text;
+  EXPECT_NE(text.find("File too large"), std::string::npos) << text;
+  EXPECT_EQ(text.find(file.string()), std::string::npos) << text;
+  EXPECT_TRUE(fs::is_empty(copy.parent_path()));
+}
+
+// Before a service has begun on it: what is not known in it is what happened since the first one.
+TEST_F(StoreCheck, ABackupOfABackupKeepsTheOlderTime) {
+  const fs::path restored = folder.path() / "restored", again = folder.path() / "again.db";
+  fs::create_directory(restored);
+  back_up_store(folder.path(), restored / "store.db");
+  EXPECT_FALSE(Reader(restored / "store.db").memory(kBackupMark).empty());
+  {
+    Store store(restored / "store.db");
+    Transaction transaction(store.database());
+    Change(store.database()).set_memory(kBackupMark, "an earlier day");
+    transaction.commit();
+  }
+  back_up_store(restored, again);
+  EXPECT_EQ(Reader(again).memory(kBackupMark), "an earlier day");
 }
 
 TEST_F(StoreCheck, AnEmptyFileIsNoStore) {
