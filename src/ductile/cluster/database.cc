@@ -115,6 +115,12 @@ StoreFault fault_of(int code, int error_number) {
   return StoreFault::failing;
 }
 
+bool is_of_reading(int code) {
+  const int kind = code & 0xff;
+  return code == SQLITE_IOERR_READ || code == SQLITE_IOERR_SHORT_READ || kind == SQLITE_CORRUPT ||
+         kind == SQLITE_NOTADB;
+}
+
 std::string_view remedy_of(StoreFault fault) {
   switch (fault) {
     case StoreFault::none:
@@ -205,7 +211,7 @@ void Database::fail_with(int code, std::string_view doing) const {
   const StoreFault fault = fault_of(code, error_number);
   throw StoreError(Error(code_of(code, error_number), fmt::format("{}: {}: {}{}", file_.string(),
                                                                   doing, text, remedy_of(fault))),
-                   fault);
+                   fault, {text, is_of_reading(code)});
 }
 
 void Database::execute(const std::string& sql) {

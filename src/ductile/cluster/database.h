@@ -30,14 +30,24 @@ enum class StoreFault : uint8_t {
 };
 std::string_view to_string(StoreFault fault);  // "read only"; none: empty
 
+// What SQLite and the system say of it, without the name of a file: of several they do not say
+// which one it is.
+struct StoreCause {
+  std::string text;
+  bool in_reading = false;  // also where what was read is damaged
+};
+
 // An error that knows which of these it is.
 class StoreError : public Error {
  public:
-  StoreError(Error error, StoreFault fault) : Error(std::move(error)), fault_(fault) {}
+  StoreError(Error error, StoreFault fault, StoreCause cause = {})
+      : Error(std::move(error)), fault_(fault), cause_(std::move(cause)) {}
   StoreFault fault() const { return fault_; }
+  const StoreCause& cause() const { return cause_; }
 
  private:
   StoreFault fault_;
+  StoreCause cause_;
 };
 
 // One result row, which lives during the call that hands it out. Columns count from 0.

@@ -1,13 +1,17 @@
 // Run directories that somebody removes, or that an earlier store has left.
 #include <algorithm>
 #include <csignal>
+#include <cstdint>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include "ductile/base/descriptor.h"
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/base/testing.h"
@@ -78,7 +82,21 @@ TEST(Service, AnOlderCopyOfAStoreUsesNoNumberTwiceAndRunsNothingTwice) {
   EXPECT_FALSE(check_store(cluster.folder()).is_behind);
 }
 
-// Formerly nothing told of them where no later job had begun.
+// A port of the loopback interface at which nobody else can listen.
+uint16_t port_taken_by(const Descriptor& socket) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  auto* const where = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(::bind(socket.get(), where, size), 0);
+  EXPECT_EQ(::listen(socket.get(), 1), 0);
+  EXPECT_EQ(::getsockname(socket.get(), where, &size), 0);
+  return ntohs(address.sin_port);
+}
+
+// Formerly nothing told of them where no later job had begun, and a start that failed took away the
+// mark which tells it.
 TEST(Service, ABackupThatWasPutBackNamesTheTokensAndJobsThatItBringsBack) {
   const auto revoked_and_cancelled = [](const std::string& text) {
     return text.find("tokens that were revoked since are valid again") != text.npos &&
@@ -99,10 +117,21 @@ TEST(Service, ABackupThatWasPutBackNamesTheTokensAndJobsThatItBringsBack) {
   fs::rename(copy, cluster.folder() / "store.db");
   EXPECT_TRUE(check_says(cluster));
   EXPECT_TRUE(check_store(cluster.folder()).losses.empty());
+  {
+    const Descriptor taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    cluster.choose([port = port_taken_by(taken)](ServiceOptions& o) { o.port = port; });
+    cluster.start();
+    EXPECT_FALSE(cluster.lives());
+    EXPECT_TRUE(check_says(cluster)) << "no service has begun on it";
+    cluster.choose([](ServiceOptions& o) { o.port.reset(); });
+  }
   for (int starts = 0; starts < 2; ++starts) {  // of which the first alone says it
     cluster.start();
-    const std::string events = cluster.get("/v1/events?limit=1000").dump();
-    EXPECT_TRUE(revoked_and_cancelled(events)) << events;
+    std::string events;
+    cluster.wait(held, [&](const Json&) {  // it answers a moment before it says so
+      events = cluster.get("/v1/events?limit=1000").dump();
+      return revoked_and_cancelled(events);
+    });
     EXPECT_EQ(events.find("is a backup of"), events.rfind("is a backup of"));
     EXPECT_FALSE(check_says(cluster));
     EXPECT_EQ(cluster.stop(), 0);

@@ -66,7 +66,6 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   scheduler_.set_gpu_quotas(gpu_quotas_of(options_));
   if (!runs_.mark.empty() && runs_.mark != reader_.memory(kRunsMark))
     writer_.write([mark = runs_.mark](Change& change) { change.set_memory(kRunsMark, mark); });
-  tell_of_backup();
   count_beyond_old_runs();
   seen_ = reader_.last_event();
   look_at_hardware();
@@ -90,6 +89,7 @@ Service::Impl::Impl(net::Loop& loop, ServiceOptions options)
   decide();
   remember();
   prune();
+  tell_of_backup();
 }
 
 Service::Impl::~Impl() {

@@ -30,7 +30,8 @@ std::vector<Holding> held_by(const KeeperOrders& orders) {
 
 }  // namespace
 
-// Once: it is a store of its own from then on.
+// Once, by a service that has begun: it is a store of its own from then on. One that could not
+// begin, as where its port is taken, leaves that to the next.
 void Service::Impl::tell_of_backup() {
   const std::string made = reader_.memory(kBackupMark);
   if (made.empty()) return;

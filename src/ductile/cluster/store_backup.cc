@@ -39,6 +39,7 @@ class PartFile {
   ~PartFile() {
     std::error_code ignored;
     if (!path_.empty()) fs::remove(path_, ignored);
+    if (!path_.empty()) fs::remove(path_.string() + "-journal", ignored);  // SQLite's, of a failure
   }
 
   const fs::path& path() const { return path_; }
@@ -69,14 +70,22 @@ class PartFile {
   fs::path path_;
 };
 
-// So that whoever begins on it can say what it does not know. A store of an old schema has no place
-// for that. By the store's connection, since a copy may lie on a network file system.
+// So that whoever begins on it can say what it does not know: of a backup on which no service has
+// begun, what happened since that one was made. A store of an old schema has no place for that. By
+// the store's connection, since a copy may lie on a network file system.
 void mark_copy(Database& store, const fs::path& part) {
   store.run("ATTACH ? AS copy", part.string());
   store.execute("PRAGMA copy.journal_mode = MEMORY");  // it has no name yet, and leaves no file
   if (store.integer("SELECT count(*) FROM copy.sqlite_schema WHERE name = 'memory'", 0) > 0)
-    store.run("INSERT OR REPLACE INTO copy.memory (name, value) VALUES (?, ?)",
+    store.run("INSERT OR IGNORE INTO copy.memory (name, value) VALUES (?, ?)",
               std::string(kBackupMark), page::local_time(wall_seconds()));
+}
+
+// Of the store nothing is written here.
+bool is_of_target(const StoreError& error) {
+  const bool of_file =
+      error.fault() == StoreFault::failing || error.fault() == StoreFault::read_only;
+  return of_file && !error.cause().in_reading;
 }
 
 // SQLite names the file that it reads, whichever of the two it is that fails.
@@ -93,6 +102,13 @@ void copy_store(const fs::path& file, const fs::path& part, const fs::path& targ
                                          "choose another one",
                                          target.string())),
                        StoreFault::full);
+    if (is_of_target(error))
+      throw StoreError(
+          Error(error.code(),
+                fmt::format("{}: the backup was not made, since its file cannot be written: {}; "
+                            "find what hinders that (dmesg, ulimit -f), or choose another disk",
+                            target.string(), error.cause().text)),
+          error.fault());
     throw StoreError(Error(error).with_context(target.string() + ": the backup was not made"),
                      error.fault());
   }

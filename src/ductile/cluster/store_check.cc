@@ -1,10 +1,15 @@
 #include "ductile/cluster/store_check.h"
 
+#include <cmath>
 #include <map>
 #include <set>
 #include <string>
 #include <system_error>
+#include <vector>
 
+#include <fmt/format.h>
+
+#include "ductile/base/clock.h"
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
@@ -56,8 +61,8 @@ void check_ledger(Reader& reader, std::vector<std::string>& faults) {
   }
 }
 
-// Runs of which the store does not know: it is an older copy. What is there is looked at first,
-// since a service may run.
+// Runs of which the store does not know: it is an older copy. What is there is looked at first, and
+// the store as it is after that, since a service may run.
 void check_age(Reader& reader, const fs::path& folder, StoreReport& report) {
   if (const std::string made = reader.memory(kBackupMark); !made.empty())
     report.notes.push_back(backup_text(made));
@@ -79,33 +84,75 @@ void check_age(Reader& reader, const fs::path& folder, StoreReport& report) {
   }
 }
 
-void check_runs(Reader& reader, StoreReport& report) {
-  const std::string mark = reader.memory(kRunsMark);
-  std::set<std::string> absences;
+// A job and the run directory that its record names.
+struct NamedRun {
+  JobId id;
+  std::string name, run;
+};
+
+std::vector<NamedRun> count_jobs(Reader& reader, StoreReport& report) {
+  std::vector<NamedRun> out;
   for (JobId before = 0;;) {
     const std::vector<JobRecord> jobs = reader.jobs({}, before, kPage);
     for (const JobRecord& job : jobs) {
       ++report.jobs;
       if (!has_ended(job.phase)) ++report.live;
-      std::error_code ignored;
-      if (job.run.empty() || fs::is_directory(job.run, ignored)) continue;
-      if (const std::string absence = absence_of_runs({fs::path(job.run).parent_path(), mark});
-          !absence.empty()) {
-        if (absences.insert(absence).second) report.losses.push_back(absence);
-        continue;
-      }
-      const std::string gone =
-          fmt::format("job {} ({}) is {}: its run directory {} is not there", job.id,
-                      job.submission.name, to_string(job.phase), job.run);
-      if (has_ended(job.phase))
-        report.notes.push_back(gone);
-      else
-        report.losses.push_back(gone +
-                                "; put it back, or cancel the job: it would begin from the start");
+      if (!job.run.empty()) out.push_back({job.id, job.submission.name, job.run});
     }
-    if (static_cast<int64_t>(jobs.size()) < kPage) return;
+    if (static_cast<int64_t>(jobs.size()) < kPage) return out;
     before = jobs.back().id;
   }
+}
+
+// The store says that a job runs before its run directory is made.
+bool may_not_have_made_its_run(const JobRecord& job) {
+  constexpr double kBegins = 120;
+  return job.started && std::abs(wall_seconds() - *job.started) < kBegins;
+}
+
+// The store may have changed since it was read, so that what is missing is missing by what it says
+// now.
+void note_missing_run(Reader& reader, const NamedRun& named, StoreReport& report) {
+  const auto gone = [&](Phase phase) {
+    return fmt::format("job {} ({}) is {}: its run directory {} is not there", named.id, named.name,
+                       to_string(phase), named.run);
+  };
+  const auto job = reader.job_if_kept(named.id);
+  if (!job) return;
+  if (has_ended(job->phase))
+    report.notes.push_back(gone(job->phase));
+  else if (may_not_have_made_its_run(*job))
+    report.notes.push_back(gone(job->phase) +
+                           "; it first began within the last two minutes, and may not have made it "
+                           "yet: look again");
+  else
+    report.losses.push_back(gone(job->phase) +
+                            "; put it back, or cancel the job: it would begin from the start");
+}
+
+void check_runs(Reader& reader, const std::vector<NamedRun>& runs, StoreReport& report) {
+  const std::string mark = reader.memory(kRunsMark);
+  std::set<std::string> absences;
+  for (const NamedRun& named : runs) {
+    std::error_code ignored;
+    if (fs::is_directory(named.run, ignored)) continue;
+    const std::string absence = absence_of_runs({fs::path(named.run).parent_path(), mark});
+    if (absence.empty())
+      note_missing_run(reader, named, report);
+    else if (absences.insert(absence).second)
+      report.losses.push_back(absence);
+  }
+}
+
+// All of it as it is at one moment, since a service may write it: what jobs hold and the events
+// that say so would else be of two. Directories are looked at after that, as they may be slow, and
+// the store's log grows as long as its moment is kept.
+std::vector<NamedRun> check_contents(Reader& reader, StoreReport& report) {
+  const auto at_once = reader.at_once();
+  report.events = reader.count_events();
+  report.faults = reader.check();
+  check_ledger(reader, report.faults);
+  return count_jobs(reader, report);
 }
 
 }  // namespace
@@ -121,11 +168,9 @@ StoreReport check_store(const fs::path& folder) {
          out.file.string());
   Reader reader(out.file);
   out.schema = newest_schema();  // a Reader takes no other
-  out.events = reader.count_events();
   try {
-    out.faults = reader.check();
-    check_ledger(reader, out.faults);
-    check_runs(reader, out);
+    const std::vector<NamedRun> runs = check_contents(reader, out);
+    check_runs(reader, runs, out);
     check_age(reader, folder, out);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::data_loss) throw;

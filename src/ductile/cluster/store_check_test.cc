@@ -1,15 +1,23 @@
 #include "ductile/cluster/store_check.h"
 
 #include <atomic>
+#include <csignal>
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <stop_token>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "ductile/base/clock.h"
+#include "ductile/base/error.h"
+#include "ductile/base/files.h"
 #include "ductile/base/testing.h"
 #include "ductile/cluster/store.h"
 #include "ductile/server/testing/small_disk.h"
@@ -100,6 +108,79 @@ TEST_F(StoreCheck, WhatJobsHoldIsWhatTheirEventsSay) {
   EXPECT_NE(report.faults[0].find("holds nothing"), std::string::npos);
 }
 
+// The store says that it runs before the directory is made.
+TEST_F(StoreCheck, ARunThatHasJustBegunIsNotMissedYet) {
+  {
+    Store store(file);
+    Transaction transaction(store.database());
+    Change change(store.database());
+    change.set_run(3, (folder.path() / "later").string(), wall_seconds());
+    change.set_phase(3, Phase::running, "", wall_seconds());
+    transaction.commit();
+  }
+  StoreReport report = check_store(folder.path());
+  EXPECT_TRUE(report.losses.empty()) << report.losses.front();
+  ASSERT_EQ(report.notes.size(), 1u);
+  EXPECT_NE(report.notes[0].find("job 3 (c) is running: its run directory"), std::string::npos);
+  EXPECT_NE(report.notes[0].find("look again"), std::string::npos);
+  damage("UPDATE jobs SET started = started - 600 WHERE id = 3");
+  report = check_store(folder.path());
+  EXPECT_TRUE(report.notes.empty());
+  EXPECT_EQ(report.losses.size(), 1u);
+}
+
+// Formerly a store was called damaged whose jobs changed between two of the looks at it.
+TEST_F(StoreCheck, AStoreWhoseJobsChangeMeanwhileIsWhole) {
+  constexpr int kJobs = 20, kChecks = 40;
+  const fs::path runs = folder.path() / "runs";
+  Store store(file);
+  const auto change = [&](const std::function<void(Change&)>& write) {
+    Transaction transaction(store.database());
+    Change change(store.database());
+    write(change);
+    transaction.commit();
+  };
+  const auto begin_jobs = [&] {
+    std::vector<JobId> jobs;
+    change([&](Change& change) {
+      const double now = wall_seconds();
+      for (int i = 0; i < kJobs; ++i) {
+        const JobId id = change.submit({.name = "x", .owner = "ada", .max_devices = 2}, "{}", now);
+        jobs.push_back(id);
+        change.set_run(id, (runs / fmt::format("{}-x", id)).string(), now);
+        change.set_phase(id, Phase::running, "", now);
+        change.set_holdings(id, {{"n1", 1}}, "", now);
+      }
+    });
+    for (const JobId id : jobs) {
+      const fs::path made = runs / fmt::format("{}-x", id);
+      fs::create_directories(made);
+      write_file_atomic(made / "orders.json", "{}");
+    }
+    return jobs;
+  };
+  std::atomic<int> rounds{0};
+  const std::jthread writer([&](const std::stop_token& stop) {
+    while (!stop.stop_requested()) {
+      const std::vector<JobId> jobs = begin_jobs();
+      for (const int64_t devices : {2, 1, 2})
+        change([&](Change& change) {
+          for (const JobId id : jobs) change.set_holdings(id, {{"n2", devices}}, "", 7);
+        });
+      change([&](Change& change) {
+        for (const JobId id : jobs) change.set_phase(id, Phase::finished, "", wall_seconds());
+      });
+      ++rounds;
+    }
+  });
+  for (int checks = 0; checks < kChecks || rounds < 3; ++checks) {
+    const StoreReport report = check_store(folder.path());
+    ASSERT_TRUE(report.faults.empty()) << report.faults.front();
+    ASSERT_TRUE(report.losses.empty()) << report.losses.front();
+    EXPECT_EQ(report.jobs % kJobs, 3) << "they are submitted together";
+  }
+}
+
 // A copy of store.db alone, without what its log had.
 TEST_F(StoreCheck, AStoreThatIsOlderThanTheRunsIsNoWholeOne) {
   const fs::path runs = folder.path() / "runs";
@@ -161,6 +242,60 @@ TEST_F(StoreCheck, ABackupThatFindsNoRoomNamesItsOwnDisk) {
   EXPECT_EQ(text.find(file.string()), std::string::npos) << text;
   EXPECT_FALSE(fs::exists(copy));
   disk.give_back();
+}
+
+// Larger files may not be written by this process while it lives.
+class FileSizeLimit {
+ public:
+  explicit FileSizeLimit(rlim_t bytes) : signal_(::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  FileSizeLimit(const FileSizeLimit&) = delete;
+  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+  ~FileSizeLimit() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    ::signal(SIGXFSZ, signal_);
+  }
+
+ private:
+  sighandler_t signal_;
+  rlimit before_{};
+};
+
+// Formerly the store's disk was said to fail.
+TEST_F(StoreCheck, ABackupThatCannotBeWrittenNamesItsOwnFile) {
+  const Store store(file);  // whose shared memory is there, and need not grow
+  const fs::path copy = folder.path() / "copy" / "store.db";
+  fs::create_directory(copy.parent_path());
+  std::string text;
+  ErrorCode code{};
+  {
+    const FileSizeLimit limit(40 * 1024);
+    code = code_of([&] { back_up_store(folder.path(), copy); }, &text);
+  }
+  EXPECT_EQ(code, ErrorCode::unavailable);
+  EXPECT_TRUE(text.starts_with(copy.string() + ": ")) << text;
+  EXPECT_NE(text.find("File too large"), std::string::npos) << text;
+  EXPECT_EQ(text.find(file.string()), std::string::npos) << text;
+  EXPECT_TRUE(fs::is_empty(copy.parent_path()));
+}
+
+// Before a service has begun on it: what is not known in it is what happened since the first one.
+TEST_F(StoreCheck, ABackupOfABackupKeepsTheOlderTime) {
+  const fs::path restored = folder.path() / "restored", again = folder.path() / "again.db";
+  fs::create_directory(restored);
+  back_up_store(folder.path(), restored / "store.db");
+  EXPECT_FALSE(Reader(restored / "store.db").memory(kBackupMark).empty());
+  {
+    Store store(restored / "store.db");
+    Transaction transaction(store.database());
+    Change(store.database()).set_memory(kBackupMark, "an earlier day");
+    transaction.commit();
+  }
+  back_up_store(restored, again);
+  EXPECT_EQ(Reader(again).memory(kBackupMark), "an earlier day");
 }
 
 TEST_F(StoreCheck, AnEmptyFileIsNoStore) {
