@@ -461,6 +461,8 @@ JobEnd JobDriver::end(bool killed) {
   JobEnd end{membership_->phase(), membership_->reason(), membership_->step(),
              membership_->checkpoint()};
   end.killed = killed;
+  end.unsaved_steps =
+      killed ? end.step - std::max<int64_t>(end.checkpoint, 0) : membership_->unsaved_steps();
   end.crashed = membership_->crashed();
   end.result_unsaved = membership_->result_unsaved();
   if (end.phase == Phase::failed) end.error_code = membership_->error_code();
@@ -521,6 +523,7 @@ json end_event(const JobEnd& end, json fields, const run::Cost& cost) {
   }
   fields["step"] = end.step;
   if (end.checkpoint >= 0) fields["checkpoint"] = end.checkpoint;
+  if (end.unsaved_steps > 0) fields["unsaved_steps"] = end.unsaved_steps;
   fields["cost"] = run::to_json(cost);
   return fields;
 }

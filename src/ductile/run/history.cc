@@ -250,6 +250,7 @@ std::optional<ToldEnd> told_end(const RunFolder& folder) {
     if (text_at(line, "kind") != "end") return;
     out = {.status = status_from(text_at(line, "status")),
            .step = count_at(line, "step"),
+           .unsaved_steps = count_at(line, "unsaved_steps"),
            .error = text_at(line, "message")};
     if (line.contains("checkpoint")) out->checkpoint = count_at(line, "checkpoint");
   });

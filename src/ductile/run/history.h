@@ -108,6 +108,7 @@ struct ToldEnd {
   Status status = Status::unfinished;
   int64_t step = 0;
   std::optional<int64_t> checkpoint;  // the newest; none: nothing was saved
+  int64_t unsaved_steps = 0;          // done after it and lost, since it ended without saving
   std::string error;                  // of a failed run
 };
 std::optional<ToldEnd> told_end(const RunFolder& folder);

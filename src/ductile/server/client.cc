@@ -183,6 +183,11 @@ std::string what_became_of(const fs::path& run) {
     fail(ErrorCode::unavailable,
          "{0}: ended at step {1} and could not save; `ductile train --resume {0}` begins anew",
          run.string(), end->step);
+  if (end->unsaved_steps > 0)
+    fail(ErrorCode::unavailable,
+         "{0}: ended at step {1} without saving: its last checkpoint is of step {2}, and the steps "
+         "since then will be done again; to go on: ductile resume {0}",
+         run.string(), end->step, end->checkpoint.value_or(0));
   return fmt::format("preempted; to go on: ductile resume {}", run.string());
 }
 

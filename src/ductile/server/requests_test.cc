@@ -224,6 +224,15 @@ TEST(Requests, WhatIsPreemptedIsWhatTheRunSays) {
   EXPECT_NE(text.find("no data"), std::string::npos) << text;
   with(start + end + "\"interrupted\", \"checkpoint\": 9}\n");
   EXPECT_EQ(what_became_of(run), "preempted; to go on: ductile resume " + run.string());
+  // Formerly all that had a checkpoint, however old, was preempted.
+  text = error_with(
+      start + saved + end + "\"interrupted\", \"checkpoint\": 7, \"unsaved_steps\": 2}\n",
+      ErrorCode::unavailable);
+  EXPECT_NE(text.find("ended at step 9 without saving: its last checkpoint is of step 7"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("done again; to go on: ductile resume " + run.string()), std::string::npos)
+      << text;
   with(start + end + "\"done\", \"checkpoint\": 9}\n");
   EXPECT_EQ(what_became_of(run), "not preempted, since it was done after 9 steps");
 }
