@@ -13,6 +13,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/link/worker_link.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/history.h"
@@ -155,18 +156,26 @@ void await_end(const fs::path& run, milliseconds patience, Clock::time_point sin
   }
 }
 
+namespace {
+
+// Its workers may be there still.
+[[noreturn]] void ended_without_a_word(const run::RunFolder& folder) {
+  const std::optional<int64_t> saved = run::last_saved_step(folder);
+  fail(ErrorCode::unavailable,
+       "{0}: its controller ended without a word, as one that was killed. Workers that are left "
+       "keep all steps for {1} minutes: until then `ductile train --resume {0}` goes on with them; "
+       "later {2}",
+       folder.path().string(), link::kOrphanAfter.count(),
+       saved ? fmt::format("it goes on from its last checkpoint, which is of step {}", *saved)
+             : "it begins anew, since it has no checkpoint");
+}
+
+}  // namespace
+
 std::string what_became_of(const fs::path& run) {
   const run::RunFolder folder = run::RunFolder::open(run);
   const std::optional<run::ToldEnd> end = run::told_end(folder);
-  if (!end) {
-    const std::optional<int64_t> saved = run::last_saved_step(folder);
-    fail(ErrorCode::unavailable,
-         "{0}: its controller ended without a word, as one that was killed, and did not save: {1}; "
-         "`ductile train --resume {0}` goes on from there",
-         run.string(),
-         saved ? fmt::format("its last checkpoint is of step {}", *saved)
-               : "it has no checkpoint, and begins anew");
-  }
+  if (!end) ended_without_a_word(folder);
   switch (end->status) {
     case run::Status::done:
     case run::Status::target_reached:

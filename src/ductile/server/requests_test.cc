@@ -215,9 +215,15 @@ TEST(Requests, WhatIsPreemptedIsWhatTheRunSays) {
                             "\n",
                     end = R"({"kind": "end", "step": 9, "status": )";
   std::string text = error_with(start, ErrorCode::unavailable);
-  EXPECT_NE(text.find("it has no checkpoint"), std::string::npos) << text;
+  EXPECT_NE(text.find("begins anew, since it has no checkpoint"), std::string::npos) << text;
+  // Formerly it was said not to have saved, and its workers had all that it had done.
+  EXPECT_NE(text.find("keep all steps for 2 minutes: until then `ductile train --resume " +
+                      run.string() + "` goes on with them; later"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("did not save"), std::string::npos) << text;
   text = error_with(start + saved, ErrorCode::unavailable);
-  EXPECT_NE(text.find("its last checkpoint is of step 7"), std::string::npos) << text;
+  EXPECT_NE(text.find("from its last checkpoint, which is of step 7"), std::string::npos) << text;
   text = error_with(start + end + "\"interrupted\"}\n", ErrorCode::unavailable);
   EXPECT_NE(text.find("could not save"), std::string::npos) << text;
   text = error_with(start + end + "\"failed\", \"message\": \"no data\"}\n", ErrorCode::peer_lost);
