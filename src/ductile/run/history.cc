@@ -257,6 +257,20 @@ std::optional<ToldEnd> told_end(const RunFolder& folder) {
   return out;
 }
 
+std::optional<std::string> told_unsaved(const RunFolder& folder) {
+  std::optional<std::string> out;
+  for_each_diary_line(folder.events_file(), [&](json& line) {
+    const std::string kind = text_at(line, "kind"), event = text_at(line, "event");
+    if (kind == "control" && event == "unsaved") {
+      out = text_at(line, "text");
+    } else if (kind == "start" || kind == "resume" ||
+               (kind == "control" && event != "end" && event != "report")) {
+      out.reset();  // it goes on
+    }
+  });
+  return out;
+}
+
 std::optional<DoneRun> done_run(const RunFolder& folder) {
   const auto end = told_end(folder);
   const bool reached = end && end->status == Status::target_reached;

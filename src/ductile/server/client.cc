@@ -158,16 +158,22 @@ void await_end(const fs::path& run, milliseconds patience, Clock::time_point sin
 
 namespace {
 
-// Its workers may be there still.
-[[noreturn]] void ended_without_a_word(const run::RunFolder& folder) {
+// One that was killed, whose workers may be there still, or whose disk is full.
+[[noreturn]] void told_no_end(const run::RunFolder& folder) {
+  const std::string run = folder.path().string();
   const std::optional<int64_t> saved = run::last_saved_step(folder);
+  const std::string from =
+      saved ? fmt::format("goes on from its last checkpoint, which is of step {}", *saved)
+            : "begins anew, since it has no checkpoint";
+  if (const std::optional<std::string> why = run::told_unsaved(folder))
+    fail(ErrorCode::unavailable,
+         "{0}: {1}. Its end could not be written down either. `ductile train --resume {0}` {2}",
+         run, *why, from);
   fail(ErrorCode::unavailable,
-       "{0}: its controller ended without a word, as one that was killed. Workers that are left "
-       "keep all steps for {1} minutes: until then `ductile train --resume {0}` goes on with them; "
-       "later {2}",
-       folder.path().string(), link::kOrphanAfter.count(),
-       saved ? fmt::format("it goes on from its last checkpoint, which is of step {}", *saved)
-             : "it begins anew, since it has no checkpoint");
+       "{0}: its controller ended without a word, as one that was killed, or whose disk is full. "
+       "Workers that are left keep all steps for {1} minutes: until then `ductile train --resume "
+       "{0}` goes on with them; later it {2}",
+       run, link::kOrphanAfter.count(), from);
 }
 
 }  // namespace
@@ -175,7 +181,7 @@ namespace {
 std::string what_became_of(const fs::path& run) {
   const run::RunFolder folder = run::RunFolder::open(run);
   const std::optional<run::ToldEnd> end = run::told_end(folder);
-  if (!end) ended_without_a_word(folder);
+  if (!end) told_no_end(folder);
   switch (end->status) {
     case run::Status::done:
     case run::Status::target_reached:

@@ -224,6 +224,19 @@ TEST(Requests, WhatIsPreemptedIsWhatTheRunSays) {
   EXPECT_EQ(text.find("did not save"), std::string::npos) << text;
   text = error_with(start + saved, ErrorCode::unavailable);
   EXPECT_NE(text.find("from its last checkpoint, which is of step 7"), std::string::npos) << text;
+  const std::string unsaved =
+      R"({"kind": "control", "event": "unsaved", "text": "all workers were ended: disk full"})"
+      "\n";
+  text = error_with(start + saved + unsaved, ErrorCode::unavailable);
+  EXPECT_NE(text.find(": all workers were ended: disk full. Its end could not be written down"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("from its last checkpoint, which is of step 7"), std::string::npos) << text;
+  EXPECT_EQ(text.find("without a word"), std::string::npos) << text;
+  const std::string again = R"({"kind": "control", "event": "phase", "text": "starting"})"
+                            "\n";
+  text = error_with(start + unsaved + again, ErrorCode::unavailable);
+  EXPECT_NE(text.find("without a word"), std::string::npos) << text;
   text = error_with(start + end + "\"interrupted\"}\n", ErrorCode::unavailable);
   EXPECT_NE(text.find("could not save"), std::string::npos) << text;
   text = error_with(start + end + "\"failed\", \"message\": \"no data\"}\n", ErrorCode::peer_lost);
