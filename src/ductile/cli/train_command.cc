@@ -129,8 +129,9 @@ class Listener {
     // What is tried again every second fails for the same reason for as long as that lasts.
     if (note.event == "checkpoint_failed" && note.text == std::exchange(failed_save_, note.text))
       return;
-    for (const std::string_view event : {"lost", "silent", "launch_failed", "checkpoint_failed",
-                                         "checkpoint_unreadable", "disk", "report", "signal"}) {
+    for (const std::string_view event :
+         {"lost", "silent", "launch_failed", "checkpoint_failed", "checkpoint_unreadable", "disk",
+          "unsaved", "report", "signal"}) {
       if (note.event == event) return message({"warning", note.text});
     }
     if (note.event == "resize" || note.event == "generation") message({"info", note.text});

@@ -80,6 +80,16 @@ constexpr std::string_view kAsking[] = {
     "cancel", "drain",  "events", "jobs",   "logs",   "nodes", "page",    "preempt",
     "reload", "resize", "resume", "status", "submit", "token", "undrain", "why"};
 
+// What shows whether a request that was posted has been carried out, and what else is to be done.
+std::string_view look_after(std::string_view path) {
+  if (path == "/v1/tokens")
+    return "`ductile token list`; a token whose access file did not come is to be revoked, and "
+           "another one made";
+  if (path.starts_with("/v1/tokens/")) return "`ductile token list`";
+  if (path.starts_with("/v1/nodes/")) return "`ductile nodes`";
+  return "`ductile jobs --all`";
+}
+
 // As long as it asks for.
 void have_patience(const httplib::Result& result) {
   const std::string text = result->get_header_value("Retry-After");
@@ -262,6 +272,11 @@ Json Client::post(const std::string& path, const nlohmann::json& body) const {
     const bool lost = !result && !never_connected(result.error());
     if (lost && ++losses < kTries) continue;
     const bool unknown = lost || (losses > 0 && (!result || asks_for_patience(result)));
+    if (unknown && path.starts_with("/v1/page/"))  // a link that nobody has lets nobody in
+      throw Unreachable(ErrorCode::deadline,
+                        fmt::format("{} gave no answer ({}); ask again: {}", name(),
+                                    result ? "busy" : httplib::to_string(result.error()),
+                                    with_option("`ductile page`")));
     if (unknown)
       throw Unreachable(
           ErrorCode::deadline,
@@ -269,7 +284,7 @@ Json Client::post(const std::string& path, const nlohmann::json& body) const {
               "{} gave no answer ({}), and what it was asked may still be carried out: look "
               "before you ask again ({}), else it may be done twice",
               name(), result ? "busy" : httplib::to_string(result.error()),
-              with_option("`ductile jobs --all`")));
+              with_option(look_after(path))));
     return line.answer_of(result);
   }
 }

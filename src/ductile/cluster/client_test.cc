@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -163,6 +164,26 @@ TEST_F(ClientOfNobody, WhatWasPostedAndNotAnsweredMayStillBeCarriedOut) {
   EXPECT_NE(text.find("may still be carried out"), std::string::npos) << text;
   EXPECT_NE(text.find("`ductile jobs --all`"), std::string::npos) << text;
   EXPECT_EQ(text.find("try again"), std::string::npos) << text;
+}
+
+// Formerly all were told to look at the jobs.
+TEST_F(ClientOfNobody, WhatMayHaveBeenDoneIsLookedForWhereItShows) {
+  const Descriptor slow = bound_socket();
+  ASSERT_EQ(::listen(slow.get(), 64), 0);
+  const std::pair<const char*, const char*> kCases[] = {
+      {"/v1/jobs/3/cancel", "(`ductile jobs --all --folder it`)"},
+      {"/v1/tokens", "(`ductile token list --folder it`; a token whose access file"},
+      {"/v1/tokens/sam/revoke", "(`ductile token list --folder it`)"},
+      {"/v1/nodes/n1/drain", "(`ductile nodes --folder it`)"},
+      {"/v1/nodes/n1/undrain", "(`ductile nodes --folder it`)"},
+      {"/v1/page/links", "ask again: `ductile page --folder it`"}};
+  const Client client(folder_.path(), 50ms, " --folder it");
+  for (const auto& [path, advice] : kCases) {
+    std::string text;
+    EXPECT_EQ(code_of([&] { client.post(path, nlohmann::json::object()); }, &text),
+              ErrorCode::deadline);
+    EXPECT_NE(text.find(advice), std::string::npos) << path << ": " << text;
+  }
 }
 
 // What it followed was removed: it learns where to go on.

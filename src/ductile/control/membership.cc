@@ -58,6 +58,10 @@ bool Membership::crashed() const {
   return state_->phase == Phase::failed && state_->crashes > 0 && state_->too_many_failures();
 }
 ErrorCode Membership::error_code() const { return state_->error_code; }
+int64_t Membership::unsaved_steps() const {
+  const bool ends = state_->phase == Phase::preempting || state_->phase == Phase::preempted;
+  return ends ? state_->unsaved_steps : 0;
+}
 bool Membership::result_unsaved() const {
   return state_->phase == Phase::failed && state_->result_unsaved;
 }
@@ -236,6 +240,7 @@ void Membership::State::on(const PreemptJob&) {
   if (phase != Phase::starting && phase != Phase::running && phase != Phase::resizing)
     return refuse("preempt");
   preempt_since = now;
+  unsaved_steps = 0;
   next_save = now;
   set_phase(Phase::preempting, "preemption asked for");
 }

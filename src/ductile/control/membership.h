@@ -247,6 +247,8 @@ class Membership {
   bool crashed() const;  // whether the job failed because workers kept ending without an error
   ErrorCode error_code() const;  // the kind of the error with which the job failed, if it is known
   bool result_unsaved() const;   // whether it failed since nothing took the result of all steps
+  // Preempted without saving: how many steps will be done again for that reason; else 0.
+  int64_t unsaved_steps() const;
   // The cost of all workers over the life of the job, also of those that are gone. The energy of
   // each host is counted once. The caller, who has a clock, adds wall_seconds.
   run::Cost cost() const;

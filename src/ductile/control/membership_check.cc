@@ -50,6 +50,7 @@ void Membership::State::check_restored() const {
   check<uint64_t>("granted", granted, plan->number, kMost);
   check<int64_t>("high_water", high_water, 0, kSteps);
   check<int64_t>("formed_high", formed_high, 0, kSteps);
+  check<int64_t>("unsaved_steps", unsaved_steps, 0, kSteps);
   check<int64_t>("failures", failures, 0, kSteps);
   check<int64_t>("barren", barren, 0, kSteps);
   for (const auto& [id, worker] : workers) check<uint64_t>("worker", id, 1, next_worker - 1);

@@ -77,6 +77,7 @@ struct Membership::State {
   std::string reason;
   ErrorCode error_code = ErrorCode::internal;  // failed: the kind of `reason`
   bool result_unsaved = false;  // failed: all steps are done, and nothing took the result
+  int64_t unsaved_steps = 0;    // that the last preemption left, since it could not save
   uint64_t incarnation = 1;
   int64_t wanted = 1;
   bool winding_down = false;  // all workers are being stopped, then phase becomes `after`

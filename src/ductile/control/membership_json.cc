@@ -259,8 +259,9 @@ WorkerRecord worker_from_json(const json& entry, int64_t format, const Membershi
 // Why the job is in its phase, and if it failed, by what kind of error: states of earlier versions
 // do not say it.
 void read_reason(const JsonFields& in, const json& saved, std::string& reason, ErrorCode& code,
-                 bool& result_unsaved) {
+                 bool& result_unsaved, int64_t& unsaved_steps) {
   in.read("reason", reason);
+  if (saved.contains("unsaved_steps")) in.read("unsaved_steps", unsaved_steps);
   if (saved.contains("result_unsaved")) in.read("result_unsaved", result_unsaved);
   std::string name(ductile::to_string(ErrorCode::internal));
   if (saved.contains("error_code")) in.read("error_code", name);
@@ -282,6 +283,7 @@ json Membership::save() const {
                 {"reason", s.reason},
                 {"error_code", ductile::to_string(s.error_code)},
                 {"result_unsaved", s.result_unsaved},
+                {"unsaved_steps", s.unsaved_steps},
                 {"incarnation", s.incarnation},
                 {"wanted", s.wanted},
                 {"winding_down", s.winding_down},
@@ -332,7 +334,7 @@ Membership Membership::restore(MembershipOptions options, const json& saved, Tim
            kWithoutCosts, kFormat);
     in.read("virtual_ranks", virtual_ranks);
     in.read("phase", s.phase, kPhases);
-    read_reason(in, saved, s.reason, s.error_code, s.result_unsaved);
+    read_reason(in, saved, s.reason, s.error_code, s.result_unsaved, s.unsaved_steps);
     in.read("incarnation", s.incarnation);
     in.read("wanted", s.wanted);
     if (format > kWithoutCosts) s.spent = run::cost_from_json(in.at("spent"));

@@ -155,9 +155,9 @@ void Membership::State::save_before_preempting() {
 
 void Membership::State::preempt_without_saving(const WorkerRecord* writer) {
   const int64_t step = writer != nullptr ? writer->report.step : high_water;
-  note("checkpoint_failed",
-       fmt::format("preempted without saving: {} steps will be done again. {}",
-                   step - std::max<int64_t>(newest_checkpoint(), 0), last_save_error));
+  unsaved_steps = std::max<int64_t>(0, step - std::max<int64_t>(newest_checkpoint(), 0));
+  note("checkpoint_failed", fmt::format("preempted without saving: {} steps will be done again. {}",
+                                        unsaved_steps, last_save_error));
   wind_down(Phase::preempted, "preempted");
 }
 

@@ -309,6 +309,14 @@ TEST_F(MembershipTest, AFullDiskDelaysPreemptionUntilItsDeadline) {
     repeat(1);
   }
   EXPECT_EQ(told<Stop>().size(), 1u);
+  EXPECT_EQ(job_->unsaved_steps(), 6);
+  Outcome first;
+  EXPECT_EQ(Membership::restore(options_, job_->save(), now_, first).unsaved_steps(), 6);
+  happen(WorkerExited{1, 0, 0});
+  EXPECT_EQ(job_->phase(), Phase::preempted);
+  EXPECT_EQ(job_->unsaved_steps(), 6);
+  happen(ResumeJob{});
+  EXPECT_EQ(job_->unsaved_steps(), 0);
 }
 
 TEST_F(MembershipTest, FinishesWhenTheResultIsSaved) {
@@ -503,7 +511,8 @@ TEST_F(MembershipTest, ASavedStateThatIsNoneIsRefused) {
     altered[key] = nlohmann::json::array({-1.5});
     EXPECT_THROW(Membership::restore(options_, altered, now_, first), Error) << key;
     altered.erase(key);
-    if (key == "error_code" || key == "result_unsaved") continue;  // earlier versions wrote none
+    if (key == "error_code" || key == "result_unsaved" || key == "unsaved_steps")
+      continue;  // earlier versions wrote none
     EXPECT_THROW(Membership::restore(options_, altered, now_, first), Error) << key;
   }
   options_.virtual_ranks = 4;

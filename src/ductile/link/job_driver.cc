@@ -454,13 +454,27 @@ bool JobDriver::gives_up() const {
   }
 }
 
+// Where its state could not be saved, the machine has not been told what came since.
+JobEnd JobDriver::end_here() const {
+  JobEnd end{membership_->phase(), membership_->reason(), membership_->step(),
+             membership_->checkpoint()};
+  for (const Event& event : inbox_) {
+    if (const auto* reported = std::get_if<WorkerReported>(&event))
+      end.step = std::max(end.step, reported->report.step);
+    if (const auto* published = std::get_if<CheckpointPublished>(&event))
+      end.checkpoint = std::max(end.checkpoint, published->step);
+  }
+  return end;
+}
+
 JobEnd JobDriver::end(bool killed) {
   if (killed) log("killed", "all workers were killed on request");
   ended_ = true;
   save();
-  JobEnd end{membership_->phase(), membership_->reason(), membership_->step(),
-             membership_->checkpoint()};
+  JobEnd end = end_here();
   end.killed = killed;
+  end.unsaved_steps =
+      killed ? end.step - std::max<int64_t>(end.checkpoint, 0) : membership_->unsaved_steps();
   end.crashed = membership_->crashed();
   end.result_unsaved = membership_->result_unsaved();
   if (end.phase == Phase::failed) end.error_code = membership_->error_code();
@@ -469,16 +483,18 @@ JobEnd JobDriver::end(bool killed) {
 
 JobEnd JobDriver::end_unsaved() {
   ended_ = true;
-  JobEnd end{membership_->phase(), membership_->reason(), membership_->step(),
-             membership_->checkpoint()};
+  JobEnd end = end_here();
   const int64_t again = end.step - std::max<int64_t>(end.checkpoint, 0);
-  note(
-      {"disk", fmt::format("all workers were ended, since the job's state could not be saved: {}{}",
-                           save_error_,
-                           again > 0 ? fmt::format("; {} steps will be done again", again) : "")});
+  note({"unsaved",
+        fmt::format("all workers were ended, since the job's state could not be saved: {}{}",
+                    save_error_,
+                    again > 0 ? fmt::format("; {} steps will be done again", again) : "")});
   const bool goes_on =
       end.phase != Phase::failed && end.phase != Phase::finishing && end.phase != Phase::finished;
-  if (goes_on) end.phase = Phase::preempted;
+  if (goes_on) {
+    end.phase = Phase::preempted;
+    end.unsaved_steps = again;
+  }
   if (end.phase == Phase::failed) end.error_code = membership_->error_code();
   end.result_unsaved = membership_->result_unsaved() || end.phase == Phase::finishing;
   if (end.phase != Phase::finishing) return end;
@@ -521,6 +537,7 @@ json end_event(const JobEnd& end, json fields, const run::Cost& cost) {
   }
   fields["step"] = end.step;
   if (end.checkpoint >= 0) fields["checkpoint"] = end.checkpoint;
+  if (end.unsaved_steps > 0) fields["unsaved_steps"] = end.unsaved_steps;
   fields["cost"] = run::to_json(cost);
   return fields;
 }

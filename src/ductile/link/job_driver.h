@@ -148,6 +148,7 @@ class JobDriver {
   void on(const control::Release&) {}  // processes hold nothing once they are gone
   void on(const control::Note& command);
   std::string waits_for_disk() const;
+  JobEnd end_here() const;
   double seconds() const;
   run::Cost cost() const;
   nlohmann::json stamped(std::string_view kind, nlohmann::json fields) const;

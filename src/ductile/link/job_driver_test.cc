@@ -116,5 +116,34 @@ TEST(JobDriver, TheFirstStateThatIsSavedSaysHowManyWorkersAreWanted) {
   EXPECT_TRUE(run.world.launched.empty()) << "the state counts once it is known to be saved";
 }
 
+// Formerly its end was as of the first save that was refused.
+TEST(JobDriver, WhatItHeardWhileItsStateCouldNotBeSavedCountsAtItsEnd) {
+  Place run;
+  run.options.membership.preempt_deadline = Time{0};
+  JobDriver driver(run.options, run.world);
+  driver.restore();
+  driver.start(1);
+  ASSERT_EQ(run.world.launched.size(), 1U);
+  fs::remove(run.file());
+  fs::create_directory(run.file());  // nothing can be renamed over it
+  EXPECT_NE(driver.request(PreemptJob{}), "");
+  WorkerStatus status;
+  status.worker = run.world.launched.front();
+  status.sequence = 1;
+  status.step = 12;
+  driver.add(WorkerReported{status});
+  driver.add(CheckpointPublished{10});
+  ASSERT_TRUE(driver.gives_up());
+  const JobEnd end = driver.end_unsaved();
+  EXPECT_EQ(end.phase, Phase::preempted);
+  EXPECT_EQ(end.step, 12);
+  EXPECT_EQ(end.checkpoint, 10);
+  EXPECT_EQ(end.unsaved_steps, 2);
+  driver.write_end(end);
+  const std::string events = read_file(run.folder.events_file());
+  EXPECT_NE(events.find("; 2 steps will be done again"), std::string::npos) << events;
+  EXPECT_NE(events.find("\"unsaved_steps\":2"), std::string::npos) << events;
+}
+
 }  // namespace
 }  // namespace ductile::link

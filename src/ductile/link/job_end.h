@@ -16,7 +16,9 @@ struct JobEnd {
   ErrorCode error_code = ErrorCode::internal;  // failed: of what kind
   bool result_unsaved = false;  // failed: all steps are done, and nothing took the result
   bool crashed = false;         // failed: workers ended again and again without a word
-  bool killed = false;          // without saving, on request: the job is in whatever phase it was
+  // That were done since, and not saved though it ended on request: they will be done again.
+  int64_t unsaved_steps = 0;
+  bool killed = false;  // without saving, on request: the job is in whatever phase it was
 };
 
 }  // namespace ductile::link

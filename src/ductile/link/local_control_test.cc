@@ -468,6 +468,26 @@ TEST_F(LocalControlTest, WhatEndsBeforeExitIsKilledAndGoesOnFromTheCheckpoint) {
   expect_result(train());
 }
 
+TEST_F(LocalControlTest, TheEndSaysHowManyStepsWereNotSaved) {
+  const run::RunLock lock(run_, run::RunLock::kLocal);
+  LocalControl control(lock, options_);
+  control.tell(Loaded{});
+  const auto plan = std::get<Restore>(control.next(1s).value()).plan;
+  control.tell(Restored{plan->number, 0, false});
+  control.next(1s);
+  control.tell(Reduced{plan->number, 0});
+  control.next(1s);
+  control.tell(AllVoted{plan->number, 0, 0});
+  ASSERT_TRUE(std::holds_alternative<Apply>(control.next(1s).value()));
+  control.tell(Restored{plan->number, 1, false});
+  for (int i = 0; i < 1000 && control.membership().step() < 1; ++i) control.next(10ms);
+  const JobEnd end = control.end();
+  EXPECT_TRUE(end.killed);
+  EXPECT_EQ(end.step, 1);
+  EXPECT_EQ(end.unsaved_steps, 1);
+  EXPECT_EQ(events_of("end").back().at("unsaved_steps"), 1);
+}
+
 // What a killed controller with workers of its own leaves: they may act until their lease is over.
 TEST_F(LocalControlTest, WorkersOfAKilledControllerAreWaitedFor) {
   options_.membership.reattach = 100ms;

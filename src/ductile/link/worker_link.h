@@ -21,6 +21,8 @@
 
 namespace ductile::link {
 
+inline constexpr std::chrono::minutes kOrphanAfter{2};
+
 struct WorkerLinkOptions {
   control::WorkerOptions worker;  // its id, its address for peers, heartbeat, lease
   std::string job;                // job_name(run folder)
@@ -31,7 +33,7 @@ struct WorkerLinkOptions {
   fs::path run;
   // After this long without a word from any controller the worker is told to exit, since none will
   // come.
-  std::chrono::milliseconds orphan_after = std::chrono::minutes(2);
+  std::chrono::milliseconds orphan_after = kOrphanAfter;
   // For so long it goes on without a controller as if one answered, where the run's saved state
   // (saved_state.h) lets it, and then waits no less before it exits. 0: it stops when its lease
   // ends.

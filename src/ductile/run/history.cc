@@ -250,8 +250,23 @@ std::optional<ToldEnd> told_end(const RunFolder& folder) {
     if (text_at(line, "kind") != "end") return;
     out = {.status = status_from(text_at(line, "status")),
            .step = count_at(line, "step"),
+           .unsaved_steps = count_at(line, "unsaved_steps"),
            .error = text_at(line, "message")};
     if (line.contains("checkpoint")) out->checkpoint = count_at(line, "checkpoint");
+  });
+  return out;
+}
+
+std::optional<std::string> told_unsaved(const RunFolder& folder) {
+  std::optional<std::string> out;
+  for_each_diary_line(folder.events_file(), [&](json& line) {
+    const std::string kind = text_at(line, "kind"), event = text_at(line, "event");
+    if (kind == "control" && event == "unsaved") {
+      out = text_at(line, "text");
+    } else if (kind == "start" || kind == "resume" ||
+               (kind == "control" && event != "end" && event != "report")) {
+      out.reset();  // it goes on
+    }
   });
   return out;
 }

@@ -108,9 +108,15 @@ struct ToldEnd {
   Status status = Status::unfinished;
   int64_t step = 0;
   std::optional<int64_t> checkpoint;  // the newest; none: nothing was saved
+  int64_t unsaved_steps = 0;          // done after it and lost, since it ended without saving
   std::string error;                  // of a failed run
 };
 std::optional<ToldEnd> told_end(const RunFolder& folder);
+
+// Why the run's last controller ended its workers though it could not save its state, if the newest
+// of its own lines say so: of what it writes at its end this is the first line, and the `end` may
+// find no room. Throws as for_each_diary_line() does.
+std::optional<std::string> told_unsaved(const RunFolder& folder);
 
 // How a run that is done ended, by its last event; none: it is not, or has gone on since. Throws as
 // for_each_diary_line() does.

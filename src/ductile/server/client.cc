@@ -13,6 +13,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/link/worker_link.h"
 #include "ductile/link/worker_processes.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/history.h"
@@ -155,18 +156,32 @@ void await_end(const fs::path& run, milliseconds patience, Clock::time_point sin
   }
 }
 
+namespace {
+
+// One that was killed, whose workers may be there still, or whose disk is full.
+[[noreturn]] void told_no_end(const run::RunFolder& folder) {
+  const std::string run = folder.path().string();
+  const std::optional<int64_t> saved = run::last_saved_step(folder);
+  const std::string from =
+      saved ? fmt::format("goes on from its last checkpoint, which is of step {}", *saved)
+            : "begins anew, since it has no checkpoint";
+  if (const std::optional<std::string> why = run::told_unsaved(folder))
+    fail(ErrorCode::unavailable,
+         "{0}: {1}. Its end could not be written down either. `ductile train --resume {0}` {2}",
+         run, *why, from);
+  fail(ErrorCode::unavailable,
+       "{0}: its controller ended without a word, as one that was killed, or whose disk is full. "
+       "Workers that are left keep all steps for {1} minutes: until then `ductile train --resume "
+       "{0}` goes on with them; later it {2}",
+       run, link::kOrphanAfter.count(), from);
+}
+
+}  // namespace
+
 std::string what_became_of(const fs::path& run) {
   const run::RunFolder folder = run::RunFolder::open(run);
   const std::optional<run::ToldEnd> end = run::told_end(folder);
-  if (!end) {
-    const std::optional<int64_t> saved = run::last_saved_step(folder);
-    fail(ErrorCode::unavailable,
-         "{0}: its controller ended without a word, as one that was killed, and did not save: {1}; "
-         "`ductile train --resume {0}` goes on from there",
-         run.string(),
-         saved ? fmt::format("its last checkpoint is of step {}", *saved)
-               : "it has no checkpoint, and begins anew");
-  }
+  if (!end) told_no_end(folder);
   switch (end->status) {
     case run::Status::done:
     case run::Status::target_reached:
@@ -183,6 +198,11 @@ std::string what_became_of(const fs::path& run) {
     fail(ErrorCode::unavailable,
          "{0}: ended at step {1} and could not save; `ductile train --resume {0}` begins anew",
          run.string(), end->step);
+  if (end->unsaved_steps > 0)
+    fail(ErrorCode::unavailable,
+         "{0}: ended at step {1} without saving: its last checkpoint is of step {2}, and the steps "
+         "since then will be done again; to go on: ductile resume {0}",
+         run.string(), end->step, end->checkpoint.value_or(0));
   return fmt::format("preempted; to go on: ductile resume {}", run.string());
 }
 

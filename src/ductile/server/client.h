@@ -36,7 +36,8 @@ void await_end(const fs::path& run, std::chrono::milliseconds patience,
 
 // What became of a run that was asked to save and end, once no controller runs for it, by its own
 // word and in words: preempted, or done before. Throws unavailable if it does not say that it has
-// saved, as where its controller was killed, and peer_lost if it failed.
+// saved all of its steps, as where its controller or its workers were killed, and peer_lost if it
+// failed.
 std::string what_became_of(const fs::path& run);
 
 // Whether a controller runs for this run, even a stopped one.

@@ -215,15 +215,43 @@ TEST(Requests, WhatIsPreemptedIsWhatTheRunSays) {
                             "\n",
                     end = R"({"kind": "end", "step": 9, "status": )";
   std::string text = error_with(start, ErrorCode::unavailable);
-  EXPECT_NE(text.find("it has no checkpoint"), std::string::npos) << text;
+  EXPECT_NE(text.find("begins anew, since it has no checkpoint"), std::string::npos) << text;
+  // Formerly it was said not to have saved, and its workers had all that it had done.
+  EXPECT_NE(text.find("keep all steps for 2 minutes: until then `ductile train --resume " +
+                      run.string() + "` goes on with them; later"),
+            std::string::npos)
+      << text;
+  EXPECT_EQ(text.find("did not save"), std::string::npos) << text;
   text = error_with(start + saved, ErrorCode::unavailable);
-  EXPECT_NE(text.find("its last checkpoint is of step 7"), std::string::npos) << text;
+  EXPECT_NE(text.find("from its last checkpoint, which is of step 7"), std::string::npos) << text;
+  const std::string unsaved =
+      R"({"kind": "control", "event": "unsaved", "text": "all workers were ended: disk full"})"
+      "\n";
+  text = error_with(start + saved + unsaved, ErrorCode::unavailable);
+  EXPECT_NE(text.find(": all workers were ended: disk full. Its end could not be written down"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("from its last checkpoint, which is of step 7"), std::string::npos) << text;
+  EXPECT_EQ(text.find("without a word"), std::string::npos) << text;
+  const std::string again = R"({"kind": "control", "event": "phase", "text": "starting"})"
+                            "\n";
+  text = error_with(start + unsaved + again, ErrorCode::unavailable);
+  EXPECT_NE(text.find("without a word"), std::string::npos) << text;
   text = error_with(start + end + "\"interrupted\"}\n", ErrorCode::unavailable);
   EXPECT_NE(text.find("could not save"), std::string::npos) << text;
   text = error_with(start + end + "\"failed\", \"message\": \"no data\"}\n", ErrorCode::peer_lost);
   EXPECT_NE(text.find("no data"), std::string::npos) << text;
   with(start + end + "\"interrupted\", \"checkpoint\": 9}\n");
   EXPECT_EQ(what_became_of(run), "preempted; to go on: ductile resume " + run.string());
+  // Formerly all that had a checkpoint, however old, was preempted.
+  text = error_with(
+      start + saved + end + "\"interrupted\", \"checkpoint\": 7, \"unsaved_steps\": 2}\n",
+      ErrorCode::unavailable);
+  EXPECT_NE(text.find("ended at step 9 without saving: its last checkpoint is of step 7"),
+            std::string::npos)
+      << text;
+  EXPECT_NE(text.find("done again; to go on: ductile resume " + run.string()), std::string::npos)
+      << text;
   with(start + end + "\"done\", \"checkpoint\": 9}\n");
   EXPECT_EQ(what_became_of(run), "not preempted, since it was done after 9 steps");
 }
