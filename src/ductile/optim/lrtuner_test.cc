@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -128,23 +129,21 @@ Descent parabola(double curvature) {
   return d;
 }
 
-// On a parabola a* = 1 / curvature, and the loss is back at L(w) at twice that.
-TEST(Lrtuner, FindsTheMinimumOfAParabolaFromAnyLearningRate) {
+// The rate grows until it is near 2 / curvature, where updates lead as far up as they led down.
+TEST(Lrtuner, SuitsAParabolaFromAnyLearningRate) {
   for (const double curvature : {1e-3, 1.0, 400.0}) {
-    for (const double off : {1e-3, 0.1, 1.0, 30.0, 700.0, 3e4}) {
-      for (const double explore : {0.0, 1.0}) {
+    for (const double lr : {1e-300, 1e-15, 0.1, 30.0, 1e6}) {
+      for (const double explore : {0.0, 0.5}) {
         Descent d = parabola(curvature);
-        d.run(tuned(off / curvature, explore), 6);
-        ASSERT_FALSE(d.events.empty());
-        const double want = (explore > 0 ? 2 : 1) / curvature;
-        EXPECT_NEAR(d.events[0]["lr"].get<double>(), want, 1e-3 * want)
-            << curvature << " " << off << " " << d.events[0];
+        d.run(tuned(lr, explore), 2000);
+        EXPECT_LT(std::abs(d.w[0]), 1e-6) << curvature << " " << lr << " " << explore;
+        for (const double rate : d.rates) ASSERT_LT(rate, 4 / curvature);
       }
     }
   }
 }
 
-TEST(Lrtuner, KeepsTheLearningRateWhereTheFitIsInvalid) {
+TEST(Lrtuner, KeepsTheLearningRateWhereARoundSaysNothing) {
   const auto first_event = [](const std::function<double(double)>& loss, double slope) {
     Descent d;
     d.loss = [=](const std::vector<double>& w) { return loss(w[0]); };
@@ -153,39 +152,78 @@ TEST(Lrtuner, KeepsTheLearningRateWhereTheFitIsInvalid) {
     d.run(tuned(0.1, 1), 6);
     return d.events.at(0);
   };
-  // The update climbs: every step along it raises the loss.
-  const Json uphill = first_event([](double w) { return -w; }, 1);
+  const Json uphill = first_event([](double w) { return 3 - w; }, 1);
   EXPECT_EQ(uphill["lr"], uphill["lr_before"]);
-  EXPECT_EQ(uphill["why"], "no step along the update lowers the loss");
+  EXPECT_EQ(uphill["why"], "the last updates did not lower the loss");
   const Json lost = first_event([](double) { return NAN; }, 1);
   EXPECT_EQ(lost["lr"], lost["lr_before"]);
   EXPECT_EQ(lost["why"], "the loss at the weights is not finite");
-  // A straight line has no minimum: the longest step that was probed is taken.
-  const Json straight = first_event([](double w) { return w; }, 1);
-  EXPECT_EQ(straight["why"], "the loss still falls at the longest step probed");
-  EXPECT_GT(straight["lr"].get<double>(), 1e2);
+  // A straight line has no minimum.
+  const Json straight = first_event([](double w) { return 3 + w; }, 1);
+  EXPECT_EQ(straight["why"], "more such updates would lower the loss further");
+  EXPECT_EQ(straight["lr"].get<double>(), 2 * straight["lr_before"].get<double>());
 }
 
-TEST(Lrtuner, HalvesTheLearningRateWhereRoundAfterRoundFindsNoStep) {
+TEST(Lrtuner, HalvesTheLearningRateWhereRoundAfterRoundLeadsUp) {
   Descent d;
-  d.loss = [](const std::vector<double>& w) { return -w[0]; };
+  d.loss = [](const std::vector<double>& w) { return 3 - w[0]; };
   d.gradient = [](const std::vector<double>&) { return std::vector<double>{1}; };
   d.w = {0};
   d.run(tuned(0.1, 1), 100);
-  ASSERT_GE(d.events.size(), 4U);
-  EXPECT_EQ(d.events[0]["lr"], d.events[0]["lr_before"]);
-  for (size_t i = 3; i < d.events.size(); ++i)
-    EXPECT_LE(d.events[i]["lr"].get<double>(), 0.75 * d.events[i - 2]["lr"].get<double>());
+  ASSERT_GE(d.events.size(), 6U);
+  EXPECT_EQ(d.events[1]["lr"], d.events[0]["lr_before"]);
+  for (size_t i = 4; i < d.events.size(); ++i)
+    EXPECT_LE(d.events[i]["lr"].get<double>(), 0.5 * d.events[i - 4]["lr_before"].get<double>());
 }
 
 TEST(Lrtuner, ExploitsAlongALineToZero) {
   Descent d = parabola(2);
   d.run(tuned(0.01, 0.5), 200);
-  EXPECT_NEAR(d.rates[90], 1.0, 0.05);  // 2 / curvature
-  for (size_t i = 100; i < 200; ++i) {
-    EXPECT_LE(d.rates[i], 1.05 * static_cast<double>(200 - i) / 100);
+  const double peak = d.rates[99];
+  EXPECT_GT(peak, 0.05);
+  EXPECT_LT(peak, 2.0);  // 4 / curvature
+  for (size_t i = 100; i < 200; ++i)
+    EXPECT_LE(d.rates[i], 1.0001 * peak * (static_cast<double>(200 - i) / 100));
+  EXPECT_GT(d.rates[199], 0.0);
+}
+
+// A way that is flat and long, and a sharp direction across it in which there is next to nothing at
+// first: a single update shows only that a step of 20 does not raise the loss, and a few such steps
+// make the sharp direction all there is. Momentum brings it in late.
+TEST(Lrtuner, DoesNotRunAwayWithWhatOneUpdateShows) {
+  const std::vector<double> curvature = {0.1, 100};
+  for (const double momentum : {0.0, 0.9}) {
+    std::vector<double> velocity = {0, 0};
+    Descent d;
+    d.w = {100, 1e-6};
+    d.loss = [&](const std::vector<double>& w) {
+      return 0.5 * (curvature[0] * w[0] * w[0] + curvature[1] * w[1] * w[1]);
+    };
+    d.gradient = [&](const std::vector<double>& w) {
+      for (size_t i = 0; i < 2; ++i) velocity[i] = momentum * velocity[i] + curvature[i] * w[i];
+      return velocity;
+    };
+    const double begin = d.loss(d.w);
+    spec::JobOptions job = tuned(0.1, 0.5);
+    job.optimizer.momentum = momentum;
+    d.run(job, 2000);
+    EXPECT_LT(d.loss(d.w), 0.1 * begin) << momentum;
+    for (const double rate : d.rates) ASSERT_LT(rate, 1) << momentum;
   }
-  EXPECT_LT(d.rates[199], 0.011);
+}
+
+// Where rounds are far apart, a rate that has become too large may do harm for long.
+TEST(Lrtuner, ALossThatLeapsBeginsARound) {
+  Descent d;
+  d.w = {1};
+  d.loss = [&d](const std::vector<double>&) { return d.rates.size() < 333 ? 3 : 5; };
+  d.gradient = [](const std::vector<double>&) { return std::vector<double>{0}; };
+  spec::JobOptions job = tuned(0.1, 1);
+  job.train.lrtuner.every_epochs = 1;
+  d.run(job, 1000);
+  std::vector<int64_t> at;
+  for (const Json& e : d.events) at.push_back(e["update"]);
+  EXPECT_NE(std::ranges::find(at, 333), at.end()) << Json(at);
 }
 
 // Near the minimum, gradients are noise, and that of an update is none of the samples that are
@@ -205,6 +243,7 @@ TEST(Lrtuner, NoiseDoesNotHoldTheRateBelowTheLine) {
     };
     d.run(tuned(0.01, 0.5), 2000);
     const double peak = d.rates[999];
+    EXPECT_GT(peak, 0.001) << seed;
     for (size_t i = 1000; i < 2000; ++i, ++seen)
       below += d.rates[i] < 0.2 * peak * static_cast<double>(2000 - i) / 1000;
   }
@@ -233,7 +272,6 @@ TEST(Lrtuner, RoundsOnTheLineSayAndChangeTheRateThatIsUsed) {
   }
 }
 
-// Probes see a loss with noise that is the same in all probes of a round.
 TEST(Lrtuner, ConvergesOnARandomQuadraticProblem) {
   Rng rng(5);
   Descent d;
@@ -295,7 +333,7 @@ TEST(Lrtuner, AnUpdateThatChangedNothingChangesNoRate) {
   d.run(tuned(0.1, 1), 6);
   ASSERT_FALSE(d.events.empty());
   EXPECT_EQ(d.events[0]["lr"], d.events[0]["lr_before"]);
-  EXPECT_EQ(d.events[0]["why"], "the last update did not change the loss");
+  EXPECT_EQ(d.events[0]["why"], "the last updates did not change the loss");
   EXPECT_EQ(d.events[0]["probes"].size(), 3U);
 }
 
@@ -312,7 +350,7 @@ TEST(Lrtuner, FindsARateThoughTheFirstUpdatesAreRoundedAway) {
   d.w = {4096};
   const double begin = d.loss(d.w);
   d.run(tuned(1e-12, 0.5), 400);
-  EXPECT_EQ(d.events.at(0)["why"], "the last update did not change the loss");
+  EXPECT_EQ(d.events.at(0)["why"], "the last updates did not change the loss");
   EXPECT_LT(d.loss(d.w), 1e-3 * begin);
 }
 
@@ -325,15 +363,6 @@ TEST(Lrtuner, BeginsWithARateThatNeitherDestroysNorIsRoundedAway) {
     EXPECT_LE(d.rates.at(0), 1e-3) << lr;
     EXPECT_LT(d.loss(d.w), begin) << lr;
   }
-}
-
-// On a parabola a step may be twice its minimum's; ten in a row, which momentum makes of it, not.
-TEST(Lrtuner, CountsTheMomentumWhereARoundRaisesTheRateManyTimes) {
-  spec::JobOptions job = tuned(0.1, 1);
-  job.optimizer.momentum = 0.9;
-  Descent d = parabola(1);
-  d.run(job, 6);
-  EXPECT_NEAR(d.events.at(0)["lr"].get<double>(), 0.2, 1e-3);
 }
 
 TEST(Lrtuner, StaysFiniteWhereUpdatesChangeNothing) {

@@ -55,18 +55,18 @@ class RateControl {
   // Throws invalid_argument if the job's options do not fit.
   virtual Hyper next(const Observed& observed, nlohmann::json& memory) const = 0;
 
-  // A control may look at the loss between two updates, on the line through the weights before and
-  // after the last one (train/probing.h). These three are asked with the memory that next() left.
+  // A control may look at the loss between two updates, on the line through the present weights and
+  // those that it had kept (train/probing.h). These three are asked with the memory that next()
+  // left.
   //
   // How a control probes; nullopt if it never does.
   struct Probing {
     int64_t batches = 1;  // mini-batches per probe
   };
   virtual std::optional<Probing> probing() const { return std::nullopt; }
-  // Whether probes may follow the update after the next one, so that the weights after the next one
-  // are to be kept.
+  // Whether the weights after the next update are to be kept; those kept before are dropped.
   virtual bool keeps_weights(const nlohmann::json& /*memory*/) const { return false; }
-  // Where the next step probes, in updates: 0 is before the last update, 1 after it, 2 is twice as
+  // Where the next step probes: 0 is at the weights kept, 1 at the present ones, 2 is twice as
   // far. The next step is one of training if there is no answer. All probes between two updates see
   // the same samples.
   virtual std::optional<double> probe(const nlohmann::json& /*memory*/) const {

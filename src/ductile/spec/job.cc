@@ -377,10 +377,9 @@ void describe(Describer& d, GradedOptions& o) {
 }
 
 void describe(Describer& d, LrtunerOptions& o) {
-  d.field(
-       "explore", o.explore,
-       "share of the run in which the learning rate is the largest that does not raise the loss; "
-       "after it, the one that lowers it most")
+  d.field("explore", o.explore,
+          "share of the run in which the learning rate grows while more updates of the same kind "
+          "would lower the loss further; after it, it falls to 0 along a line")
       .range(0, 1);
   d.field("every_epochs", o.every_epochs, "epochs between two rounds of probes; may be a fraction")
       .range(1e-6, kMostEpochs);
