@@ -89,8 +89,8 @@ void DuctilePolicy::Impl::try_again(const Round& round) {
     jobs.push_back(&job);
     ++of_pool[static_cast<size_t>(s.pool_now)];
   }
-  std::ranges::stable_sort(
-      jobs, {}, [](const JobView* job) { return device_count(job->allocation); });
+  std::ranges::stable_sort(jobs, {},
+                           [](const JobView* job) { return device_count(job->allocation); });
   for (const JobView* job : jobs) {
     State& s = states_.at(job->id);
     const auto pool = static_cast<size_t>(s.pool_now);
