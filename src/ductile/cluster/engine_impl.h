@@ -38,6 +38,7 @@ struct Demand {
   // Of jobs in `devices` that hold nothing and need one node for all that they ask for.
   std::vector<int64_t> on_one_node{};
   bool waits = false;  // whether a job that needs devices holds none
+  int64_t jobs = 0;    // another number where other jobs need devices
 };
 
 // Where the workers of a service's jobs run. This interface is the seam between the service and its

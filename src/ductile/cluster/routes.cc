@@ -164,13 +164,13 @@ Answer submit_job(Request& request) {
   Beginning beginning = beginning_of(fields);
   std::vector<Member> members = members_of(fields, s.name);
   if (fields.has("array")) beginning.array = static_cast<int64_t>(members.size());
-  // Once for all members.
-  if (s.kind == "serve") beginning.finished = request.reader.finished_before(beginning.after);
   if (members.size() * beginning.after.size() > kMostWaits)
     fail(ErrorCode::invalid_argument,
          "body: {} jobs are to begin after {} others each, and {} such pairs are allowed at once: "
          "let them begin after one that begins after all of these",
          members.size(), beginning.after.size(), kMostWaits);
+  // Once for all members.
+  if (s.kind == "serve") beginning.finished = request.reader.finished_before(beginning.after);
   for (Member& member : members) {
     s.name = member.name;
     request.check(s, member.spec, &beginning);

@@ -283,6 +283,7 @@ void Service::Impl::follow_demand() {
     const int64_t useful = scheduler_.service_needs(id).value_or(asked.max_devices);
     if (gpus == 0) demand.devices += useful;
     demand.waits = demand.waits || (!holds && useful > 0);
+    demand.jobs = demand.jobs * 31 % 1'000'000'007 + id % 1'000'003;
     if (gpus == 0 && !holds && std::holds_alternative<CommandSpec>(live.work))
       demand.on_one_node.push_back(asked.min_devices);
     if (gpus > 0 && !holds) demand.on_gpus.push_back({asked.min_devices, gpus});

@@ -174,28 +174,40 @@ std::vector<int64_t> SlurmPool::wanted() const {
 
 // What jobs could use, they may not want: one that would be no faster stays as it is. So where all
 // pilots have come, nobody waits, and some were not used for as long as a policy needs to decide,
-// those that are used are enough, until jobs could use more than now, or it is time to try again.
+// those that are used are enough, until other jobs need devices, or the same ones more or on other
+// pilots, or it is time to try again.
 std::vector<int64_t> SlurmPool::needed(double now) {
   std::vector<int64_t> out = wanted();
+  std::vector<bool> held;
+  for (const Node& node : nodes_) held.push_back(node.held);
+  if (demand_.waits || demand_.jobs != asked_.jobs || demand_.devices > asked_.devices ||
+      held != asked_.held) {
+    asked_ = {demand_.jobs, demand_.devices, std::move(held), now};
+    enough_.assign(pools_.size(), std::nullopt);
+  }
   for (size_t p = 0; p < pools_.size(); ++p) {
     std::optional<Enough>& enough = enough_[p];
-    if (enough && (demand_.waits || demand_.devices > enough->devices || now >= enough->until))
+    const double patience = std::max(static_cast<double>(pools_[p].idle), kTimeToUse);
+    if (enough && now >= enough->until) {
       enough.reset();
-    int64_t held = 0;
+      asked_.since = now;
+    }
+    int64_t used = 0;
     bool all_came = true;
     std::optional<double> unused_since;
     for (const Node& node : nodes_) {
-      if (node.pool != p || node.state == State::none || !node.leaving.empty()) continue;
-      if (node.held)
-        ++held;
+      if (node.pool != p || node.state == State::none) continue;
+      if (!node.leaving.empty())
+        all_came = all_came && !node.held;  // its jobs will need another one
+      else if (node.held)
+        ++used;
       else if (node.state == State::running && node.claim)
-        unused_since = std::max(unused_since.value_or(0), node.idle_since);
+        unused_since = std::max({unused_since.value_or(0), node.idle_since, asked_.since});
       else
         all_came = false;
     }
-    const double patience = std::max(static_cast<double>(pools_[p].idle), kTimeToUse);
-    if (!demand_.waits && all_came && unused_since && now >= *unused_since + patience)
-      enough = Enough{held, demand_.devices, now + kTryAgain * patience};
+    if (!enough && all_came && unused_since && now >= *unused_since + patience)
+      enough = Enough{used, now + kTryAgain * patience};
     if (enough) out[p] = std::min(out[p], std::max(enough->pilots, pools_[p].min));
   }
   return out;

@@ -93,10 +93,16 @@ class SlurmPool {
     bool held = false, noticed = false, taken_over = false, written_down = false;
   };
 
-  // What jobs could use `devices` of, and did not, at most until then.
+  // Pilots of a pool that are enough until then, since jobs could use more, and did not.
   struct Enough {
-    int64_t pilots = 0, devices = 0;
+    int64_t pilots = 0;
     double until = 0;
+  };
+  // Of what the demand was for which a policy has had time since then.
+  struct Asked {
+    int64_t jobs = 0, devices = 0;
+    std::vector<bool> held;
+    double since = 0;
   };
 
   bool tells_gpus() const;
@@ -113,7 +119,8 @@ class SlurmPool {
   std::vector<Node> nodes_;
   Demand demand_;
   std::vector<std::optional<Enough>> enough_;  // of each pool
-  std::string trouble_;                        // why squeue does not answer
+  Asked asked_;
+  std::string trouble_;  // why squeue does not answer
   std::optional<double> listed_at_;
 };
 

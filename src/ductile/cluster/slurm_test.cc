@@ -145,6 +145,24 @@ TEST(SlurmPool, GivesBackWhatNobodyUsesAndTriesAgainLater) {
   EXPECT_EQ(slurm.turn(500).submit.size(), 2u) << "later";
 }
 
+// Pilots that are always there were idle for long when the job began.
+TEST(SlurmPool, AJobHasTimeToGrowOnPilotsThatWereIdleBefore) {
+  Pool slurm("min = 3\nmax = 5\nidle = 60\n");
+  slurm.turn();
+  slurm.start_all();
+  slurm.turn(5000);
+  slurm.follow(10, {true, false, false});
+  EXPECT_EQ(slurm.turn().submit.size(), 2u);
+  slurm.start_all();
+  EXPECT_TRUE(slurm.turn(50).cancel.empty());
+  EXPECT_EQ(slurm.turn(50).cancel.size(), 2u) << "it stays on one";
+  slurm.turn();
+  slurm.turn();
+  EXPECT_TRUE(slurm.turn(50).submit.empty());
+  slurm.follow(10, {true, true, true});
+  EXPECT_EQ(slurm.turn().submit.size(), 2u) << "it grows after all";
+}
+
 // A job waits for three pilots, and two are idle meanwhile.
 TEST(SlurmPool, KeepsWhatAWaitingJobNeedsUntilAllHasCome) {
   Pool slurm("min = 0\nmax = 3\nidle = 10\n");

@@ -197,7 +197,7 @@ void Membership::State::try_form() {
     // Those who cannot be reached may come back with the state, or be gone for certain.
     for (const WorkerRecord* worker : silent)
       if (may_still_act(*worker)) return;
-    if (phase == Phase::preempting) return wind_down(Phase::preempted, "preempted");
+    if (phase == Phase::preempting) return wind_down_lost();
     if (!joiners_complete() || publishing) return;
     start = std::max<int64_t>(newest_checkpoint(), 0);
   }

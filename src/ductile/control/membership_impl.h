@@ -234,6 +234,7 @@ struct Membership::State {
   void tell_to_save(WorkerRecord& writer, const std::string& why);
   void drop_save_at_step();
   void save_before_preempting();
+  void wind_down_lost();
   void preempt_without_saving(const WorkerRecord* writer);
   void save_result();
   bool saves_earlier();

@@ -143,7 +143,9 @@ void Membership::State::save_before_preempting() {
     if (worker->reachable && worker->report.step >= 0 && (can_save(*worker) || late) &&
         (writer == nullptr || worker->report.step > writer->report.step))
       writer = worker;
-  if (writer == nullptr || writer->report.step <= newest_checkpoint()) {
+  if (writer == nullptr) {
+    wind_down_lost();
+  } else if (writer->report.step <= newest_checkpoint()) {
     wind_down(Phase::preempted, "preempted");
   } else if (late) {
     preempt_without_saving(writer);
@@ -151,6 +153,13 @@ void Membership::State::save_before_preempting() {
     drop_save_at_step();
     if (!save_task) start_save(*writer, -1, "preemption");
   }
+}
+
+// Nobody who can be reached has the state.
+void Membership::State::wind_down_lost() {
+  if (high_water > std::max<int64_t>(newest_checkpoint(), 0))
+    return preempt_without_saving(nullptr);
+  wind_down(Phase::preempted, "preempted");
 }
 
 void Membership::State::preempt_without_saving(const WorkerRecord* writer) {

@@ -473,8 +473,9 @@ JobEnd JobDriver::end(bool killed) {
   save();
   JobEnd end = end_here();
   end.killed = killed;
-  end.unsaved_steps =
-      killed ? end.step - std::max<int64_t>(end.checkpoint, 0) : membership_->unsaved_steps();
+  // A checkpoint may have come after it was counted.
+  end.unsaved_steps = std::max<int64_t>(0, end.step - std::max<int64_t>(end.checkpoint, 0));
+  if (!killed) end.unsaved_steps = std::min(end.unsaved_steps, membership_->unsaved_steps());
   end.crashed = membership_->crashed();
   end.result_unsaved = membership_->result_unsaved();
   if (end.phase == Phase::failed) end.error_code = membership_->error_code();

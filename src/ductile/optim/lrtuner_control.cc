@@ -58,7 +58,8 @@ class Lrtuner final : public RateControl {
 
   Hyper next(const Observed& observed, Json& memory) const override {
     memory.erase("event");
-    memory["keep"] = false;
+    // Until an update has come: a step method may look at samples before.
+    if (memory.value("begun", int64_t{0}) <= observed.updates) memory["keep"] = false;
     if (!memory.contains("begun")) {
       if (!memory.contains("lr")) memory["lr"] = first_rate();
       begin_way(observed, first_spacing(observed), memory);

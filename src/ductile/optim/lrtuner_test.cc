@@ -374,5 +374,21 @@ TEST(Lrtuner, StaysFiniteWhereUpdatesChangeNothing) {
   for (const double rate : d.rates) ASSERT_LE(rate, 1e6);
 }
 
+// Before an update that begins a way a step method may only look at samples.
+TEST(Lrtuner, KeepsTheWeightsOfTheNextUpdateHoweverLongThatTakes) {
+  const auto job = tuned(0.1, 0.5);
+  const auto control = make_rate_control(job);
+  Json memory = Json::object();
+  Observed seen{.total = 100, .steps_per_epoch = 10, .last = Hyper::of(job)};
+  for (int look = 0; look < 3; ++look) {
+    seen.last = control->next(seen, memory);
+    EXPECT_TRUE(control->keeps_weights(memory));
+  }
+  seen.position = seen.updates = 1;
+  seen.loss = 1;
+  control->next(seen, memory);
+  EXPECT_FALSE(control->keeps_weights(memory));
+}
+
 }  // namespace
 }  // namespace ductile::optim

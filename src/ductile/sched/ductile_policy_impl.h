@@ -148,6 +148,8 @@ class DuctilePolicy::Impl {
   // ductile_trials.cc
   double trial_seconds(const Configuration& c) const;
   bool is_on_trial(const Round& round, const JobView& job, const State& s) const;
+  std::vector<const Configuration*> slower_sizes(const JobView& job, const State& s,
+                                                 int64_t idle) const;
   void begin_trial(const Round& round, const JobView& job, State& s, int64_t share, int64_t& idle);
   void try_again(const Round& round);
   void count_trials(const Round& round);

@@ -34,21 +34,31 @@ bool DuctilePolicy::Impl::is_on_trial(const Round& round, const JobView& job,
   return false;
 }
 
+// Sizes in its pool, for which so many devices are idle, on which it is slower than with what it
+// has, by what was measured; the smallest first.
+std::vector<const Configuration*> DuctilePolicy::Impl::slower_sizes(const JobView& job,
+                                                                    const State& s,
+                                                                    int64_t idle) const {
+  const int32_t held = device_count(job.allocation);
+  std::vector<const Configuration*> out;
+  const Configuration* now = nullptr;
+  for (const Configuration& c : s.configurations) {
+    if (c.pool != s.pool_now) continue;
+    if (c.devices == held) now = &c;
+    if (c.devices > held && c.devices - held <= idle) out.push_back(&c);
+  }
+  if (now == nullptr) return {};
+  std::erase_if(out, [now](const Configuration* c) { return c->rate >= now->rate; });
+  return out;
+}
+
 // Of sizes on which it is slower than with what it has, by what was measured, the largest for which
 // devices are idle, then the next one; if others may try sizes too, those within its share come
 // first, or else the smallest one. Until that is measured it counts as fast as it may be.
 void DuctilePolicy::Impl::begin_trial(const Round& round, const JobView& job, State& s,
                                       int64_t share, int64_t& idle) {
   const int32_t held = device_count(job.allocation);
-  const Configuration* now = nullptr;
-  std::vector<const Configuration*> slower;
-  for (const Configuration& c : s.configurations) {
-    if (c.pool != s.pool_now) continue;
-    if (c.devices == held) now = &c;
-    if (c.devices > held && c.devices - held <= idle) slower.push_back(&c);
-  }
-  if (now == nullptr) return;
-  std::erase_if(slower, [now](const Configuration* c) { return c->rate >= now->rate; });
+  std::vector<const Configuration*> slower = slower_sizes(job, s, idle);
   while (slower.size() > 1 && slower.back()->devices - held > share) slower.pop_back();
   if (slower.empty()) return;
   const size_t turn = static_cast<size_t>(s.trials) % slower.size();
@@ -59,7 +69,8 @@ void DuctilePolicy::Impl::begin_trial(const Round& round, const JobView& job, St
   if (round.now - job.last_change < kCostsBeforeTrial * cost * std::exp2(s.trials)) return;
   idle -= c.devices - held;
   s.trial = c.devices;
-  s.trial_rate = now->rate * c.devices / held;
+  for (const Configuration& now : s.configurations)
+    if (now.pool == s.pool_now && now.devices == held) s.trial_rate = now.rate * c.devices / held;
   s.given_weight = -1;
 }
 
@@ -86,8 +97,10 @@ void DuctilePolicy::Impl::try_again(const Round& round) {
     const State& s = states_.at(job.id);
     if (job.service || s.pinned || s.pool_now < 0 || s.trial > 0) continue;
     if (!job.saves || !job.plans.empty() || job.pause_left > 0 || job.last_change < 0) continue;
+    const auto pool = static_cast<size_t>(s.pool_now);
+    if (slower_sizes(job, s, idle[pool]).empty()) continue;
     jobs.push_back(&job);
-    ++of_pool[static_cast<size_t>(s.pool_now)];
+    ++of_pool[pool];
   }
   std::ranges::stable_sort(jobs, {},
                            [](const JobView* job) { return device_count(job->allocation); });

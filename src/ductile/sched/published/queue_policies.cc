@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -234,11 +235,11 @@ class QueuePolicy : public ReasonedPolicy {
   void forget(JobId job) override { came_.erase(job); }
   nlohmann::json state() const override {
     if (!shortest_first_) return Policy::state();
-    std::vector<std::pair<JobId, double>> sorted;
-    for (const auto& [job, came] : came_) sorted.emplace_back(job, came.at);
+    std::vector<std::tuple<JobId, double, double>> sorted;
+    for (const auto& [job, came] : came_) sorted.emplace_back(job, came.at, came.seen);
     std::sort(sorted.begin(), sorted.end());
     nlohmann::json jobs = nlohmann::json::array();
-    for (const auto& [job, at] : sorted) jobs.push_back({job, at});
+    for (const auto& [job, at, seen] : sorted) jobs.push_back({job, at, seen});
     return {{"at", round_at_},
             {"known_service", known_service_},
             {"known_devices", known_devices_},
@@ -253,10 +254,11 @@ class QueuePolicy : public ReasonedPolicy {
       const double at = f.number("at", 0, kMostSeconds);
       std::unordered_map<JobId, Came> came;
       for (const nlohmann::json& item : f.array("jobs")) {
-        if (!item.is_array() || item.size() != 2 || came.size() == kMostSavedJobs)
-          f.wrong("jobs", "a list of [job, device-seconds]", item);
+        if (!item.is_array() || item.size() < 2 || item.size() > 3 || came.size() == kMostSavedJobs)
+          f.wrong("jobs", "a list of [job, device-seconds, second]", item);
         came[f.as_integer(item[0], "jobs", 0, INT64_MAX)] = {
-            f.as_number(item[1], "jobs", 0, kMostSeconds), at};
+            f.as_number(item[1], "jobs", 0, kMostSeconds),
+            item.size() == 3 ? f.as_number(item[2], "jobs", 0, kMostSeconds) : at};
       }
       const double service = f.number("known_service", 0, kMostSeconds);
       known_devices_ = f.number("known_devices", 0, kMostSeconds);
