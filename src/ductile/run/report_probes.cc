@@ -22,7 +22,8 @@ double number_of(const json& value) {
   return out;
 }
 
-// "0: 2.31, 0.1: 2.25, 0.2: not finite": learning rate and loss of each probe.
+// "0: 2.31, 1: 2.25, 2: not finite": of each probe, where it is on the way of all updates since the
+// last round, in multiples of that way, and its loss.
 std::string probes_text(const json& event) {
   const auto probes = event.find("probes");
   if (probes == event.end() || !probes->is_array()) return {};
@@ -30,18 +31,19 @@ std::string probes_text(const json& event) {
   for (const json& probe : *probes) {
     if (!probe.is_array() || probe.size() != 2) continue;
     const double loss = number_of(probe[1]);
-    out += fmt::format("{}{}: {}", out.empty() ? "" : ", ",
-                       as_number(number_of(probe[0]) * number_at(event, "probed_lr")),
+    out += fmt::format("{}{}: {}", out.empty() ? "" : ", ", as_number(number_of(probe[0])),
                        std::isfinite(loss) ? as_number(loss) : "not finite");
   }
   return out;
 }
 
+// Over the same multiples; the event has it over multiples times `probed_lr`.
 std::string fit_text(const json& event) {
   const auto fit = event.find("fit");
   if (fit == event.end() || !fit->is_array() || fit->size() != 3) return "none";
+  const double lr = number_at(event, "probed_lr");
   return fmt::format("{} {:+.4g} a {:+.4g} a\u00b2", as_number(number_of((*fit)[0])),
-                     number_of((*fit)[1]), number_of((*fit)[2]));
+                     number_of((*fit)[1]) * lr, number_of((*fit)[2]) * lr * lr);
 }
 
 }  // namespace
@@ -49,7 +51,7 @@ std::string fit_text(const json& event) {
 std::string probe_rounds_html(const History& history) {
   page::HtmlTable table({{"Step", true},
                          {"Phase"},
-                         {"Learning rate: loss"},
+                         {"Multiple of the way: loss"},
                          {"Fit"},
                          {"Learning rate", true},
                          {"Why"}},

@@ -386,7 +386,8 @@ void describe(Describer& d, LrtunerOptions& o) {
   d.field("batches", o.batches, "mini-batches per virtual rank that each probe evaluates")
       .range(1, 1024);
   d.field("smoothing", o.smoothing,
-          "share of the last learning rate, on a logarithmic scale, in each new one")
+          "where rounds are further apart than the first ones, the learning rate grows by 2 to the "
+          "power of 1 minus this; before, it doubles")
       .range(0, 0.99);
 }
 
