@@ -130,8 +130,7 @@ void Scheduler::restore_job(const json& item, double now) {
   job.view.restarts = restarts;
   job.view.last_change = std::min(last_change, now);
   if (job.view.region >= 0 && job.view.movable && region >= 0) job.view.region = region;
-  // While there was no service it may have gone on, or the machine was off: a round's time counts.
-  job.accounted = std::clamp(accounted, std::max(0.0, now - interval_), now);
+  job.accounted = std::min(accounted, now);
   job.held_before = std::move(held);
   job.rate_of_one = rate;
   job.pause = pause;
@@ -150,6 +149,8 @@ void Scheduler::restore(const json& state, double now) {
     if (state.contains("pause")) pause_ = f.number("pause", 0, kLongestPause);
     if (state.contains("change")) change_ = f.number("change", 0, kLongestPause);
     for (const json& item : f.array("jobs")) restore_job(item, now);
+    // While there was no service, jobs may have gone on, or the machine was off: a round counts.
+    for (auto& [id, job] : jobs_) job.accounted = std::clamp(job.accounted, now - interval_, now);
     policy_->restore(f.at("memory"), kWhere);
   } catch (const Error& error) {
     shared_.restore(json::array(), kWhere);
