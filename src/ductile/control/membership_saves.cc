@@ -157,8 +157,7 @@ void Membership::State::save_before_preempting() {
 
 // Nobody who can be reached has the state.
 void Membership::State::wind_down_lost() {
-  if (high_water > std::max<int64_t>(newest_checkpoint(), 0))
-    return preempt_without_saving(nullptr);
+  unsaved_steps = std::max<int64_t>(0, high_water - std::max<int64_t>(newest_checkpoint(), 0));
   wind_down(Phase::preempted, "preempted");
 }
 
