@@ -1,6 +1,8 @@
 """The page of a sweep: tables in Markdown, all results with their settings in JSON, pictures in SVG."""
+import datetime
 import json
 import math
+import shlex
 import statistics
 
 import scoring
@@ -55,6 +57,7 @@ def result_rows(scores, submissions, targets):
         row = [s.name, str(len(group)), f"{w.shown(statistics.median(errors))} ({w.shown(max(errors))} to "
                f"{w.shown(min(errors))})"]
         row.append(figure(statistics.median([r["curve"][-1]["cpu"] if r["curve"] else math.inf for r in group])))
+        row.append(figure(statistics.median([r["core_seconds"] for r in group])))
         for target in targets:
             times = [scoring.time_to(w, r, target) for r in group]
             steps = scoring.median_time(w, group, target, "step")
@@ -82,7 +85,7 @@ def workload_part(workload, submissions, found, profiles):
             continue
         if ruleset == "tuned" and not any(r["stage"] == "tuned" for g in scores.groups.values() for r in g):
             continue
-        head = ["submission", "seeds", "at the end: median (worst to best)", "CPU s in all"]
+        head = ["submission", "seeds", "at the end: median (worst to best)", "CPU s of training", "core-seconds in all"]
         head += [f"to {workload.shown(t)}" for t in targets]
         out += [f"### {told.capitalize()}", ""] + table(head, result_rows(scores, submissions, targets)) + [""]
         times = {n: [scoring.median_time(workload, g, t) for t in targets] for n, g in scores.groups.items()}
@@ -230,10 +233,14 @@ def write(args, workloads, submissions, found):
     host = next((r["host"] for r in found if r.get("host")), {})
     seeds = sorted({r["seed"] for r in found if r["stage"] != "tuning"})
     tried = max((r["number"] for r in found if r["stage"] == "tuning"), default=0)
-    out = [f"# {args.title}", "",
+    command = shlex.join(["bench/algorithms/sweep.py", "run", "OUT", "--data", "DATA", "--workloads", args.workloads,
+                          "--submissions", args.submissions, "--rulesets", args.rulesets, "--seeds", str(args.seeds),
+                          "--trials", str(args.trials), "--at-once", str(args.at_once)])
+    out = [f"# {args.title}", "", f"{datetime.date.today()}. `{command}`", "",
            f"{host.get('cpu', 'unknown processor')}, {host.get('cores', '?')} cores, torch {host.get('torch', '?')}; "
            f"one compute thread per trial, {args.at_once} trials at a time. Seeds {seeds[0]} to {seeds[-1]} change "
-           "initial weights and data order. Times are CPU seconds of training, without start and evaluations. "
+           "initial weights and data order. CPU seconds of training are without start and evaluations, core-seconds in "
+           "all are with them. "
            + (f"Tuned ruleset: {tried} quasi-random points for each submission on another seed, of which the best at "
               "its end is scored. " if tried else "") +
            "All options of all trials: the JSON file beside this page.", ""]

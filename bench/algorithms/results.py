@@ -29,8 +29,13 @@ class Clock:
     """CPU seconds of a run's workers at a time, from samples (time, CPU seconds) of each launch."""
 
     def __init__(self, samples):
-        self.times = [s["time"] for s in samples]
-        self.samples = samples
+        self.samples = []
+        for s in samples:
+            if not self.samples or s["launch"] != self.samples[-1]["launch"]:
+                # What a new launch has spent before its first sample is not that of the one before.
+                self.samples.append({"launch": s["launch"], "time": s["launch"], "cpu": 0.0})
+            self.samples.append(s)
+        self.times = [s["time"] for s in self.samples]
 
     def at(self, time):
         i = bisect.bisect_right(self.times, time)

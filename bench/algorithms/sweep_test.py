@@ -159,12 +159,12 @@ class Curves(unittest.TestCase):
 
     def test_start_and_evaluations_do_not_count(self):
         events = [{"kind": "start", "time": 103}, self.evaluation(110, 10, 2), self.evaluation(115, 20, 1)]
-        curve = results.curve_of(events, self.samples((1, 100, 0), (1, 120, 20)))
+        curve = results.curve_of(events, self.samples((100, 100, 0), (100, 120, 20)))
         self.assertEqual([(c["step"], c["cpu"]) for c in curve], [(10, 5.0), (20, 9.0)])
 
     def test_cpu_time_and_not_wall_time(self):
         events = [{"kind": "start", "time": 100}, self.evaluation(120, 10, 10)]
-        curve = results.curve_of(events, self.samples((1, 100, 0), (1, 110, 4), (1, 120, 9)))
+        curve = results.curve_of(events, self.samples((100, 100, 0), (100, 110, 4), (100, 120, 9)))
         self.assertEqual(curve[0]["cpu"], 4.0)
 
     def test_work_after_the_checkpoint_that_is_done_again_counts_once(self):
@@ -176,13 +176,20 @@ class Curves(unittest.TestCase):
         curve = results.curve_of(events, self.samples((100, 100, 0), (100, 111, 11), (200, 200, 0), (200, 210, 10)))
         self.assertEqual([(c["step"], c["cpu"]) for c in curve], [(10, 5.0), (20, 10.0), (30, 12.0)])
 
+    def test_what_a_launch_spends_before_its_first_sample_is_its_own(self):
+        events = [{"kind": "start", "time": 100}, self.evaluation(110, 10, 0),
+                  {"kind": "checkpoint", "time": 110, "step": 10}, {"kind": "resume", "time": 203, "step": 10},
+                  self.evaluation(213, 20, 0)]
+        curve = results.curve_of(events, self.samples((100, 100, 0), (100, 110, 10), (200, 208, 8), (200, 213, 13)))
+        self.assertEqual([(c["step"], c["cpu"]) for c in curve], [(10, 10.0), (20, 20.0)])
+
     def test_nothing_is_drawn_between_two_launches(self):
-        clock = results.Clock(self.samples((1, 100, 0), (1, 110, 10), (2, 200, 0), (2, 210, 10)))
+        clock = results.Clock(self.samples((100, 100, 0), (100, 110, 10), (200, 200, 0), (200, 210, 10)))
         self.assertEqual([clock.at(t) for t in (99, 105, 150, 200, 205, 300)], [0, 5, 10, 0, 5, 10])
 
     def test_losses_that_are_not_finite_are_worse_than_all(self):
         event = dict(self.evaluation(110, 10, 0), loss="NaN")
-        curve = results.curve_of([{"kind": "start", "time": 100}, event], self.samples((1, 100, 0)))
+        curve = results.curve_of([{"kind": "start", "time": 100}, event], self.samples((100, 100, 0)))
         self.assertEqual(curve[0]["loss"], math.inf)
 
     def test_torn_lines_and_those_of_a_replaced_writer_are_left_out(self):
@@ -312,6 +319,7 @@ class Pages(Folder):
     def write(self, found):
         class Args:
             output, title, note, at_once = self.folder / "page", "Title", "A busy machine.", 2
+            workloads, submissions, rulesets, seeds, trials = "digits", "sgd,adam", "fixed", 3, 5
         page.write(Args, [self.workload], [self.sgd, self.adam], found)
         return (self.folder / "page.md").read_text()
 
@@ -320,8 +328,9 @@ class Pages(Folder):
         found += [self.result(t, (1, 0.7), (4, 0.95)) for t in experiment.fixed_trials(self.workload, [self.adam], 3)]
         told = self.write(found)
         self.assertTrue(told.startswith("# Title\n"))
+        self.assertIn("`bench/algorithms/sweep.py run OUT --data DATA --workloads digits --submissions sgd,adam ", told)
         self.assertIn("\n\nA busy machine.\n\n", told)
-        self.assertIn("| sgd | 3 | 90.00 % (90.00 % to 90.00 %) | 2.0 | 3: 2.0 s, 2 | 3: 2.0 s, 2 | 3: 2.0 s, 2 |",
+        self.assertIn("| sgd | 3 | 90.00 % (90.00 % to 90.00 %) | 2.0 | 1.0 | 3: 2.0 s, 2 | 3: 2.0 s, 2 | 3: 2.0 s, 2 |",
                       told)
         # Of the targets 90, 85 and 70 % sgd is first at two, adam at one, each with half the other's time.
         self.assertIn("| adam | 0.667 | 0.667 | 1.000 | 0.778 |", told)

@@ -31,18 +31,9 @@ void NoiseEstimator::add(const NoiseSample& sample) {
          "the noise of {} micro-batches at scale {} cannot be told: two or more are needed, or two "
          "steps in a row",
          sample.parts, sample.scale);
-  if (!state_.unbiased) state_ = {.unbiased = true};
   const double c = sample.parts, local = sample.mean_square_norm, whole = sample.square_norm_mean;
   update(sample.scale * sample.steps, (c * whole - local) / (c - 1),
          (local - whole) * sample.scale / (c - 1));
-}
-
-void NoiseEstimator::add_pair(double scale, double square_1, double square_2,
-                              double square_of_mean) {
-  if (state_.unbiased) return;
-  const double local = (square_1 + square_2) / 2;
-  // Two parts whose common batch is twice as large.
-  update(2 * scale, 2 * square_of_mean - local, (local - square_of_mean) * 2 * scale);
 }
 
 void NoiseEstimator::update(double batches, double sqr, double var) {

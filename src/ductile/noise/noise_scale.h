@@ -29,7 +29,7 @@ double square_root_factor(double scale);
 // preconditioner P (for Adam 1/(sqrt(v)+eps), otherwise the identity); the gradient of each
 // micro-batch is divided by its sample count.
 struct NoiseSample {
-  int32_t parts = 1;            // micro-batches of the step: replicas x accumulation
+  int32_t parts = 1;            // micro-batches of the step: replicas x accumulation, at least 2
   double scale = 1;             // the step's whole batch / M0
   double mean_square_norm = 0;  // mean over parts of |P g_k|^2
   double square_norm_mean = 0;  // |P mean_k g_k|^2
@@ -37,16 +37,15 @@ struct NoiseSample {
 };
 
 // One step of several micro-batches gives |g|^2 and tr(Sigma) without bias. If steps have one part,
-// two successive gradients replace two parts: add_pair() takes these, and its results are dropped
-// once add() has unbiased data. Averages are exponential with factor 0.999^(scale steps), and
-// corrected for their start. It is a plain value.
+// the gradients of two successive ones can stand for two parts of a step that is twice as large;
+// how far the weights went between them counts as noise then. Averages are exponential with factor
+// 0.999^(scale steps), and corrected for their start. It is a plain value.
 class NoiseEstimator {
  public:
   // All that the estimator knows, to be saved and restored.
   struct State {
     double sqr = 0, var = 0;  // weighted sums
     double weight = 0;        // of them
-    bool unbiased = false;
     bool operator==(const State&) const = default;
   };
 
@@ -56,14 +55,11 @@ class NoiseEstimator {
 
   // The sample must have at least two parts; with fewer, throws invalid_argument.
   void add(const NoiseSample& sample);
-  // Two successive steps of one micro-batch each: |P g_1|^2, |P g_2|^2 and |P (g_1+g_2)/2|^2.
-  void add_pair(double scale, double square_1, double square_2, double square_of_mean);
 
   // There is none before the first sample. sqr is at least 0, var at least 1e-6 of sqr.
   std::optional<GradientNoise> noise() const;
   // The noise scale in samples: M0 var / sqr; infinite if sqr is 0.
   std::optional<double> noise_scale(double init_batch) const;
-  bool unbiased() const { return state_.unbiased; }
 
  private:
   void update(double batches, double sqr, double var);  // of size M0

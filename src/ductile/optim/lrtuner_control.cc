@@ -40,8 +40,12 @@ struct Point {
 // - It is halved where kPatience rounds in a row found that the way did not lead down.
 // A loss far above those before begins a round at once.
 //
-// In the exploit phase the rate follows a line from the last one of the explore phase to 0, unless
-// it is cut. The way is level there but for noise, so that its rising says nothing.
+// In the exploit phase the rate follows a line from the last one of the explore phase to 0. It may
+// be cut there, and then grow back to the line at most. The way is level there but for noise, so
+// that its rising says nothing. Without an explore phase the line begins at the first rate.
+//
+// The parabola's minimum is reported, and is not what the rate becomes: a step to it along one way
+// is right for that way alone.
 class Lrtuner final : public RateControl {
  public:
   explicit Lrtuner(const spec::JobOptions& job)
@@ -84,8 +88,10 @@ class Lrtuner final : public RateControl {
       memory["points"] = Json::array();
       memory["at"] = 0.0;
     }
+    const double lr = memory["lr"].get<double>();
+    if (exploring(observed) || !memory.contains("peak")) memory["peak"] = lr;
     Hyper hyper = hyper_;
-    hyper.lr = bounded(memory["lr"].get<double>(), observed, memory);
+    hyper.lr = on_line(lr, observed, memory);
     return hyper;
   }
 
@@ -129,16 +135,10 @@ class Lrtuner final : public RateControl {
   }
 
   // At most the line of the exploit phase: rounds compare with, cut and report what is trained
-  // with. Without an explore phase there is no line.
+  // with.
   double on_line(double lr, const Observed& observed, const Json& memory) const {
-    if (exploring(observed) || !memory.contains("peak")) return lr;
+    if (exploring(observed)) return lr;
     return std::min(lr, memory["peak"].get<double>() * share_left(observed));
-  }
-
-  double bounded(double lr, const Observed& observed, Json& memory) const {
-    if (exploring(observed)) memory["peak"] = lr;
-    if (!memory.contains("peak")) return lr * share_left(observed);
-    return on_line(lr, observed, memory);
   }
 
   // Far above the losses between the last two rounds.
@@ -172,8 +172,7 @@ class Lrtuner final : public RateControl {
     const int64_t first = first_spacing(observed);
     int64_t spacing = memory["spacing"].get<int64_t>();
     const double growth = spacing <= first ? 2 : std::exp2(1 - options_.smoothing);
-    const bool counts = exploring(observed) || !memory.contains("peak");
-    Choice choice = choose(points, lr, growth, counts, memory);
+    Choice choice = choose(points, lr, growth, exploring(observed), memory);
     bound(choice, lr, points, memory);
     choice.lr = on_line(std::min(choice.lr, kLargest), observed, memory);
     memory["lr"] = choice.lr;
@@ -189,6 +188,7 @@ class Lrtuner final : public RateControl {
                        {"probes", memory["points"]},
                        {"probed_lr", observed.last.lr},
                        {"fit", over_rates(choice.fit, observed.last.lr)},
+                       {"minimum_lr", minimum_of(choice.fit, observed.last.lr)},
                        {"lr_before", lr},
                        {"lr", choice.lr},
                        {"why", choice.why}};
@@ -202,6 +202,13 @@ class Lrtuner final : public RateControl {
 
   static Json over_rates(const std::optional<Quadratic>& fit, double lr) {
     return fit ? Json{fit->k0, fit->k1 / lr, fit->k2 / (lr * lr)} : Json();
+  }
+
+  // a* of the paper: the learning rate whose updates would have led to the minimum. There is none
+  // where the fit is invalid: it bends down, or rises from the beginning of the way.
+  static Json minimum_of(const std::optional<Quadratic>& fit, double lr) {
+    const bool is_valid = fit && fit->k1 < 0 && fit->k2 > 0;
+    return is_valid ? Json(-fit->k1 / (2 * fit->k2) * lr) : Json();
   }
 
   // As after a step of fp16 that overflowed, or where updates are rounded away.
@@ -233,6 +240,8 @@ class Lrtuner final : public RateControl {
     const std::vector<double> x = {points[0].at, points[1].at, points[2].at};
     const std::vector<double> y = {points[0].loss, points[1].loss, points[2].loss};
     const std::optional<Quadratic> fit = fit_quadratic(x, y);
+    if (fit && fit->k2 <= 0 && fit->k1 < 0)
+      return {growth * lr, "the loss falls all along, and the parabola has no minimum", fit};
     if (fit && -fit->k1 > 2 * fit->k2)
       return {growth * lr, "more such updates would lower the loss further", fit};
     return {lr, "updates lower the loss, and more such ones would not", fit};

@@ -133,7 +133,7 @@ Descent parabola(double curvature) {
 TEST(Lrtuner, SuitsAParabolaFromAnyLearningRate) {
   for (const double curvature : {1e-3, 1.0, 400.0}) {
     for (const double lr : {1e-300, 1e-15, 0.1, 30.0, 1e6}) {
-      for (const double explore : {0.0, 0.5}) {
+      for (const double explore : {0.1, 0.5}) {
         Descent d = parabola(curvature);
         d.run(tuned(lr, explore), 2000);
         EXPECT_LT(std::abs(d.w[0]), 1e-6) << curvature << " " << lr << " " << explore;
@@ -141,6 +141,30 @@ TEST(Lrtuner, SuitsAParabolaFromAnyLearningRate) {
       }
     }
   }
+}
+
+// Where updates of plain gradient descent with a small rate r have gone n times, the minimum lies
+// at the rate n times that of one update from the beginning, 1 / curvature, but for the r curvature
+// that each has come nearer.
+TEST(Lrtuner, ReportsTheMinimumOfTheParabola) {
+  int64_t found = 0;
+  for (const double curvature : {0.5, 1.0, 40.0}) {
+    Descent d = parabola(curvature);
+    d.run(tuned(0.1, 0.5), 400);
+    int64_t begun = 1;  // the updates at the beginning of the way
+    for (const Json& e : d.events) {
+      const auto end = e["update"].get<int64_t>();
+      double left = 1;  // of the distance to the minimum, at the end of the way
+      for (int64_t i = begun; i < end; ++i) left *= 1 - curvature * d.rates[static_cast<size_t>(i)];
+      begun = end + 1;
+      if (e["minimum_lr"].is_null() || std::abs(left) > 0.999) continue;
+      ++found;
+      EXPECT_NEAR(e["minimum_lr"].get<double>() * (1 - left), e["probed_lr"].get<double>(),
+                  1e-6 * e["probed_lr"].get<double>())
+          << e;
+    }
+  }
+  EXPECT_GT(found, 10);
 }
 
 TEST(Lrtuner, KeepsTheLearningRateWhereARoundSaysNothing) {
@@ -155,13 +179,18 @@ TEST(Lrtuner, KeepsTheLearningRateWhereARoundSaysNothing) {
   const Json uphill = first_event([](double w) { return 3 - w; }, 1);
   EXPECT_EQ(uphill["lr"], uphill["lr_before"]);
   EXPECT_EQ(uphill["why"], "the last updates did not lower the loss");
+  EXPECT_TRUE(uphill["minimum_lr"].is_null());
   const Json lost = first_event([](double) { return NAN; }, 1);
   EXPECT_EQ(lost["lr"], lost["lr_before"]);
   EXPECT_EQ(lost["why"], "the loss at the weights is not finite");
-  // A straight line has no minimum.
-  const Json straight = first_event([](double w) { return 3 + w; }, 1);
-  EXPECT_EQ(straight["why"], "more such updates would lower the loss further");
-  EXPECT_EQ(straight["lr"].get<double>(), 2 * straight["lr_before"].get<double>());
+  // A line that bends down has no minimum, and one that bends up a little has it far away.
+  for (const double bend : {0.1, -0.1}) {
+    const Json e = first_event([=](double w) { return 3 + w + bend * w * w; }, 1);
+    EXPECT_EQ(e["why"], bend < 0 ? "the loss falls all along, and the parabola has no minimum"
+                                 : "more such updates would lower the loss further");
+    EXPECT_EQ(e["minimum_lr"].is_null(), bend < 0);
+    EXPECT_EQ(e["lr"].get<double>(), 2 * e["lr_before"].get<double>());
+  }
 }
 
 TEST(Lrtuner, HalvesTheLearningRateWhereRoundAfterRoundLeadsUp) {
@@ -248,6 +277,42 @@ TEST(Lrtuner, NoiseDoesNotHoldTheRateBelowTheLine) {
       below += d.rates[i] < 0.2 * peak * static_cast<double>(2000 - i) / 1000;
   }
   EXPECT_LT(below, seen / 10);
+}
+
+// After a cut the rate grows again, and nowhere above the line.
+TEST(Lrtuner, GrowsBackToTheLineAfterACutAndNoFurther) {
+  Descent d;
+  d.w = {2};
+  d.loss = [&d](const std::vector<double>& w) {
+    const size_t n = d.rates.size();
+    return (n > 1000 && n < 1040 ? 5 : 3) + 0.5 * w[0] * w[0];  // a rise that passes
+  };
+  d.gradient = [](const std::vector<double>& w) { return std::vector<double>{w[0]}; };
+  d.run(tuned(0.01, 0.4), 2000);
+  const double peak = d.rates[799];
+  double least = 1, largest = 0;  // of the line
+  for (size_t i = 800; i < 2000; ++i) {
+    const double share = d.rates[i] / (peak * static_cast<double>(2000 - i) / 1200);
+    EXPECT_LE(share, 1.0001) << i;
+    if (share < least) largest = 0;
+    least = std::min(least, share);
+    largest = std::max(largest, share);
+  }
+  EXPECT_LT(least, 0.6);
+  EXPECT_GT(largest, 1.5 * least);
+}
+
+// Without an explore phase the line begins at the first rate.
+TEST(Lrtuner, NeverGrowsWithoutAnExplorePhase) {
+  Descent d = parabola(1e-3);
+  d.run(tuned(0.1, 0), 200);
+  for (size_t i = 0; i < 200; ++i)
+    EXPECT_LE(d.rates[i], 1.0001e-3 * static_cast<double>(200 - i) / 200) << i;
+  ASSERT_GT(d.events.size(), 3U);
+  for (const Json& e : d.events)
+    if (const size_t update = e["update"].get<size_t>(); update < 200) {
+      EXPECT_DOUBLE_EQ(e["lr"].get<double>(), d.rates[update]);
+    }
 }
 
 // What a round says and what it changes is the rate that is trained with, not one above the line.

@@ -9,7 +9,7 @@ namespace {
 // The Neumann optimiser (Krishnan, Xiao and Saurous, arXiv 1712.03298, algorithm 2). The trained
 // weights w are displaced: they hold w + mu * m. v is their mean, m the Neumann iterate. After
 // `warmup_epochs` of plain SGD, in step t:
-//   at a reset (t = 1, then after K epochs, 2 K more, 4 K more, ...):  m = -eta * g
+//   at a reset (t = 1, then after K epochs, 2 K more, 4 K more, ...):  m = -eta * g, mu = 0
 //   else:  r = |w - v|,  d = g + (alpha * r^2 - beta / r^2) * (w - v) / r
 //          m = mu * m - eta * d,  w = w + mu * m - eta * d
 //   v = w + gamma * (v - w)
@@ -136,6 +136,7 @@ class Neumann final : public FlatOptimizer {
       next.period *= 2;
       next.reset_epoch += next.period;
     }
+    if (next.kind == Kind::reset) return next;  // w has nothing of the new m in it
     const double t = options_.mu_unit == "epochs" ? in.epoch - next.begin_epoch : next.t;
     next.mu = std::min(in.hyper.momentum, std::max(options_.mu_start, 1 - 1 / (1 + t)));
     return next;

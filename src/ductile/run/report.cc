@@ -181,7 +181,7 @@ std::string tiles_html(const History& history, const Job& job) {
   add_target(tiles, history, job.options.target);
   add_cost(tiles, history);
   report::add_work(tiles, history.figures);
-  report::add_noise(tiles, history.figures, job.options);
+  report::add_noise(tiles, history.figures);
   add_checkpoints(tiles, history);
   return page::tiles(tiles);
 }

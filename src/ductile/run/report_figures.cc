@@ -65,13 +65,8 @@ void add_classes(std::vector<page::Tile>& tiles, const json& figures) {
   }
 }
 
-void add_noise(std::vector<page::Tile>& tiles, const json& figures, const spec::JobOptions& job) {
+void add_noise(std::vector<page::Tile>& tiles, const json& figures) {
   if (!figures.contains("updates")) return;
-  if (job.train.virtual_ranks == 1) {
-    tiles.push_back({"Gradient noise scale", "not measured",
-                     "it takes two virtual ranks (train.virtual_ranks)"});
-    return;
-  }
   const json& noise = part(figures, "noise");
   const double scale = number_at(noise, "scale");
   if (std::isnan(scale)) return;

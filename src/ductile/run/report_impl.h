@@ -35,8 +35,7 @@ Row describe_event(const nlohmann::json& event);
 // are, the noise of the gradients. Nothing is shown where nothing is known.
 void add_work(std::vector<page::Tile>& tiles, const nlohmann::json& figures);
 void add_classes(std::vector<page::Tile>& tiles, const nlohmann::json& figures);
-void add_noise(std::vector<page::Tile>& tiles, const nlohmann::json& figures,
-               const spec::JobOptions& job);
+void add_noise(std::vector<page::Tile>& tiles, const nlohmann::json& figures);
 std::string classes_html(const nlohmann::json& figures);
 
 // What a class of an evaluation is called: its name, or its number.

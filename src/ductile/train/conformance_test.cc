@@ -165,9 +165,14 @@ void Rows::add_dropout() {
   add("dropout_selective", looks);
   spec::JobOptions probes = job;
   probes.train.rate_control = "lrtuner";
-  // No explore phase: from the first update on, the rate is bound to a line that falls to 0.
-  probes.train.lrtuner.explore = 0;
+  probes.train.lrtuner.explore = 0.4;  // rounds in both phases
   add("dropout_lrtuner", probes);
+  for (const char* rule : {"adamw", "muon", "schedule_free"}) {
+    probes = small_job();
+    probes.train.rate_control = "lrtuner";
+    probes.optimizer.name = rule;
+    add(std::string(rule) + "_lrtuner", probes);
+  }
 }
 
 void Rows::add_evaluated_weights() {
@@ -179,6 +184,9 @@ void Rows::add_evaluated_weights() {
   evaluated.train.ema_decay = 0;
   evaluated.train.statistics_batches = 3;
   add("schedule_free_statistics", evaluated);
+  evaluated.train.ema_decay = 0.8;
+  add("schedule_free_statistics_of_the_average", evaluated);
+  evaluated.train.ema_decay = 0;
   evaluated.train.shard_optimizer = true;
   add("schedule_free_statistics_spread", evaluated);
   evaluated.train.precision = "bf16";

@@ -4,9 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <ATen/core/grad_mode.h>
+
 #include "ductile/base/files.h"
 #include "ductile/ckpt/safetensors.h"
+#include "ductile/train/evaluate.h"
 #include "ductile/train/replica.h"
+#include "ductile/train/testing/watched_run.h"
 
 namespace ductile::train {
 namespace {
@@ -87,6 +91,49 @@ TEST(EvaluatedWeights, HaveStatisticsOfTheirOwnAndLeaveTheStateAlone) {
       EXPECT_GT(difference, 0) << b.name;
     }
     EXPECT_TRUE(any);
+  }
+}
+
+// The slow twin: the running statistics that one batch at a time leaves behind zeros, and the mean
+// of them. An average of a rule's weights has no statistics of its own either, since training
+// measures those of the displaced ones.
+TEST(EvaluatedWeights, HaveTheMeanStatisticsOfTheFirstTrainingBatches) {
+  for (const char* rule : {"schedule_free", "neumann", "schedule_free with an average"}) {
+    const TempFolder folder;
+    const std::string name = rule;
+    spec::JobOptions job = job_of("cnn", name.substr(0, name.find(' ')).c_str());
+    if (name.ends_with("average")) job.train.ema_decay = 0.7;
+    job.train.statistics_batches = name == "neumann" ? 100 : 3;
+    const int batches = name == "neumann" ? 8 : 3;  // 96 samples by 12: no more than all of them
+    Replica replica(job);
+    replica.host_all();
+    for (int i = 0; i < 5; ++i) train_step(replica);
+    replica.write_model(folder.path() / "model.safetensors", replica.deployed());
+    const ckpt::SafetensorsFile file(folder.path() / "model.safetensors");
+
+    testing::Bench twin(job);
+    std::ranges::copy(replica.state().evaluation_weights().weights,
+                      twin.state.flat.weights().begin());
+    const std::span<float> buffers = twin.state.flat.buffer_values();
+    std::vector<double> sum(buffers.size());
+    data::LoaderTask task;
+    task.seed = static_cast<uint64_t>(job.seed);
+    task.batch_size = 12;  // of a virtual rank
+    data::Loader loader(twin.parts.train_set, twin.parts.augment, job.loader, task);
+    const at::NoGradGuard no_grad;
+    for (int i = 0; i < batches; ++i) {
+      std::ranges::fill(buffers, 0.0F);
+      forward(*twin.parts.model, *loader.next());
+      for (size_t k = 0; k < sum.size(); ++k) sum[k] += buffers[k] / 0.1 / batches;
+    }
+    for (const FlatModel::Entry& b : twin.state.flat.buffers()) {
+      const std::vector<float> saved = values_of(file, b.name);
+      ASSERT_EQ(static_cast<int64_t>(saved.size()), b.size);
+      for (size_t i = 0; i < saved.size(); ++i) {
+        const double want = sum[static_cast<size_t>(b.offset) + i];
+        EXPECT_NEAR(saved[i], want, 2e-4 * (1 + std::fabs(want))) << rule << " " << b.name;
+      }
+    }
   }
 }
 

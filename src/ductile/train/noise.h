@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "ductile/noise/noise_scale.h"
 #include "ductile/train/step_method.h"
@@ -13,12 +14,19 @@ namespace ductile::train {
 
 inline constexpr int64_t kNoiseEvery = 8;
 
-// Whether the present step is measured, in a job of that many virtual ranks. One that gives no
-// measurement, such as one whose gradients overflowed, is made up for by the next one.
+// Whether the ranks' gradients of the present step are measured, in a job of several virtual ranks.
+// One that gives no measurement, such as one whose gradients overflowed, is made up for by the next
+// one.
 bool measures_noise(const JobState& state, const StepKind& kind, const spec::JobOptions& job);
 // The measurement of a step for which measures_noise() holds. One with numbers that are not finite
 // is dropped.
 void add_noise(JobState& state, noise::NoiseSample sample);
+// The same for a job of one virtual rank, in which the gradients of two successive updates stand
+// for those of two ranks. Between the two the state holds the first one.
+bool measures_noise_by_pairs(const JobState& state, const StepKind& kind,
+                             const spec::JobOptions& job);
+// The gradient of such a step, times `factor`; `scale`: its batch / train.batch_size.
+void add_to_pair(JobState& state, std::span<const float> gradient, double factor, double scale);
 // None before the first measurement. In units of the job's train.batch_size.
 std::optional<noise::GradientNoise> noise_of(const JobState& state);
 

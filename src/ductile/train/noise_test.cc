@@ -11,8 +11,11 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 
+#include "ductile/base/files.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/rng.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/ckpt/writer.h"
 #include "ductile/noise/noise_scale.h"
 #include "ductile/train/replica.h"
 
@@ -83,14 +86,49 @@ TEST(Noise, IsThatOfTheRanksGradientsOneByOne) {
   }
 }
 
-TEST(Noise, OfOneVirtualRankIsNotKnown) {
-  Replica replica(job_of(1));
-  replica.host_all();
-  Vec sum(static_cast<size_t>(replica.vector_size()));
-  replica.compute(1, sum);
-  replica.apply(sum);
-  EXPECT_FALSE(replica.noise().has_value());
-  EXPECT_FALSE(replica.state().extras().contains("noise"));
+// With one virtual rank, two updates in a row stand for two ranks. A checkpoint may lie between.
+TEST(Noise, OfOneVirtualRankIsThatOfPairsOfUpdates) {
+  const TempFolder folder;
+  const spec::JobOptions job = job_of(1);
+  Replica replica(job), resumed(job);
+  const auto size = static_cast<size_t>(replica.layout().total_size());
+  noise::NoiseEstimator expected;
+  Vec before;
+  std::vector<bool> holds_one;
+  for (int step = 0; step < 30; ++step) {
+    // From step 10 on by another one, which begins with a checkpoint of half a pair.
+    Replica& now = step < 10 ? replica : resumed;
+    now.host_all();
+    if (step == 10) {
+      ASSERT_TRUE(holds_one.back());
+      ckpt::CheckpointWriter writer(folder.path(), ckpt::WriterOptions{});
+      writer.save(replica.step(), replica.values(), replica.state().tensors());
+      writer.wait();
+      resumed.restore(ckpt::Checkpoint::open(folder.path(), replica.step()));
+      EXPECT_EQ(resumed.state().digest(), replica.state().digest());
+    }
+    Vec sum(static_cast<size_t>(now.vector_size()));
+    now.compute(1, sum);
+    now.apply(sum);
+    sum.resize(size);
+    if (step % 9 == 1) {  // the pairs begin eight updates after the second of the last one
+      Vec mean(size);
+      for (size_t i = 0; i < size; ++i) mean[i] = (sum[i] + before[i]) / 2;
+      expected.add({.parts = 2,
+                    .scale = 2,
+                    .mean_square_norm = (square(sum, size) + square(before, size)) / 2,
+                    .square_norm_mean = square(mean, size),
+                    .steps = 4});
+    }
+    before = sum;
+    ASSERT_EQ(now.noise().has_value(), expected.noise().has_value());
+    if (expected.noise()) {
+      EXPECT_NEAR(now.noise()->sqr / expected.noise()->sqr, 1, 1e-4) << step;
+      EXPECT_NEAR(now.noise()->var / expected.noise()->var, 1, 1e-4) << step;
+    }
+    holds_one.push_back(!now.state().extras().at("noise").arrays.empty());
+    EXPECT_EQ(holds_one.back(), step % 9 == 0) << "memory only where it is needed: " << step;
+  }
 }
 
 constexpr double kMean = 0.1, kSigma = 0.3;

@@ -224,6 +224,7 @@ void OnlineTuner::begin_search(JobState& state, Json& memory) const {
   memory["policy"] = nullptr;
   memory["trial"] = -1;
   memory["losses"] = Json::array();
+  memory.erase("start");
   memory["searches"] = memory["searches"].get<int64_t>() + 1;
   state.save_branch(kRoot, kApart);
   const auto policy = make_policy(memory);
@@ -301,7 +302,13 @@ void OnlineTuner::note(Json& memory, const JobState& state, double loss) const {
   }
   memory["samples"] = after;
   if (!std::isfinite(loss)) return;
-  if (before == 0) memory["seen"].push_back({kBeforeAClock * clock_, loss});
+  if (before == 0) {
+    // All trials of a search begin in one state. Where batches are tuned it is judged by one sample
+    // of it, since smaller batches would have noisier ones of their own.
+    if (!memory.contains("start")) memory["start"] = loss;
+    const double start = job_.tune.batch_size.empty() ? loss : memory["start"].get<double>();
+    memory["seen"].push_back({kBeforeAClock * clock_, start});
+  }
   memory["sum"] = memory["sum"].get<double>() + loss;
   memory["count"] = memory["count"].get<int64_t>() + 1;
   const double clocks = std::floor(after / clock + 1e-9);

@@ -286,7 +286,7 @@ void Replica::apply(std::span<const float> sum) {
   }
   if (verdict.update && !has_diverged) {
     update(sum, judgement);
-    note_noise(judgement);
+    note_noise(sum, judgement);
   } else {
     shards_.skip();
   }
@@ -365,14 +365,21 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
 
 // The part of a rank is g_v divisor / V, g_v being its gradient as one of the V whose mean the
 // update is made of.
-void Replica::note_noise(const Judgement& judgement) {
-  if (!measures_noise(state_, kind_, job_) || judgement.overflow) return;
+void Replica::note_noise(std::span<const float> sum, const Judgement& judgement) {
+  if (judgement.overflow) return;
+  const auto batch = static_cast<double>(job_.train.batch_size);
+  const double scale = judgement.sums.at(std::string(kSamplesBackward)) / batch;
+  if (measures_noise_by_pairs(state_, kind_, job_)) {
+    const std::span<const float> gradient = sum.first(state_.flat.weights().size());
+    return add_to_pair(state_, gradient, inverse_scale(judgement.verdict), scale);
+  }
+  if (!measures_noise(state_, kind_, job_)) return;
   const auto ranks = static_cast<double>(num_ranks());
   const double factor = ranks / judgement.verdict.divisor;
   noise::NoiseSample sample;
   sample.parts = static_cast<int32_t>(num_ranks());
-  sample.scale =
-      judgement.sums.at(std::string(kSamplesBackward)) / static_cast<double>(job_.train.batch_size);
+  sample.scale = scale;
+  sample.steps = kNoiseEvery;
   sample.mean_square_norm =
       factor * factor * judgement.sums.at(std::string(kGradientSquare)) / ranks;
   sample.square_norm_mean = judgement.norm * judgement.norm;

@@ -229,7 +229,7 @@ class Replica {
   std::optional<std::vector<parallel::FloatRange>> evaluated_ranges() const;
   optim::StepInput step_input(std::span<const float> sum, const Judgement& judgement);
   void update(std::span<const float> sum, const Judgement& judgement);
-  void note_noise(const Judgement& judgement);
+  void note_noise(std::span<const float> sum, const Judgement& judgement);
   void tell_tuner(double loss);
 
   const spec::JobOptions job_;

@@ -493,9 +493,11 @@ std::optional<std::string> JobState::digest() {
 // ---- What is evaluated.
 
 JobState::EvaluationWeights JobState::evaluation_weights() {
-  if (!average.span().empty()) return {{}, average.span(), buffer_average.span()};
   const optim::EvaluationInput in{flat.weights()};
-  if (!optimizer->evaluates_other_weights(in)) return {};
+  const bool of_the_rule = optimizer->evaluates_other_weights(in);
+  if (!average.span().empty())
+    return {{}, average.span(), buffer_average.span(), {}, of_the_rule};
+  if (!of_the_rule) return {};
   EvaluationWeights out;
   out.computed = untouched_zeros<float>(flat.layout().total_size());
   out.weights = out.computed.span();

@@ -69,6 +69,9 @@ TrialRecord trial_from(const Json& json, double full, const std::string& where) 
   return out;
 }
 
+// Where the first one stands for the loss before any training (tune/progress.h).
+constexpr int kValuesOfASlope = 3;
+
 bool is_unfinished(std::string_view name) {
   return run::is_unfinished(name, "job.toml") || run::is_unfinished(name, "tune.json");
 }
@@ -118,6 +121,12 @@ Session Session::create(const fs::path& folder, const std::string& job_toml, con
   auto lock = std::make_unique<run::RunLock>(folder, run::RunLock::kTuner);
   check_free();  // another one may have made its session and ended since
   Session out(folder, tuning, job_toml, std::move(lock));
+  if (tuning.setup.policy == "mltuner" && out.full() < kValuesOfASlope * out.unit())
+    fail(ErrorCode::invalid_argument,
+         "policy = \"mltuner\" compares how fast trials improve, which takes {} evaluations, and a "
+         "run of this job has {:.0f}: set a smaller train.eval_every_epochs, or choose another "
+         "policy",
+         kValuesOfASlope, std::floor(out.full() / out.unit()));
   std::vector<fs::path> unfinished;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder))
     if (is_unfinished(entry.path().filename().string())) unfinished.push_back(entry.path());
@@ -169,6 +178,7 @@ void Session::make_policy() {
   policy.least_budget = std::min(std::max(1.0, unit()), full());
   policy.total_budget = budget();
   policy.mltuner.forks = false;  // a trial's state is its own
+  policy.mltuner.trial_bound = std::max(full() / 4, kValuesOfASlope * unit());
   policy.freeze_thaw.finish_best = tuning_.setup.finish;
   policy_ = tune::make_trial_policy(
       tuning_.setup.policy, tune::make_searcher(tuning_.setup.searcher, tuning_.space, searcher),

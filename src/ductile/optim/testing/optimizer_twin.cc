@@ -314,7 +314,8 @@ void Twin::step_neumann(const StepInput& in) {
       if (reset) ++kept_["resets"];
     }
     const double unit = n.mu_unit == "steps" ? t : in.epoch - kept_["begin"];
-    kept_["mu"] = std::min(in.hyper.momentum, std::max(n.mu_start, 1 - 1 / (1 + unit)));
+    const double mu = std::min(in.hyper.momentum, std::max(n.mu_start, 1 - 1 / (1 + unit)));
+    kept_["mu"] = reset ? 0 : mu;
   }
   const double mu = kept_["mu"], eta = in.hyper.lr;
   double force = r > 0 ? (n.alpha * r * r - beta / (r * r)) / r : 0;
