@@ -165,11 +165,6 @@ TEST(Report, ShowsWorkClassesAndNoise) {
   EXPECT_EQ(titles, (std::vector<std::string>{"Calibration error", "Batch size",
                                               "Gradient noise scale (samples)"}));
   EXPECT_EQ(to_json(read_history(run)).at("noise").at("scale"), 412.3);
-
-  job.train.virtual_ranks = 1;
-  write_file_atomic(run.job_file(), OptionSet(job).to_toml());
-  write_report(run);
-  EXPECT_NE(read_file(run.report_file()).find("it takes two virtual ranks"), std::string::npos);
 }
 
 // What was altered by hand is left out, and harms nothing.
