@@ -58,7 +58,7 @@ const OtherCommand* find_other(std::string_view name) {
 }
 
 // The first word that is no option of all commands; empty: there is none.
-std::string_view command_of(std::span<const char* const> words) {
+std::string_view first_word(std::span<const char* const> words) {
   constexpr std::string_view kFlags[] = {"-q", "--quiet", "-v", "--verbose"};
   for (const char* word : words.subspan(std::min<size_t>(words.size(), 1)))
     if (std::ranges::find(kFlags, word) == std::end(kFlags)) return word;
@@ -91,7 +91,7 @@ const char* other_help(std::string_view name) {
 }
 
 bool is_other_command(int argc, const char* const* argv) {
-  return find_other(command_of({argv, static_cast<size_t>(argc)})) != nullptr;
+  return find_other(first_word({argv, static_cast<size_t>(argc)})) != nullptr;
 }
 
 FleetCommand::FleetCommand(const std::vector<std::string>& words, std::string what)
@@ -150,7 +150,7 @@ void become_fleet(char* const* argv) {
     fail(ErrorCode::not_found,
          "`ductile {}` is in the program ductile-fleet, which is not in {}: in the source tree, "
          "`scripts/build release ductile-fleet` builds it; elsewhere, install Ductile again",
-         command_of({argv, count}), program.parent_path().string());
+         first_word({argv, count}), program.parent_path().string());
   }
   fail_errno("exec " + program.string(), error);
 }
