@@ -246,6 +246,13 @@ void Describer::moved(std::string_view name, std::initializer_list<std::string_v
   for (const std::string_view path : now) moved.new_paths.push_back(prefix_ + std::string(path));
 }
 
+void Describer::called_elsewhere(std::string_view word,
+                                 std::initializer_list<std::string_view> here) {
+  MovedOption& other = elsewhere_.emplace_back();
+  other.old_path = word;
+  for (const std::string_view path : here) other.new_paths.push_back(prefix_ + std::string(path));
+}
+
 // A table's fields follow each other, so only where the table changes there is something to see to.
 void OptionSet::adopt(Describer&& d) {
   std::map<std::string_view, std::string_view> inside;  // by table: a field of a table in it
@@ -264,6 +271,7 @@ void OptionSet::adopt(Describer&& d) {
   fields_ = std::move(d.fields_);
   sections_ = std::move(d.sections_);
   moved_ = std::move(d.moved_);
+  elsewhere_ = std::move(d.elsewhere_);
 }
 
 const OptionField* OptionSet::find(std::string_view path) const {
@@ -291,7 +299,32 @@ bool OptionSet::was_section(std::string_view path) const {
       moved_, [&](const MovedOption& moved) { return moved.old_path.starts_with(prefix); });
 }
 
-OptionField& OptionSet::require(std::string_view path, const std::string& where) {
+std::string OptionSet::meant_by(std::string_view path, bool as_section) const {
+  if (as_section) {
+    std::vector<std::string> sections;
+    for (const auto& section : sections_) sections.push_back(section.first);
+    if (const auto near = nearest_name(path, sections)) return *near;
+  }
+  const std::string_view word = last_part(path);
+  for (const MovedOption& other : elsewhere_) {
+    if (other.old_path == word) return fmt::format("{}", fmt::join(other.new_paths, " and "));
+  }
+  // The right key in another section comes first, of several the one in the nearest section; then
+  // the nearest spelling.
+  std::vector<std::string> paths, sections;
+  for (const OptionField& f : fields_) {
+    if (last_part(f.path) == word) sections.emplace_back(first_parts(f.path));
+    paths.push_back(f.path);
+  }
+  if (!sections.empty()) {
+    const std::string section =
+        nearest_name(first_parts(path), sections).value_or(sections.front());
+    return fmt::format("{}{}{}", section, section.empty() ? "" : ".", word);
+  }
+  return nearest_name(path, paths).value_or("");
+}
+
+OptionField& OptionSet::require(std::string_view path, const std::string& where, bool as_section) {
   for (OptionField& f : fields_) {
     if (f.path == path) return f;
   }
@@ -306,17 +339,11 @@ OptionField& OptionSet::require(std::string_view path, const std::string& where)
                     where, path, inside == fields_.end() ? std::string(path) : inside->path));
   }
   std::string text = fmt::format("{}: unknown key {}", where, path);
-  // The right key in another section comes first, then the nearest spelling.
-  for (const OptionField& f : fields_) {
-    if (last_part(f.path) == last_part(path)) bad(text + "; did you mean " + f.path + "?");
-  }
-  std::vector<std::string> paths;
-  for (const OptionField& f : fields_) paths.push_back(f.path);
-  for (const auto& section : sections_) paths.push_back(section.first);
-  if (auto near = nearest_name(path, paths)) {
-    text += "; did you mean " + *near + "?";
+  if (const std::string meant = meant_by(path, as_section); !meant.empty()) {
+    text += "; did you mean " + meant + "?";
   } else if (fields_.size() <= kFewOptions) {
-    paths.resize(fields_.size());
+    std::vector<std::string> paths;
+    for (const OptionField& f : fields_) paths.push_back(f.path);
     text += fmt::format("; the keys are {}", fmt::join(paths, ", "));
   }
   bad(text);
@@ -361,7 +388,7 @@ void OptionSet::read_table(const Json& value, const std::string& prefix, Moved h
     }
     const MovedOption* moved = how == Moved::follow ? find_moved(path) : nullptr;
     if (moved == nullptr) {
-      assign(require(path, at), item, at, {at});
+      assign(require(path, at, item.is_object()), item, at, {at});
       continue;
     }
     for (const std::string& now : moved->new_paths) assign(require(now, at), item, at, {at});

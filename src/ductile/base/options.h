@@ -106,6 +106,10 @@ class Describer {
   // paths from here. `name` may lie in a table that there is no longer.
   void moved(std::string_view name, std::initializer_list<std::string_view> now);
 
+  // Declares that what other programs call `word` is one of (or all of) `here`, which are paths
+  // from here: the error for an unknown key whose last part is `word` names these.
+  void called_elsewhere(std::string_view word, std::initializer_list<std::string_view> here);
+
  private:
   friend class OptionSet;
   FieldHandle add(std::string_view name, OptionRef ref, std::string_view help);
@@ -116,6 +120,7 @@ class Describer {
   std::vector<OptionField> fields_;
   std::vector<std::pair<std::string, std::string>> sections_;  // path, help
   std::vector<MovedOption> moved_;
+  std::vector<MovedOption> elsewhere_;  // old_path: the word
 };
 
 // Reads, checks and prints the options of one object, which must outlive the set. Every wrong input
@@ -153,7 +158,10 @@ class OptionSet {
 
  private:
   void adopt(Describer&& d);
-  OptionField& require(std::string_view path, const std::string& where);
+  // Throws, with what was probably meant, where there is none. `as_section`: it has keys itself.
+  OptionField& require(std::string_view path, const std::string& where, bool as_section = false);
+  // What was probably meant by a path that there is not: one or several; empty: nobody knows.
+  std::string meant_by(std::string_view path, bool as_section) const;
   const MovedOption* find_moved(std::string_view path) const;
   bool is_section(std::string_view path) const;
   // Whether a field has moved from there.
@@ -165,7 +173,7 @@ class OptionSet {
 
   std::vector<OptionField> fields_;
   std::vector<std::pair<std::string, std::string>> sections_;
-  std::vector<MovedOption> moved_;
+  std::vector<MovedOption> moved_, elsewhere_;
 };
 
 // The value as TOML writes it: 1, 0.1, "text", [1, 2].

@@ -52,6 +52,7 @@ void describe(Describer& d, Outer& o) {
   d.field("tags", o.tags, "labels");
   d.section("inner", o.inner, "The inside.");
   d.moved("outside.colour", {"inner.deep.colour"});
+  d.called_elsewhere("powers", {"inner.deep.power", "inner.twin.power"});
 }
 
 TEST(Options, ReadsTomlAndRemembersWhereEachValueStood) {
@@ -102,6 +103,36 @@ TEST(Options, UnknownKeyNamesFileLineAndNearestKey) {
             "job.toml:1: unknown key iner; did you mean inner?");
   EXPECT_EQ(text_of([&] { set.read_toml_text("zzzzzzzzzzzz = 1\n", "job.toml"); }),
             "job.toml:1: unknown key zzzzzzzzzzzz");
+}
+
+TEST(Options, ASectionIsOfferedForASectionOnly) {
+  Outer o;
+  OptionSet set(o);
+  EXPECT_EQ(text_of([&] { set.set("inner.deeq=1"); }),
+            "--set inner.deeq=1: unknown key inner.deeq");
+  EXPECT_EQ(text_of([&] { set.read_toml_text("[inner.deeq]\npower = 1\n", "f"); }),
+            "f:1: unknown key inner.deeq; did you mean inner.deep?");
+}
+
+TEST(Options, OfTheSameKeyInSeveralSectionsTheNearestIsOffered) {
+  Outer o;
+  OptionSet set(o);
+  EXPECT_EQ(text_of([&] { set.set("inner.twins.power=1"); }),
+            "--set inner.twins.power=1: unknown key inner.twins.power; did you mean "
+            "inner.twin.power?");
+  EXPECT_EQ(text_of([&] { set.set("elsewhere.power=1"); }),
+            "--set elsewhere.power=1: unknown key elsewhere.power; did you mean inner.deep.power?");
+}
+
+TEST(Options, AWordOfOtherProgramsNamesWhatItIsHere) {
+  Outer o;
+  OptionSet set(o);
+  for (const char* word : {"powers", "inner.powers", "inner.deep.powers"}) {
+    const std::string key = word;
+    EXPECT_EQ(text_of([&] { set.set(key + "=1"); }),
+              "--set " + key + "=1: unknown key " + key +
+                  "; did you mean inner.deep.power and inner.twin.power?");
+  }
 }
 
 TEST(Options, UnknownKeyThatIsNearNoneNamesAllWhereTheyAreFew) {

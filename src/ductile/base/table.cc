@@ -12,13 +12,16 @@ namespace {
 
 constexpr size_t kLongestName = 80;  // of a wrong name that is shown and compared
 
+char folded(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
+
+// Of case nothing is known here: another case is no difference.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
   for (size_t i = 1; i <= a.size(); ++i) {
     size_t diagonal = std::exchange(row[0], i);
     for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t change = diagonal + (a[i - 1] != b[j - 1]);
+      const size_t change = diagonal + (folded(a[i - 1]) != folded(b[j - 1]));
       diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, change}));
     }
   }

@@ -10,7 +10,8 @@
 
 namespace ductile {
 
-// The candidate with the smallest edit distance, if near enough to be a likely typing error.
+// The candidate with the smallest edit distance, if near enough to be a likely typing error; upper
+// and lower case are the same.
 std::optional<std::string> nearest_name(std::string_view name,
                                         std::span<const std::string> candidates);
 

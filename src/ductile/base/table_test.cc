@@ -33,7 +33,16 @@ TEST(Table, AnUnknownNameIsAnErrorWithTheNearestAndAll) {
   EXPECT_EQ(text_of([] { kShapes.at("lin\xff"); }),
             "shape \"lin\xEF\xBF\xBD\" is not known; did you mean \"line\"? Allowed: \"square\", "
             "\"line\"");
+  EXPECT_EQ(text_of([] { kShapes.at("LINE"); }),
+            "shape \"LINE\" is not known; did you mean \"line\"? Allowed: \"square\", \"line\"");
   EXPECT_LT(text_of([] { kShapes.at(std::string(1'000'000, 'x')); }).size(), 200u);
+}
+
+TEST(Table, AnotherCaseIsNearerThanAnotherName) {
+  const std::vector<std::string> rules = {"adam", "sgd", "adamw"};
+  EXPECT_EQ(nearest_name("AdamW", rules), "adamw");
+  EXPECT_EQ(nearest_name("SGD", rules), "sgd");
+  EXPECT_EQ(nearest_name("ADAM", rules), "adam");
 }
 
 TEST(Table, TwoRowsOfOneNameAreRefused) {

@@ -67,7 +67,7 @@ ExitCode config(const ConfigCommand& command, Context& context) {
     return kDone;
   }
   job.read(command.job, context.environment);
-  job.warn_of_no_effect(console);
+  job.warn(console);
   if (command.json) {
     nlohmann::ordered_json values = nlohmann::ordered_json::object();
     for (const OptionField& field : job.options.fields()) {

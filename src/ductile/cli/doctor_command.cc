@@ -365,6 +365,26 @@ std::string python_text(const Json& python) {
                      python["package"].get<std::string>());
 }
 
+// What the worker says of itself, in lines that a terminal has room for.
+std::vector<std::string> worker_lines(const Json& worker) {
+  constexpr size_t kLine = 80;
+  std::vector<std::string> lines;
+  if (!worker.is_object() || !worker.contains("says")) return lines;
+  for (const auto& [key, value] : worker["says"].items()) {
+    const std::string fact =
+        fmt::format("{} {}", key, value.is_string() ? value.get<std::string>() : dump_json(value));
+    if (lines.empty()) {
+      lines.push_back(fact);
+    } else if (lines.back().size() + fact.size() + 3 <= kLine) {  // two commas and a space
+      lines.back() += ", " + fact;
+    } else {
+      lines.back() += ",";
+      lines.push_back(fact);
+    }
+  }
+  return lines;
+}
+
 void print_facts(Console& console, const Json& facts, const std::vector<Missing>& missing) {
   const Json& cpu = facts["cpu"];
   std::string cores =
@@ -394,14 +414,6 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
     worker_text = worker["path"].get<std::string>();
     if (!worker["runs"].get<bool>())
       worker_text += fmt::format(" (does not run: {})", worker["error"].get<std::string>());
-    if (worker.contains("says")) {
-      std::string said;
-      for (const auto& [key, value] : worker["says"].items()) {
-        said += fmt::format("{}{} {}", said.empty() ? "" : ", ", key,
-                            value.is_string() ? value.get<std::string>() : dump_json(value));
-      }
-      worker_text += fmt::format(" ({})", said);
-    }
   }
   std::string gpus;
   for (const auto& gpu : facts["gpus"]) gpus += (gpus.empty() ? "" : "; ") + gpu_text(gpu);
@@ -421,11 +433,15 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
                               : fmt::format("{} ({})", blas["name"].get<std::string>(),
                                             blas["path"].get<std::string>())},
       {"worker", worker_text},
+  };
+  for (const std::string& line : worker_lines(worker)) rows.push_back({"", line});
+  const std::vector<std::vector<std::string>> others = {
       {"python", python_text(facts["python"])},
       {"ucx", library("ucx")},
       {"nccl", facts["nccl"]["built_in"].get<bool>() ? "built in" : "not built in (DUCTILE_NCCL)"},
       {"gpus", gpus.empty() ? "none" : gpus},
   };
+  rows.insert(rows.end(), others.begin(), others.end());
   for (const auto& [name, version] : facts["tools"].items()) {
     rows.push_back({name, version.is_null() ? "not found" : version.get<std::string>()});
   }

@@ -7,6 +7,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/cli/python_job.h"
+#include "ductile/spec/start_warnings.h"
 #include "ductile/spec/without_effect.h"
 
 namespace ductile::cli {
@@ -108,8 +109,10 @@ void JobConfig::read_data(const JobRequest& request, const char* const* environm
   for (const std::string& assignment : request.assignments) options.set(assignment);
 }
 
-void JobConfig::warn_of_no_effect(Console& console) const {
+void JobConfig::warn(Console& console) const {
   for (const std::string& text : spec::without_effect(job, options))
+    console.say("warning: {}", text);
+  for (const std::string& text : spec::start_warnings(job, options))
     console.say("warning: {}", text);
 }
 

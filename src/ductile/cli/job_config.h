@@ -52,8 +52,9 @@ class JobConfig {
   // checked.
   void read_data(const JobRequest& request, const char* const* environment);
 
-  // A warning for each option and each part of the run that does nothing.
-  void warn_of_no_effect(Console& console) const;
+  // A warning for each option and each part of the run that does nothing, and for a start that will
+  // train badly.
+  void warn(Console& console) const;
 
   // Paths are relative to the folder a command runs in; a run must find its data from anywhere.
   void make_paths_absolute();

@@ -57,6 +57,14 @@ const OtherCommand* find_other(std::string_view name) {
   return nullptr;
 }
 
+// The first word that is no option of all commands; empty: there is none.
+std::string_view first_word(std::span<const char* const> words) {
+  constexpr std::string_view kFlags[] = {"-q", "--quiet", "-v", "--verbose"};
+  for (const char* word : words.subspan(std::min<size_t>(words.size(), 1)))
+    if (std::ranges::find(kFlags, word) == std::end(kFlags)) return word;
+  return "";
+}
+
 // Beside this program; whether it is there shows when it is started.
 fs::path fleet_program() {
   return fs::read_symlink("/proc/self/exe").parent_path() / "ductile-fleet";
@@ -83,12 +91,7 @@ const char* other_help(std::string_view name) {
 }
 
 bool is_other_command(int argc, const char* const* argv) {
-  constexpr std::string_view kFlags[] = {"-q", "--quiet", "-v", "--verbose"};
-  for (int i = 1; i < argc; ++i) {
-    if (std::ranges::find(kFlags, argv[i]) == std::end(kFlags))
-      return find_other(argv[i]) != nullptr;
-  }
-  return false;
+  return find_other(first_word({argv, static_cast<size_t>(argc)})) != nullptr;
 }
 
 FleetCommand::FleetCommand(const std::vector<std::string>& words, std::string what)
@@ -141,11 +144,14 @@ void become_fleet(char* const* argv) {
   const fs::path program = fleet_program();
   ::execv(program.c_str(), argv);
   const int error = errno;
-  if (error == ENOENT)
+  if (error == ENOENT) {
+    size_t count = 0;
+    while (argv[count] != nullptr) ++count;
     fail(ErrorCode::not_found,
-         "the commands of clusters are in the program ductile-fleet, which is not in {}: install "
-         "Ductile again; in the source tree, `scripts/build release ductile-fleet` builds it",
-         program.parent_path().string());
+         "`ductile {}` is in the program ductile-fleet, which is not in {}: in the source tree, "
+         "`scripts/build release ductile-fleet` builds it; elsewhere, install Ductile again",
+         first_word({argv, count}), program.parent_path().string());
+  }
   fail_errno("exec " + program.string(), error);
 }
 

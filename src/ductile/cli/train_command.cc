@@ -280,7 +280,7 @@ ReadJob read_job(const TrainCommand& command, Context& context, JobConfig& confi
           "by side",
           ranks);
   }
-  if (!command.resume && !command.replay) config.warn_of_no_effect(context.console);
+  if (!command.resume && !command.replay) config.warn(context.console);
   if (command.runs) config.job.runs = command.runs->string();
   return read;
 }

@@ -560,6 +560,14 @@ void describe(Describer& d, JobOptions& o) {
   d.section("target", o.target,
             "What ends the run early; the report then gives the cost of reaching it.");
   d.moved("batch.adaptive", {"train.rate_control"});  // where others look for it
+  d.called_elsewhere("amp", {"train.precision"});
+  d.called_elsewhere("betas", {"optimizer.adam.beta1", "optimizer.adam.beta2"});
+  d.called_elsewhere("learning_rate", {"optimizer.lr"});
+  d.called_elsewhere("lr_scheduler", {"schedule.name"});
+  d.called_elsewhere("max_norm", {"optimizer.clip_norm"});
+  d.called_elsewhere("num_epochs", {"train.epochs"});
+  d.called_elsewhere("num_workers", {"loader.threads"});
+  d.called_elsewhere("scheduler", {"schedule.name"});
 }
 
 }  // namespace ductile::spec

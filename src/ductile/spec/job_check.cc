@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -18,6 +17,7 @@
 #include "ductile/spec/model_identity.h"
 #include "ductile/spec/models.h"
 #include "ductile/spec/name_rules.h"
+#include "ductile/spec/optimizers.h"
 #include "ductile/spec/sample_inputs.h"
 #include "ductile/spec/without_effect.h"
 
@@ -38,10 +38,7 @@ void check_paths(const JobOptions& job, const Bad& bad) {
 
 // Bias corrections divide by 1 - beta^t.
 void check_betas(const OptimizerOptions& optimizer, const Bad& bad) {
-  constexpr std::array<std::string_view, 7> kRules = {
-      "adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb", "muon"};
-  if (std::ranges::find(kRules, optimizer.name) == kRules.end()) return;
-  if (optimizer.name == "muon" && optimizer.muon.rest == "sgd") return;
+  if (!reads_adam(optimizer)) return;
   const auto refuse = [&](const char* name) {
     bad(
         fmt::format("optimizer.adam.{0} = 1 forgets nothing and learns nothing, and {1} divides by "
@@ -276,14 +273,14 @@ void check_parameters(const OptimizerOptions& o, const Bad& bad) {
     }
   }
   const std::vector<NameRule> frozen = name_rules(o.freeze, "optimizer.freeze", 0);
-  constexpr std::string_view kScaled[] = {"sgd", "adam", "adamw", "nadamw", "ademamix", "muon"};
-  if (!o.lr_factors.empty() && std::ranges::find(kScaled, o.name) == std::end(kScaled)) {
+  const RuleTraits* rule = rule_traits(o.name);
+  if (!o.lr_factors.empty() && !(rule != nullptr && rule->lr_factors)) {
     bad(
         fmt::format("optimizer.lr_factors does not fit optimizer.name = \"{}\", which has one rate "
                     "for all parameters or finds its own for each",
                     o.name));
   }
-  if (!frozen.empty() && (o.name == "schedule_free" || o.name == "neumann")) {
+  if (!frozen.empty() && rule != nullptr && !rule->freezes) {
     bad(fmt::format(
         "optimizer.freeze does not fit optimizer.name = \"{}\", which evaluates weights "
         "that it computes for all parameters",

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "ductile/base/error.h"
@@ -495,6 +497,35 @@ TEST(Job, OwnVariablesOfTheProgramsAreLeftAlone) {
   } catch (const Error& e) {
     EXPECT_NE(std::string(e.what()).find("DUCTILE_TRAIN__EPOCHS"), std::string::npos) << e.what();
   }
+}
+
+TEST(Job, WhatUsersOfOtherProgramsWriteNamesTheOptionThatIsMeant) {
+  JobOptions job;
+  OptionSet options(job);
+  const auto expect = [&](const std::string& assignment, std::string_view meant) {
+    try {
+      options.set(assignment);
+      ADD_FAILURE() << assignment << " is an option";
+    } catch (const Error& e) {
+      const std::string text = e.what();
+      EXPECT_TRUE(text.find(fmt::format("did you mean {}?", meant)) != std::string::npos) << text;
+    }
+  };
+  expect("optimizer.name=AdamW", "\"adamw\"");
+  expect("optimizer.name=SGD", "\"sgd\"");
+  expect("scheduler.name=cosine", "schedule.name");
+  expect("scheduler=cosine", "schedule.name");
+  expect("lr_scheduler=cosine", "schedule.name");
+  expect("optimizer.betas=[0.9, 0.95]", "optimizer.adam.beta1 and optimizer.adam.beta2");
+  expect("train.amp=true", "train.precision");
+  expect("batch_size=64", "train.batch_size");
+  expect("epochs=3", "train.epochs");
+  expect("num_epochs=3", "train.epochs");
+  expect("nesterov=true", "optimizer.sgd.nesterov");
+  expect("lr=0.1", "optimizer.lr");
+  expect("learning_rate=0.1", "optimizer.lr");
+  expect("max_norm=1", "optimizer.clip_norm");
+  expect("num_workers=2", "loader.threads");
 }
 
 }  // namespace

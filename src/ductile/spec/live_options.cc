@@ -10,6 +10,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
+#include "ductile/spec/optimizers.h"
 
 namespace ductile::spec {
 namespace {
@@ -24,10 +25,7 @@ bool has_dropout(Job job) { return job.model.name == "gpt" || job.model.name == 
 bool is_rule(Job job, std::initializer_list<std::string_view> names) {
   return std::ranges::find(names, job.optimizer.name) != names.end();
 }
-bool reads_adam(Job job) {
-  if (job.optimizer.name == "muon") return job.optimizer.muon.rest == "adamw";
-  return is_rule(job, {"adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb"});
-}
+bool has_adam(Job job) { return reads_adam(job.optimizer); }
 bool reads_lars(Job job) { return is_rule(job, {"lars"}); }
 // Without a momentum decay at first its state has no place for what a decay remembers.
 bool reads_nadamw(Job job) {
@@ -67,9 +65,9 @@ constexpr LiveScale kLinear = LiveScale::linear, kLog = LiveScale::log,
 
 constexpr LiveOption kOptions[] = {
     {"optimizer.clip_norm", kLog, kAll, is_any_job},
-    {"optimizer.adam.beta1", kLogToOne, kAdam, reads_adam},
-    {"optimizer.adam.beta2", kLogToOne, kAdam, reads_adam},
-    {"optimizer.adam.eps", kLog, kAdam, reads_adam},
+    {"optimizer.adam.beta1", kLogToOne, kAdam, has_adam},
+    {"optimizer.adam.beta2", kLogToOne, kAdam, has_adam},
+    {"optimizer.adam.eps", kLog, kAdam, has_adam},
     {"optimizer.lars.trust_coefficient", kLog, kLars, reads_lars},
     {"optimizer.lars.eps", kLog, kLars, reads_lars},
     {"optimizer.nadamw.momentum_decay", kLog, kNadamw, reads_nadamw},

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string_view>
+
 #include "ductile/base/table.h"
 
 // The update rules: name, maker, help. A row here registers a rule. Job files, `ductile config`,
@@ -22,6 +24,25 @@
 
 namespace ductile::spec {
 
+struct OptimizerOptions;
+
 Table<Named> optimizers();
+
+// What is known of a rule where it cannot be linked; a row of rule_traits.cc for each of the rules
+// above.
+struct RuleTraits {
+  std::string_view name;
+  double start_lr;          // a rate to begin with, as in docs/guides/optimizers.md
+  bool adam = false;        // divides by the root of the mean of squared gradients: optimizer.adam
+  bool lr_factors = false;  // reads optimizer.lr_factors
+  bool freezes = true;      // bears optimizer.freeze
+  bool warm_up = false;     // trains badly without a warm-up
+};
+
+// Null for a name that is not of this table: "python".
+const RuleTraits* rule_traits(std::string_view rule);
+
+// Whether the rule reads optimizer.adam, also for a part of the parameters.
+bool reads_adam(const OptimizerOptions& options);
 
 }  // namespace ductile::spec

@@ -8,6 +8,7 @@
 
 #include "ductile/spec/methods.h"
 #include "ductile/spec/name_rules.h"
+#include "ductile/spec/optimizers.h"
 
 namespace ductile::spec {
 namespace {
@@ -96,11 +97,7 @@ constexpr Reader kReaders[] = {
        return trains_by(j, {"sgd"}) || (trains_by(j, {"muon"}) && j.optimizer.muon.rest == "sgd");
      },
      "optimizer.name = \"sgd\", or \"muon\" with optimizer.muon.rest = \"sgd\""},
-    {"optimizer.adam",
-     [](Given j) {
-       return trains_by(j, {"adam", "adamw", "nadamw", "ademamix", "schedule_free", "lamb"}) ||
-              (trains_by(j, {"muon"}) && j.optimizer.muon.rest == "adamw");
-     },
+    {"optimizer.adam", [](Given j) { return reads_adam(j.optimizer); },
      "optimizer.name = \"adam\", \"adamw\", \"nadamw\", \"ademamix\", \"schedule_free\", \"lamb\", "
      "or \"muon\" with optimizer.muon.rest = \"adamw\""},
     {"optimizer.lars", [](Given j) { return trains_by(j, {"lars"}); }, "optimizer.name = \"lars\""},

@@ -200,6 +200,7 @@ int worker_program(int argc, char** argv, const RecipeOf& own) {
     if (may_use(IsaLevel::avx2)) setenv("ATEN_CPU_CAPABILITY", "avx2", /*overwrite=*/0);
     arguments = parse(argc, argv);
     if (arguments.describe) {
+      prepare_torch(spec::JobOptions());  // with the threads of a job, which libtorch's are not
       std::cout << dump_json(describe_environment(), 2) << "\n";
       return kDone;
     }

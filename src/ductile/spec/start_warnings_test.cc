@@ -1,0 +1,65 @@
+#include "ductile/spec/start_warnings.h"
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/spec/optimizers.h"
+
+namespace ductile::spec {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+Lines warnings_of(const Lines& assignments) {
+  JobOptions job;
+  OptionSet options(job);
+  for (const std::string& assignment : assignments) options.set(assignment);
+  return start_warnings(job, options);
+}
+
+TEST(RuleTraits, EveryRuleHasARowAndAdamsRulesBeginSmall) {
+  for (const Named& row : optimizers()) {
+    const RuleTraits* rule = rule_traits(row.name);
+    ASSERT_NE(rule, nullptr) << row.name << " has no row in rule_traits.cc";
+    EXPECT_GT(rule->start_lr, 0) << row.name;
+    if (!rule->adam) continue;
+    EXPECT_LE(rule->start_lr, JobOptions().optimizer.lr / 10) << row.name;
+  }
+  EXPECT_EQ(rule_traits("python"), nullptr);
+}
+
+TEST(StartWarnings, TheDefaultRateIsNamedForRulesThatNeedASmallOne) {
+  EXPECT_EQ(warnings_of({"optimizer.name=adamw"}),
+            Lines{"optimizer.lr = 0.1 is the default, which is meant for sgd and far too large for "
+                  "optimizer.name = \"adamw\"; begin with optimizer.lr = 0.001"});
+  for (const char* rule : {"adam", "nadamw", "ademamix", "lamb"})
+    EXPECT_EQ(warnings_of({std::string("optimizer.name=") + rule}).size(), 1U) << rule;
+  for (const char* rule : {"sgd", "lars", "muon", "neumann", "nlcg", "python"})
+    EXPECT_EQ(warnings_of({std::string("optimizer.name=") + rule}), Lines{}) << rule;
+}
+
+TEST(StartWarnings, ARateThatIsGivenOrFoundIsNotSpokenOf) {
+  EXPECT_EQ(warnings_of({"optimizer.name=adamw", "optimizer.lr=0.1"}), Lines{});
+  EXPECT_EQ(warnings_of({"optimizer.name=adamw", "train.rate_control=lrtuner"}), Lines{});
+  EXPECT_EQ(warnings_of({"optimizer.name=adamw", "tune.online=true"}), Lines{});
+  EXPECT_EQ(warnings_of({"optimizer.name=adamw", "train.rate_control=noise"}).size(), 1U);
+}
+
+TEST(StartWarnings, AWarmUpThatARuleNeedsIsAskedFor) {
+  const Lines job = {"optimizer.name=schedule_free", "optimizer.lr=0.0025"};
+  EXPECT_EQ(warnings_of(job),
+            Lines{"optimizer.name = \"schedule_free\" needs a warm-up, and schedule.warmup_epochs "
+                  "= 0; begin with schedule.warmup_epochs = 0.2, 2 % of train.epochs"});
+  for (const char* rise :
+       {"schedule.warmup_epochs=0.2", "schedule.name=one_cycle", "train.rate_control=lrtuner"}) {
+    Lines more = job;
+    more.emplace_back(rise);
+    EXPECT_EQ(warnings_of(more), Lines{}) << rise;
+  }
+  EXPECT_EQ(warnings_of({"optimizer.name=schedule_free"}).size(), 2U);
+}
+
+}  // namespace
+}  // namespace ductile::spec
