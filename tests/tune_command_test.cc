@@ -179,6 +179,62 @@ choices = [0.05]
   EXPECT_TRUE(fs::is_regular_file(model));
 }
 
+// What would resume a run would train the job as it is, beside the trials.
+TEST_F(Tune, IsNoRunToResumeOrToUse) {
+  ASSERT_EQ(run(tune("a", R"(
+budget = 4
+at_once = 1
+policy = "full"
+[space."optimizer.lr"]
+low = 1e-4
+high = 1.0
+scale = "log"
+)")),
+            0)
+      << read_file(output());
+  EXPECT_EQ(story("a")[0][0].at("optimizer.lr"), 0.1) << "the job's own setting";
+  const fs::path session = root_.path() / "a";
+  const std::string report = read_file(session / "report.html");
+  const std::vector<std::vector<std::string>> commands = {
+      {"train", "--resume"}, {"eval"}, {"predict"}, {"minima"}};
+  for (const std::vector<std::string>& words : commands) {
+    std::vector<std::string> all = words;
+    all.push_back(session.string());
+    EXPECT_EQ(run(ductile(all)), 4) << words[0];
+    const std::string said = read_file(output());
+    EXPECT_NE(said.find("ductile tune --resume"), std::string::npos) << said;
+    EXPECT_NE(said.find("a/trials/0000"), std::string::npos) << said;
+  }
+  EXPECT_EQ(read_file(session / "report.html"), report);
+  EXPECT_FALSE(fs::exists(session / "events.jsonl"));
+  EXPECT_EQ(run(ductile({"-q", "eval", (session / "trials/0000").string()})), 0)
+      << read_file(output());
+}
+
+TEST_F(Tune, GoesOnWithALargerBudget) {
+  const std::string space = R"(
+budget = 4
+at_once = 1
+policy = "full"
+searcher = "grid"
+[space."optimizer.lr"]
+choices = [0.1, 0.05]
+)";
+  ASSERT_EQ(run(tune("a", space)), 0) << read_file(output());
+  EXPECT_EQ(result().at("trials"), 1);
+  std::vector<std::string> more = resume("a");
+  more.insert(more.end(), {"--tune", "budget=8"});
+  ASSERT_EQ(run(more), 0) << read_file(output());
+  EXPECT_EQ(result().at("trials"), 2);
+  const Json whole = story("a");
+  ASSERT_EQ(run(tune("b", space, {"--tune", "budget=8"})), 0) << read_file(output());
+  EXPECT_EQ(story("b"), whole);
+  more.back() = "seed=8";
+  EXPECT_EQ(run(more), 2);
+  EXPECT_NE(read_file(output()).find("budget, at_once, finish"), std::string::npos)
+      << read_file(output());
+}
+
 // The environment is below --set in the session's job, so it must not be above it in a trial.
 TEST_F(Tune, TrialsDoNotReadTheEnvironmentOnceMore) {
   ::setenv("DUCTILE_TRAIN__EPOCHS", "1", 1);
@@ -210,6 +266,9 @@ TEST_F(Tune, SaysWhatIsWrong) {
   EXPECT_EQ(run(tune("b", "[space.\"train.virtual_ranks\"]\nchoices = [12]\n")), 2);
   EXPECT_NE(read_file(output()).find("virtual_ranks"), std::string::npos) << read_file(output());
   EXPECT_EQ(run(tune("c", "budget = 0.5\n[space.\"optimizer.lr\"]\nchoices = [0.05]\n")), 2);
+  EXPECT_EQ(run(tune("e", kSpace, {"--tune", "searcher=tpe"})), 2);
+  EXPECT_NE(read_file(output()).find("policy=asha"), std::string::npos) << read_file(output());
+  EXPECT_FALSE(fs::exists(root_.path() / "e"));
   // A search that has nothing to recommend.
   EXPECT_EQ(
       run(tune("d", "budget = 8\npolicy = \"full\"\n[space.\"optimizer.lr\"]\nchoices = [1e6]\n",

@@ -131,7 +131,9 @@ void add_tune(CLI::App& app, Parsed& parsed) {
          "weight decay)")
       ->option_text("FILE");
   sub->add_option("--tune", c.assignments,
-                  "set an option of the tuner: --tune budget=40 (repeatable)")
+                  "set an option of the tuner: --tune budget=40 (repeatable); with --resume: "
+                  "budget, at_once "
+                  "or finish")
       ->option_text("KEY=VALUE")
       ->allow_extra_args(false);
   CLI::Option* out =
@@ -142,8 +144,7 @@ void add_tune(CLI::App& app, Parsed& parsed) {
       ->excludes(out)
       ->excludes("job")
       ->excludes("--set")
-      ->excludes("--space")
-      ->excludes("--tune");
+      ->excludes("--space");
   add_trust(*sub, c.trust);
   add_json(*sub, c.json);
   sub->callback([&parsed] {

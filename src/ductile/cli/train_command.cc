@@ -85,6 +85,12 @@ void settle_threads(JobConfig& config, Console& console) {
   if (kind_of(out / "job.toml") == FileKind::none)
     fail(ErrorCode::conflict, "--out {}: exists already, and is no run; remove it, or name another",
          out.string());
+  if (kind_of(out / "tune.json") != FileKind::none)
+    fail(
+        ErrorCode::conflict,
+        "--out {0}: a tuning session, which `ductile tune --resume {0}` goes on with; name another "
+        "folder",
+        out.string());
   fail(ErrorCode::conflict,
        "--out {0}: exists already; name another folder, or go on with `ductile train --resume {0}`",
        out.string());

@@ -34,7 +34,9 @@ void forget_options_of_environment() {
 trials::Session begin(const TuneCommand& command, Context& context) {
   if (command.resume) {
     if (!command.trust) require_trusted(*command.resume);
-    return trials::Session::open(*command.resume);
+    trials::Session session = trials::Session::open(*command.resume);
+    session.change(command.assignments);
+    return session;
   }
   JobConfig config;
   config.read(command.job, context.environment);
@@ -47,6 +49,8 @@ trials::Session begin(const TuneCommand& command, Context& context) {
     trials::set_option(tuning.setup, assignment);
   trials::check_metric(tuning.setup, config.job);
   trials::check_budget(tuning.setup, config.job);
+  for (const std::string& text : trials::read_by_some(tuning.space, config.job))
+    context.console.say("warning: {}", text);
   const fs::path folder =
       command.out ? *command.out
                   : fs::path(config.job.runs) / (run::file_name_of(config.job.name) + "-tune");
@@ -66,7 +70,7 @@ Json result_of(const trials::Session& session, bool is_over) {
   const auto& winner = session.trials()[static_cast<size_t>(best)];
   out["best"] = {{"trial", best},
                  {"run", session.trial_folder(best).string()},
-                 {session.tuning().setup.metric, *session.best_value(best)},
+                 {session.tuning().setup.metric, *session.value_of(best)},
                  {"values", session.tuning().space.values(winner.setting)}};
   return out;
 }
@@ -75,8 +79,8 @@ void print_summary(Console& console, const trials::Session& session) {
   std::vector<std::vector<std::string>> rows;
   if (const int64_t best = session.best(); best >= 0) {
     const std::string& metric = session.tuning().setup.metric;
-    rows.push_back({"best " + metric, page::as_metric(metric, *session.best_value(best))});
-    for (const std::string& a : trials::assignments(
+    rows.push_back({"best " + metric, page::as_metric(metric, *session.value_of(best))});
+    for (const std::string& a : trials::shown(
              session.tuning().space, session.trials()[static_cast<size_t>(best)].setting)) {
       const size_t at = a.find('=');
       rows.push_back({a.substr(0, at), a.substr(at + 1)});

@@ -49,7 +49,8 @@ struct Cell {
   Cell(const char* text) : Cell(std::string_view(text)) {}
   static Cell of_markup(std::string markup);
 
-  Cell with_tone(std::string tone) const;   // a class of the theme: good, bad, best, wide, muted
+  Cell with_tone(std::string tone) const;   // a class of the theme: good, bad, best, state, wide,
+                                            // muted
   Cell with_title(std::string text) const;  // shown when pointed at
   Cell across(int columns) const;
 

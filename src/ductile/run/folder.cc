@@ -11,6 +11,8 @@
 #include <unistd.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/run/new_folder.h"
 
@@ -139,6 +141,33 @@ RunFolder RunFolder::create_at(const fs::path& path, std::string_view job) {
   return filled(path, job, {});
 }
 
+namespace {
+
+// A session of `ductile tune` has a job.toml, too: its trials are runs, and it is none. What would
+// resume it would train the job as it is, beside the trials.
+void refuse_tuning_session(const fs::path& folder) {
+  const fs::path state = folder / "tune.json";
+  if (kind_of(state) == FileKind::none) return;
+  std::string runs = fmt::format("its runs are in {}", (folder / "trials").string());
+  try {
+    if (kind_of(state) == FileKind::file) {
+      const nlohmann::json saved =
+          parse_json(read_file(state), state.string(), ErrorCode::data_loss);
+      const auto best = saved.is_object() ? saved.find("best") : saved.end();
+      if (best != saved.end() && best->is_number_integer() && *best >= 0)
+        runs =
+            fmt::format("its best run is {}",
+                        (folder / "trials" / fmt::format("{:04}", best->get<int64_t>())).string());
+    }
+  } catch (const Error&) {  // where it is damaged, none is the best
+  }
+  fail(ErrorCode::not_found,
+       "{0}: not a run but a tuning session; go on with `ductile tune --resume {0}`; {1}",
+       folder.string(), runs);
+}
+
+}  // namespace
+
 RunFolder RunFolder::open(const fs::path& path) {
   std::error_code error;
   const fs::path real = fs::canonical(path, error);
@@ -165,6 +194,7 @@ RunFolder RunFolder::open(const fs::path& path) {
     }
     fail(ErrorCode::not_found, "{}: not a run directory (it holds no job.toml)", path.string());
   }
+  refuse_tuning_session(real);
   // Opening a FIFO would wait for ever.
   for (const char* name :
        {"job.toml", "events.jsonl", "metrics.jsonl", "worker.log", "membership.json",

@@ -30,7 +30,8 @@ class RunFolder {
   static RunFolder create_at(const fs::path& path, std::string_view job);
 
   // An existing run, by its folder or a link to it (`runs/latest`). Links are resolved now, so a
-  // later run does not move this handle. Throws not_found if there is none.
+  // later run does not move this handle. Throws not_found if there is none, or if
+  // it is a session of `ductile tune`.
   static RunFolder open(const fs::path& path);
 
   // Removes what a process that was killed during a write has left of the files that only the

@@ -89,6 +89,28 @@ TEST(RunFolder, RefusesWhatIsNoRunAndSaysWhy) {
   failure([&] { RunFolder::create(temp.path() / "file", "job"); }, ErrorCode::not_found);
 }
 
+// It has a job.toml, too, and a run of that job beside its trials would be no part of it.
+TEST(RunFolder, IsNoTuningSession) {
+  const TempFolder temp;
+  const fs::path folder = fs::canonical(temp.path()) / "session";
+  fs::create_directories(folder / "trials");
+  write_file_atomic(folder / "job.toml", "");
+  const auto refusal = [&](const std::string& state) {
+    write_file_atomic(folder / "tune.json", state);
+    return failure([&] { RunFolder::open(folder); }, ErrorCode::not_found);
+  };
+  const std::string best = refusal("{\"best\": 7}");
+  EXPECT_NE(best.find("`ductile tune --resume " + folder.string() + "`"), std::string::npos)
+      << best;
+  EXPECT_NE(best.find("its best run is " + (folder / "trials/0007").string()), std::string::npos)
+      << best;
+  for (const char* other : {"{}", "{\"best\": -1}", "[7]", "{", "{\"best\": \"7\"}"}) {
+    const std::string text = refusal(other);
+    EXPECT_NE(text.find("its runs are in " + (folder / "trials").string()), std::string::npos)
+        << text;
+  }
+}
+
 TEST(RunFolder, TakesAPathOfTheUsersChoiceOnce) {
   const TempFolder temp;
   const fs::path path = temp.path() / "deep" / "mine";

@@ -334,7 +334,7 @@ TEST(Report, ShowsWhatATunerTriedAndKept) {
                              {"epochs", 0.25},
                              {"loss", 0.75},
                              {"curve", {{0.025, 2.25}, {0.25, 0.75}}}},
-                            {{"what", "dropped"}, {"trial", 0}},
+                            {{"what", "dropped"}, {"trial", 0}, {"why", "it fell by 0.5"}},
                             {{"what", "chosen"},
                              {"trial", 1},
                              {"setting", fast},
@@ -352,6 +352,7 @@ TEST(Report, ShowsWhatATunerTriedAndKept) {
   };
   has("lr 0.001");
   has("its loss falls fastest");
+  has("<td class=\"state\">dropped</td><td>it fell by 0.5</td>");
   has("the search kept lr 0.1");
   has("the run went back from lr 0.1");
   // In the frame of their search: from the top, and the winner down to the bottom.

@@ -115,7 +115,9 @@ Trials trials_of(const TuningRecord& record) {
         trial.loss = number_at(move, "loss");
         read_curve(move, trial);
       }
-      if (const std::string why = text_at(move, "why"); !why.empty()) trial.why = why;
+      // Runs of earlier versions do not say why a trial was dropped; why it was begun is not that.
+      if (const std::string why = text_at(move, "why"); !why.empty() || what == "dropped")
+        trial.why = why;
       trial.is_chosen |= what == "chosen";
     }
   }
@@ -178,14 +180,15 @@ std::string trials_table(const Trials& trials, const TuningRecord& record) {
   for (const auto& [key, t] : trials) {
     const auto found = record.costs.find(key);
     const TrialCost cost = found == record.costs.end() ? TrialCost{NAN, NAN, NAN} : found->second;
-    table.row({std::to_string(key.first), std::to_string(key.second),
-               std::isfinite(t.first_step) ? with_thousands(t.first_step) : "", t.setting,
-               as_number(t.epochs), std::isfinite(t.loss) ? as_number(t.loss) : "",
-               picture(t, frames[key.first]), t.state, t.why, samples_text(cost.samples),
-               time_text(cost.wall_seconds), time_text(cost.core_seconds)},
-              t.is_chosen             ? "best"
-              : t.state == "diverged" ? "bad"
-                                      : "");
+    table.row(
+        {std::to_string(key.first), std::to_string(key.second),
+         std::isfinite(t.first_step) ? with_thousands(t.first_step) : "", t.setting,
+         as_number(t.epochs), std::isfinite(t.loss) ? as_number(t.loss) : "",
+         picture(t, frames[key.first]), page::Cell(t.state).with_tone("state"), t.why,
+         samples_text(cost.samples), time_text(cost.wall_seconds), time_text(cost.core_seconds)},
+        t.is_chosen             ? "best"
+        : t.state == "diverged" ? "bad"
+                                : "");
   }
   return table.html();
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -112,6 +113,20 @@ Json curve_of(const std::vector<tune::Observation>& seen) {
     if (std::isfinite(seen[i].value) && (i % each == 0 || i + 1 == seen.size()))
       out.push_back({seen[i].budget, seen[i].value});
   return out;
+}
+
+// What is compared of the trials: how fast their losses fall.
+std::string why_dropped(const tune::TrialPolicy& policy, int64_t trial) {
+  const auto speed = [&](int64_t t) -> std::string {
+    const auto& seen = policy.searcher().trials()[static_cast<size_t>(t)].seen;
+    if (seen.empty()) return "nothing";
+    const tune::Progress progress = tune::progress_of(seen[0], std::span(seen).subspan(1));
+    return progress.slope ? fmt::format("{:.3g} per epoch", 0 - *progress.slope) : "nothing";
+  };
+  const int64_t kept = policy.kept();
+  const std::string other =
+      kept < 0 || kept == trial ? "" : fmt::format(", that of trial {} by {}", kept, speed(kept));
+  return fmt::format("its loss fell by {}{}", speed(trial), other);
 }
 
 // Moves what was noted for the diary into an event.
@@ -353,7 +368,8 @@ bool OnlineTuner::move_on(JobState& state, Json& memory, tune::TrialPolicy& poli
     const tune::Move move = policy.next();
     if (move.kind == tune::MoveKind::drop) {
       state.drop_branch(branch_of(move.trial));
-      memory["moves"].push_back({{"what", "dropped"}, {"trial", move.trial}});
+      memory["moves"].push_back(
+          {{"what", "dropped"}, {"trial", move.trial}, {"why", why_dropped(policy, move.trial)}});
       continue;
     }
     const bool is_trial = move.kind == tune::MoveKind::start || move.kind == tune::MoveKind::resume;

@@ -115,6 +115,29 @@ TEST(OnlineTuner, BeginsWithTheJobsOwnSettingAndOthersAroundItsRate) {
   EXPECT_EQ(first(job).size(), 1U);
 }
 
+TEST(OnlineTuner, SaysHowFastALossFellWhoseTrialWasDropped) {
+  spec::JobOptions job = small_job();
+  job.optimizer.lr = 0.02;
+  job.tune.online = true;
+  job.tune.budget = 0.5;
+  job.tune.retunings = 0;
+  Replica replica(job);
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  replica.host_all();
+  int dropped = 0;
+  while (memory_of(replica).at("policy") != nullptr) {
+    replica.compute(replica.num_ranks(), sum);
+    replica.apply(sum);
+    if (!memory_of(replica).contains("event")) continue;
+    for (const nlohmann::json& move : memory_of(replica).at("event").at("moves")) {
+      if (move.at("what") != "dropped") continue;
+      EXPECT_TRUE(move.at("why").get<std::string>().starts_with("its loss fell by ")) << move;
+      ++dropped;
+    }
+  }
+  EXPECT_GT(dropped, 0);
+}
+
 // As a task of a user's own may be.
 TEST(OnlineTuner, JudgesAJobWithoutAnAccuracyByItsLoss) {
   for (const double factor : {0.9, 1.1}) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -31,14 +32,17 @@ std::string metric_text(const Session& session, double value) {
   return page::as_metric(session.tuning().setup.metric, value);
 }
 
-// Trials with a value, the best first, then the others, and last those that diverged.
+// The best one first, then the others with a value by what they are worth, then those without, and
+// last those that diverged.
 std::vector<int64_t> ranked(const Session& session) {
   std::vector<int64_t> out;
   for (size_t i = 0; i < session.trials().size(); ++i) out.push_back(static_cast<int64_t>(i));
+  const int64_t best = session.best();
   const auto key = [&](int64_t trial) {
-    const auto value = session.best_value(trial);
-    return std::pair(session.trials()[static_cast<size_t>(trial)].status == "diverged",
-                     value ? session.badness(*value) : INFINITY);
+    const auto value = session.value_of(trial);
+    return std::tuple(trial != best,
+                      session.trials()[static_cast<size_t>(trial)].status == "diverged",
+                      value ? session.badness(*value) : INFINITY);
   };
   std::ranges::stable_sort(out, {}, key);
   return out;
@@ -49,10 +53,10 @@ std::string tiles(const Session& session) {
   const int64_t best = session.best();
   if (best >= 0) {
     tiles.push_back(
-        {"Best " + session.tuning().setup.metric, metric_text(session, *session.best_value(best)),
+        {"Best " + session.tuning().setup.metric, metric_text(session, *session.value_of(best)),
          fmt::format("trial {}: {}", best,
-                     fmt::join(assignments(session.tuning().space,
-                                           session.trials()[static_cast<size_t>(best)].setting),
+                     fmt::join(shown(session.tuning().space,
+                                     session.trials()[static_cast<size_t>(best)].setting),
                                ", ")),
          true});
   }
@@ -71,9 +75,11 @@ std::string table(const Session& session, const std::vector<int64_t>& order) {
   std::vector<page::HtmlTable::Column> columns = {{"Trial", true}};
   for (const tune::Dimension& d : session.tuning().space.dimensions())
     columns.push_back({d.name, true});
-  columns.insert(
-      columns.end(),
-      {{"Epochs", true}, {"Best", true}, {"Last", true}, {"State"}, {"Why"}, {"Core time", true}});
+  columns.insert(columns.end(), {{"Epochs", true},
+                                 {session.tuning().setup.metric, true},
+                                 {"State"},
+                                 {"Why"},
+                                 {"Core time", true}});
   page::HtmlTable out(columns, "trials");
   for (const int64_t trial : order) {
     const TrialRecord& t = session.trials()[static_cast<size_t>(trial)];
@@ -85,14 +91,13 @@ std::string table(const Session& session, const std::vector<int64_t>& order) {
                        : v.is_string()     ? v.get<std::string>()
                                            : dump_json(v));
     }
-    const auto best = session.best_value(trial);
+    const auto value = session.value_of(trial);
+    const bool is_best = trial == session.best();
     row.insert(row.end(), {as_number(t.seen.empty() ? 0 : t.seen.back().budget),
-                           best ? metric_text(session, *best) : "",
-                           t.seen.empty() || !std::isfinite(t.seen.back().value)
-                               ? ""
-                               : metric_text(session, t.seen.back().value),
-                           t.status, t.reason, as_duration(t.core_seconds)});
-    out.row(row, trial == session.best() ? "best" : t.status == "diverged" ? "bad" : "");
+                           value ? metric_text(session, *value) : "",
+                           Cell(is_best ? t.status + ", best" : t.status).with_tone("state"),
+                           t.reason, as_duration(t.core_seconds)});
+    out.row(row, is_best ? "best" : t.status == "diverged" ? "bad" : "");
   }
   return out.html();
 }

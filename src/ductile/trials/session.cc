@@ -3,19 +3,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <iterator>
-#include <limits>
 #include <thread>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "ductile/base/error.h"
-#include "ductile/base/json.h"
-#include "ductile/base/json_fields.h"
-#include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
 #include "ductile/base/paths.h"
+#include "ductile/page/numbers.h"
 #include "ductile/process/worker.h"
 #include "ductile/run/new_folder.h"
 #include "ductile/trials/report.h"
@@ -24,14 +20,13 @@
 namespace ductile::trials {
 namespace {
 
-using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kFormat = 1;
 constexpr int kTries = 3;        // of a trial that fails for another reason than that it diverges
 constexpr int kBusyTries = 120;  // of one whose run another process still has
 constexpr auto kBusy = std::chrono::seconds(1);
 constexpr auto kLook = std::chrono::milliseconds(100);
+constexpr std::string_view kRefused = "refused: ";
 constexpr std::string_view kDiverged = "the run diverged";  // of Replica::apply's message
 
 int64_t places(const Setup& setup) {
@@ -45,32 +40,9 @@ spec::JobOptions read_job(const std::string& toml, const std::string& name) {
   return job;
 }
 
-Json to_json(const tune::Observation& o) {
-  return {o.budget, std::isfinite(o.value) ? Json(o.value) : Json()};
+std::string epochs_text(double epochs) {
+  return fmt::format("{:g} epoch{}", epochs, epochs == 1 ? "" : "s");
 }
-
-constexpr double kMost = std::numeric_limits<double>::max();
-
-// As tune.json has it, of a job of so many epochs.
-TrialRecord trial_from(const Json& json, double full, const std::string& where) {
-  const JsonFields fields(json, where);
-  TrialRecord out;
-  for (const Json& v : fields.array("setting"))
-    out.setting.push_back(fields.as_number(v, "setting", -kMost, kMost));
-  out.status = fields.text("status");
-  out.reason = fields.text("reason");
-  for (const Json& o : fields.array("seen")) {
-    if (!o.is_array() || o.size() != 2) fields.wrong("seen", "a list of pairs", o);
-    out.seen.push_back({fields.as_number(o[0], "seen", 0, full),
-                        o[1].is_null() ? NAN : fields.as_number(o[1], "seen", -kMost, kMost)});
-  }
-  out.core_seconds = fields.number("core_seconds", 0, kMost);
-  out.wall_seconds = fields.number("wall_seconds", 0, kMost);
-  return out;
-}
-
-// Where the first one stands for the loss before any training (tune/progress.h).
-constexpr int kValuesOfASlope = 3;
 
 bool is_unfinished(std::string_view name) {
   return run::is_unfinished(name, "job.toml") || run::is_unfinished(name, "tune.json");
@@ -108,6 +80,7 @@ Session::Session(Session&&) noexcept = default;
 Session::~Session() = default;
 
 Session Session::create(const fs::path& folder, const std::string& job_toml, const Tuning& tuning) {
+  check_search(tuning.setup, read_job(job_toml, "the job"));
   const auto check_free = [&] {
     if (kind_of(folder) != FileKind::none && !half_made(folder))
       fail(ErrorCode::conflict,
@@ -121,57 +94,22 @@ Session Session::create(const fs::path& folder, const std::string& job_toml, con
   auto lock = std::make_unique<run::RunLock>(folder, run::RunLock::kTuner);
   check_free();  // another one may have made its session and ended since
   Session out(folder, tuning, job_toml, std::move(lock));
-  if (tuning.setup.policy == "mltuner" && out.full() < kValuesOfASlope * out.unit())
-    fail(ErrorCode::invalid_argument,
-         "policy = \"mltuner\" compares how fast trials improve, which takes {} evaluations, and a "
-         "run of this job has {:.0f}: set a smaller train.eval_every_epochs, or choose another "
-         "policy",
-         kValuesOfASlope, std::floor(out.full() / out.unit()));
   std::vector<fs::path> unfinished;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder))
     if (is_unfinished(entry.path().filename().string())) unfinished.push_back(entry.path());
   for (const fs::path& file : unfinished) fs::remove(file, error);
   write_file_atomic(folder / "job.toml", job_toml);
+  out.first_ = setting_of(out.tuning_.space, out.job_);
   out.make_policy();
   out.save();
   return out;
-}
-
-Session Session::open(const fs::path& folder) {
-  const fs::path file = folder / "tune.json";
-  if (kind_of(file) == FileKind::none)
-    fail(ErrorCode::not_found, "{}: no tuning session (it has no tune.json)", folder.string());
-  for (const char* name : {"tune.json", "job.toml"}) {  // opening a FIFO would wait for ever
-    if (kind_of(folder / name) != FileKind::file)
-      fail(ErrorCode::data_loss, "{}: it is {}, and a tuning session has a file there",
-           (folder / name).string(), kind_text(folder / name));
-  }
-  // Before anything is read: another one may save and end meanwhile.
-  auto lock = std::make_unique<run::RunLock>(folder, run::RunLock::kTuner);
-  try {
-    const Json state = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
-    const JsonFields fields(state, file.string());
-    if (fields.integer("format", 0, 1 << 20) != kFormat)
-      fail(ErrorCode::conflict, "{}: written by another version of Ductile", file.string());
-    Setup setup;
-    OptionSet(setup).read_json(fields.at("setup"), file.string());
-    Session out(folder, {setup, tune::Space::from_json(fields.at("space"), file.string())},
-                read_file(folder / "job.toml"), std::move(lock));
-    out.make_policy();
-    out.restore(state);
-    return out;
-  } catch (const nlohmann::json::exception& e) {
-    fail(ErrorCode::data_loss, "{}: {}", file.string(), e.what());
-  } catch (const Error& e) {
-    if (e.code() != ErrorCode::invalid_argument) throw;
-    throw Error(ErrorCode::data_loss, e.what());
-  }
 }
 
 void Session::make_policy() {
   tune::SearcherOptions searcher;
   searcher.seed = tuning_.setup.seed;
   searcher.full_budget = full();
+  if (first_) searcher.first = {*first_};
   tune::PolicyOptions policy;
   policy.full_budget = full();
   policy.unit = unit();
@@ -198,22 +136,25 @@ fs::path Session::trial_folder(int64_t trial) const {
   return folder_ / "trials" / fmt::format("{:04}", trial);
 }
 
+// Once the best one has been run to its end, another that is not there yet may look better again:
+// what it would be worth there is not known, so it is no result.
 int64_t Session::best() const {
+  const auto is_whole = [](const TrialRecord& t) { return t.status == "finished"; };
+  const bool wants_whole = finishing_ && planned_.empty() && std::ranges::any_of(trials_, is_whole);
   int64_t out = -1;
   for (size_t i = 0; i < trials_.size(); ++i) {
-    const auto value = best_value(static_cast<int64_t>(i));
-    if (value && trials_[i].status != "diverged" &&
-        (out < 0 || badness(*value) < badness(*best_value(out))))
+    const auto value = value_of(static_cast<int64_t>(i));
+    if (value && trials_[i].status != "diverged" && (!wants_whole || is_whole(trials_[i])) &&
+        (out < 0 || badness(*value) < badness(*value_of(out))))
       out = static_cast<int64_t>(i);
   }
   return out;
 }
 
-std::optional<double> Session::best_value(int64_t trial) const {
-  std::optional<double> out;
-  for (const tune::Observation& o : trials_.at(static_cast<size_t>(trial)).seen)
-    if (std::isfinite(o.value) && (!out || badness(o.value) < badness(*out))) out = o.value;
-  return out;
+std::optional<double> Session::value_of(int64_t trial) const {
+  const std::vector<tune::Observation>& seen = trials_.at(static_cast<size_t>(trial)).seen;
+  if (seen.empty() || !std::isfinite(seen.back().value)) return std::nullopt;
+  return seen.back().value;
 }
 
 double Session::epochs_spent() const {
@@ -235,57 +176,6 @@ std::string Session::job_with(int64_t trial) const {
        assignments(tuning_.space, trials_.at(static_cast<size_t>(trial)).setting))
     set.set(a);
   return set.to_toml();
-}
-
-// ---- The state of the session.
-
-void Session::save() const {
-  Json trials = Json::array();
-  for (const TrialRecord& t : trials_) {
-    Json seen = Json::array();
-    for (const tune::Observation& o : t.seen) seen.push_back(to_json(o));
-    trials.push_back({{"setting", t.setting},
-                      {"values", tuning_.space.values(t.setting)},
-                      {"status", t.status},
-                      {"reason", t.reason},
-                      {"seen", seen},
-                      {"core_seconds", t.core_seconds},
-                      {"wall_seconds", t.wall_seconds}});
-  }
-  Json planned = Json::array();
-  for (const auto& [trial, epochs] : planned_) planned.push_back({trial, epochs});
-  Setup setup = tuning_.setup;
-  const Json state = {{"format", kFormat},
-                      {"setup", OptionSet(setup).to_json()},
-                      {"space", tuning_.space.to_json()},
-                      {"policy", policy_->save()},
-                      {"trials", trials},
-                      {"planned", planned},
-                      {"over", over_},
-                      {"finishing", finishing_},
-                      {"wall_seconds", wall_seconds_}};
-  write_file_atomic(folder_ / "tune.json", dump_json(state));
-}
-
-void Session::restore(const Json& state) {
-  const std::string file = (folder_ / "tune.json").string();
-  const JsonFields fields(state, file);
-  policy_->restore(fields.at("policy"));
-  const std::vector<tune::Trial>& known = policy_->searcher().trials();
-  for (const Json& t : fields.array("trials")) {
-    const size_t number = trials_.size();
-    trials_.push_back(trial_from(t, full(), fmt::format("{}: trial {}", file, number)));
-    if (number >= known.size() || trials_.back().setting != known[number].setting)
-      fail(ErrorCode::data_loss, "{}: trial {} is not that of the search", file, number);
-  }
-  for (const Json& p : fields.array("planned")) {
-    if (!p.is_array() || p.size() != 2) fields.wrong("planned", "a list of pairs", p);
-    planned_[fields.as_integer(p[0], "planned", 0, std::ssize(trials_) - 1)] =
-        fields.as_number(p[1], "planned", 0, full());
-  }
-  over_ = fields.text("over");
-  finishing_ = fields.boolean("finishing");
-  wall_seconds_ = fields.number("wall_seconds", 0, kMost);
 }
 
 // ---- Running.
@@ -345,7 +235,29 @@ void Session::stop_all() {
 }
 
 void Session::say(const Environment& environment, int64_t trial, const std::string& text) const {
-  if (environment.on_news) environment.on_news(fmt::format("trial {}: {}", trial, text));
+  if (!environment.on_news) return;
+  // What is run after the search is not of its budget.
+  const std::string spent =
+      finishing_ ? "" : fmt::format("{:.1f} of {:g} epochs: ", epochs_spent(), budget());
+  environment.on_news(fmt::format("{}trial {}: {}", spent, trial, text));
+}
+
+std::string Session::shown_value(int64_t trial) const {
+  const auto value = value_of(trial);
+  const std::string& metric = tuning_.setup.metric;
+  return value ? fmt::format("{} {}", metric, page::as_metric(metric, *value)) : "no " + metric;
+}
+
+std::string Session::why_dropped(int64_t trial) const {
+  const auto after = [&](int64_t t) {
+    const std::vector<tune::Observation>& seen = trials_[static_cast<size_t>(t)].seen;
+    return fmt::format("{} after {}", shown_value(t),
+                       epochs_text(seen.empty() ? 0 : seen.back().budget));
+  };
+  const int64_t winner = best();
+  return winner < 0 || winner == trial
+             ? after(trial)
+             : fmt::format("{}; trial {} has {}", after(trial), winner, after(winner));
 }
 
 // Starts and resumes trials as long as there is a place for one.
@@ -360,7 +272,7 @@ void Session::fill(const Environment& environment) {
     const auto trial = static_cast<size_t>(move.trial);
     if (move.kind == tune::MoveKind::drop) {
       trials_[trial].status = "dropped";
-      trials_[trial].reason = move.reason;
+      trials_[trial].reason = why_dropped(move.trial);
       save();
       continue;
     }
@@ -376,9 +288,8 @@ void Session::fill(const Environment& environment) {
       std::error_code ignored;
       fs::remove_all(trial_folder(move.trial), ignored);
       say(environment, move.trial,
-          fmt::format("{}; {:g} epochs",
-                      fmt::join(assignments(tuning_.space, trials_[trial].setting), " "),
-                      move.budget));
+          fmt::format("{}; {}", fmt::join(shown(tuning_.space, trials_[trial].setting), " "),
+                      epochs_text(move.budget)));
     }
     launch(move.trial, environment);
   }
@@ -395,6 +306,7 @@ void Session::fill(const Environment& environment) {
   save();
   say(environment, winner, record.reason);
   launch(winner, environment);
+  if (running_.empty()) fill(environment);  // its run was over already, and may have diverged
 }
 
 void Session::launch(int64_t trial, const Environment& environment) {
@@ -501,10 +413,11 @@ void Session::ended(int64_t trial, int exit_status, const Environment& environme
 void Session::refused(int64_t trial, const std::string& why, const Environment& environment) {
   TrialRecord& record = trials_[static_cast<size_t>(trial)];
   const std::string setting =
-      fmt::format("{}", fmt::join(assignments(tuning_.space, record.setting), " "));
-  bool is_first = true;
-  for (size_t i = 0; i < trials_.size(); ++i)
-    is_first = is_first && !best_value(static_cast<int64_t>(i));
+      fmt::format("{}", fmt::join(shown(tuning_.space, record.setting), " "));
+  const bool is_first = std::ranges::none_of(trials_, [](const TrialRecord& t) {
+    return std::ranges::any_of(t.seen,
+                               [](const tune::Observation& o) { return std::isfinite(o.value); });
+  });
   if (is_first || !record.seen.empty()) {
     fail(ErrorCode::invalid_argument,
          "trial {} ({}) is refused: {}\nCorrect the job or the tuning file, and begin another "
@@ -512,7 +425,7 @@ void Session::refused(int64_t trial, const std::string& why, const Environment& 
          trial, setting, why);
   }
   say(environment, trial, "is refused, and left out: " + why);
-  record.reason = "refused: " + why;
+  record.reason = std::string(kRefused) + why;
   tell(trial, true, true, environment);
 }
 
@@ -553,12 +466,18 @@ void Session::tell(int64_t trial, bool is_over, bool has_diverged, const Environ
   planned_.erase(trial);
   record.seen.insert(record.seen.end(), seen.begin(), seen.end());
   record.status = has_diverged ? "diverged" : is_over || planned >= full() ? "finished" : "paused";
-  say(environment, trial,
-      has_diverged ? fmt::format("diverged in epoch {:g}",
-                                 record.seen.empty() ? 0 : record.seen.back().budget)
-                   : fmt::format("{} {:.4g} after {:g} epochs", tuning_.setup.metric,
-                                 record.seen.empty() ? NAN : record.seen.back().value,
-                                 record.seen.empty() ? 0 : record.seen.back().budget));
+  const double epochs = record.seen.empty() ? 0 : record.seen.back().budget;
+  if (has_diverged) {
+    const bool is_refused = record.reason.starts_with(kRefused);
+    if (!is_refused) record.reason = "the loss was not finite";
+    say(environment, trial, fmt::format("diverged in epoch {:g}", epochs));
+    finishing_ = false;  // the next one is the best then
+    return;
+  }
+  record.reason = record.status == "paused" ? kOthers
+                  : is_over                 ? "its run is over"
+                                            : "it has run to its end";
+  say(environment, trial, fmt::format("{} after {}", shown_value(trial), epochs_text(epochs)));
 }
 
 }  // namespace ductile::trials

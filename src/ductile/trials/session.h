@@ -18,11 +18,13 @@
 
 namespace ductile::trials {
 
+inline constexpr const char* kOthers = "others promised more";  // why a trial is paused
+
 // One setting and what came of it.
 struct TrialRecord {
   tune::Setting setting;
   std::string status = "waiting";  // waiting, running, paused, finished, diverged, dropped
-  std::string reason;              // of the last decision about it
+  std::string reason;              // why it is in that state
   std::vector<tune::Observation>
       seen;  // epochs, and the metric as it is (accuracy: higher is better)
   double core_seconds = 0;
@@ -45,6 +47,10 @@ class Session {
   // Throws not_found where there is no session, data_loss for one that cannot be read, conflict
   // where another process drives it.
   static Session open(const fs::path& folder);
+  // What may change when a session is resumed, as --tune takes it: budget, at_once and finish. With
+  // another budget a search that was over goes on, from what the policy knew when it ended. Throws
+  // invalid_argument for anything else, which would make another search.
+  void change(const std::vector<std::string>& assignments);
   Session(Session&&) noexcept;
   ~Session();
 
@@ -66,10 +72,12 @@ class Session {
   const std::vector<TrialRecord>& trials() const { return trials_; }
   fs::path trial_folder(int64_t trial) const;
   double badness(double value) const;  // of a value of the metric: lower is better
-  // Of those that did not diverge; -1: none of them has a value.
+  // Of those that did not diverge the one with the best value_of(), and where the best one has been
+  // run to its end the best of those that have been; -1: none of them has a value.
   int64_t best() const;
-  // Of a trial; nothing before its first.
-  std::optional<double> best_value(int64_t trial) const;
+  // What a trial's weights are worth now: its last evaluation. Nothing before its first one, or
+  // where that was not finite.
+  std::optional<double> value_of(int64_t trial) const;
   double epochs_spent() const;
   double budget() const;
   double core_seconds() const;
@@ -84,12 +92,15 @@ class Session {
           std::unique_ptr<run::RunLock> lock);
   void make_policy();
   void save() const;
+  void forget_finish();
 
   struct Running;
   void restore(const nlohmann::json& state);
   double full() const;  // epochs of a whole run
   double unit() const;  // epochs between two evaluations
   void say(const Environment& environment, int64_t trial, const std::string& text) const;
+  std::string shown_value(int64_t trial) const;  // "accuracy 64.00 %"
+  std::string why_dropped(int64_t trial) const;
   void fill(const Environment& environment);
   void launch(int64_t trial, const Environment& environment);
   bool poll(const Environment& environment);
@@ -107,6 +118,7 @@ class Session {
   Tuning tuning_;
   spec::JobOptions job_;
   std::unique_ptr<run::RunLock> lock_;
+  std::optional<tune::Setting> first_;  // the job's own, where the session begins with it
   std::unique_ptr<tune::TrialPolicy> policy_;
   std::vector<TrialRecord> trials_;
   std::map<int64_t, double> planned_;        // trials under way and their budgets

@@ -16,10 +16,16 @@
 #include "ductile/base/rng.h"
 #include "ductile/base/testing.h"
 #include "ductile/trials/report.h"
+#include "ductile/trials/testing/told_runs.h"
 
 // What needs no trial; tests/tune_command_test.cc runs the real program.
 namespace ductile::trials {
 namespace {
+
+using testing::evaluation;
+using testing::job_of_two_epochs;
+using testing::told_runs;
+using testing::two_rates;
 
 std::string job_toml() {
   spec::JobOptions job;
@@ -72,8 +78,17 @@ TEST(Session, RefusesToCompareSlopesOfTrialsThatHaveNone) {
     } catch (const Error& e) {
       EXPECT_LT(epochs / every, 3) << e.message();
       EXPECT_NE(e.message().find("train.eval_every_epochs"), std::string::npos) << e.message();
+      EXPECT_FALSE(fs::exists(folder));
     }
   }
+}
+
+TEST(Session, RefusesASearcherThatThePolicyCannotUseBeforeThereIsAFolder) {
+  const TempFolder place;
+  Tuning tuning = default_tuning({});
+  tuning.setup.searcher = "tpe";
+  EXPECT_THROW(Session::create(place.path() / "session", job_toml(), tuning), Error);
+  EXPECT_FALSE(fs::exists(place.path() / "session"));
 }
 
 TEST(Session, BeginsAgainWhereItsMakingWasCutOff) {
@@ -162,49 +177,6 @@ TEST(Session, BeginsATrialAgainWhoseMakingWasCutOff) {
     }
     EXPECT_EQ(fs::exists(trial / "checkpoints" / "done"), used);
   }
-}
-
-// A program in the place of `ductile` that leaves the events of a run behind, by the learning rate.
-fs::path told_runs(const fs::path& folder, const std::string& good, const std::string& bad) {
-  const auto file = [&](const char* name, const std::string& text) {
-    write_file_atomic(folder / name, text);
-    return (folder / name).string();
-  };
-  const std::string ends = R"({"kind":"end","status":"done"})";
-  const std::string lost = R"({"kind":"end","status":"failed","message":"the run diverged"})";
-  const fs::path program = folder / "program";
-  write_file_atomic(
-      program,
-      fmt::format("#!/bin/sh\nevents={}\n"
-                  "for word; do case $word in *=1|*=1.0) events={};; esac; done\n"
-                  "while [ \"$1\" != --out ] && [ \"$1\" != --resume ]; do shift; done\n"
-                  "mkdir -p \"$2\"; touch \"$2/job.toml\"; cp $events \"$2/events.jsonl\"\n",
-                  file("good", good + ends + "\n"), file("bad", bad + lost + "\n")));
-  EXPECT_EQ(::chmod(program.c_str(), 0700), 0);
-  return program;
-}
-
-std::string evaluation(double epoch, const std::string& figures) {
-  return fmt::format("{{\"kind\":\"evaluation\",\"epoch\":{},{}}}\n", epoch, figures);
-}
-
-Tuning two_rates(const spec::JobOptions& job) {
-  Tuning tuning = default_tuning(job);
-  tuning.space = tune::Space({{.name = "optimizer.lr",
-                               .kind = tune::Kind::choice,
-                               .low = 0,
-                               .high = 1,
-                               .choices = {"0.1", "1"}}});
-  tuning.setup.policy = "full";
-  tuning.setup.searcher = "grid";
-  tuning.setup.at_once = 1;
-  return tuning;
-}
-
-std::string job_of_two_epochs() {
-  spec::JobOptions job;
-  job.train.epochs = 2;
-  return OptionSet(job).to_toml();
 }
 
 // `ductile train best.toml` would diverge, too.
@@ -432,6 +404,9 @@ TEST(Session, NamesTheFieldOfAStateThatIsOtherwise) {
   expect_named("/trials/1/setting", nlohmann::json::array(), "trial 1 is not that of the search");
   expect_named("/trials/1/setting/0", 7, "trial 1 is not that of the search");
   expect_named("/planned", {{2, 1.0}}, "planned");
+  expect_named("/first", -1, "first");
+  expect_named("/first", nlohmann::json::array({7}), "first");
+  expect_named("/first", nlohmann::json::array({1}), "first is not the setting of trial 0");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "ductile/trials/setup.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <sstream>
 #include <utility>
@@ -94,23 +95,70 @@ void check(const tune::Dimension& d, const spec::JobOptions& job, std::string_vi
   }
 }
 
-// What is tuned is read by the job, or by the job with a value of another dimension (which may be
-// the rule).
-void check_read(const tune::Space& space, const spec::JobOptions& job, std::string_view source) {
-  std::vector<spec::JobOptions> jobs = {job};
-  for (const tune::Dimension& d : space.dimensions()) {
-    for (const Json& value : values_of(d, d.name)) {
-      jobs.push_back(job);
-      OptionSet(jobs.back()).set(assignment(d.name, value), source);
-    }
+// A job with values of the space, and which of them: of each dimension the place among values_of().
+struct Tried {
+  spec::JobOptions job;
+  std::vector<size_t> chosen;
+};
+
+// The job with each two values of two dimensions, and of the others the first one: what reads an
+// option depends on two others at most (optimizer.name and optimizer.muon.rest).
+std::vector<Tried> tried_jobs(const tune::Space& space, const spec::JobOptions& job) {
+  const std::vector<tune::Dimension>& dimensions = space.dimensions();
+  std::vector<std::vector<std::string>> values;
+  spec::JobOptions changed = job;
+  OptionSet options(changed);
+  for (const tune::Dimension& d : dimensions) {
+    values.emplace_back();
+    for (const Json& value : values_of(d, d.name))
+      values.back().push_back(assignment(d.name, value));
+    options.set(values.back()[0]);
   }
+  std::vector<Tried> out;
+  const auto each = [&](size_t d, const auto& then) {
+    for (size_t v = 0; v < values[d].size(); ++v) {
+      options.set(values[d][v]);
+      then(v);
+    }
+    options.set(values[d][0]);
+  };
+  for (size_t a = 0; a < values.size(); ++a) {
+    each(a, [&](size_t of_a) {
+      std::vector<size_t> chosen(values.size(), 0);
+      chosen[a] = of_a;
+      out.push_back({changed, chosen});
+      for (size_t b = a + 1; b < values.size(); ++b) {
+        each(b, [&](size_t of_b) {
+          chosen[b] = of_b;
+          out.push_back({changed, chosen});
+        });
+        chosen[b] = 0;
+      }
+    });
+  }
+  return out;
+}
+
+// What one of the jobs would need in order to read the option; only those of which `which` is true.
+template <typename Which>
+std::optional<std::string_view> needed_by(const std::vector<Tried>& tried,
+                                          const std::string& option, const Which& which) {
+  std::vector<spec::JobOptions> jobs;
+  for (const Tried& t : tried)
+    if (which(t)) jobs.push_back(t.job);
+  return spec::needed_to_read(jobs, option);
+}
+
+void check_read(const tune::Space& space, const spec::JobOptions& job, std::string_view source) {
+  const std::vector<Tried> tried = tried_jobs(space, job);
   for (const tune::Dimension& d : space.dimensions()) {
-    const auto needed = spec::needed_to_read(jobs, d.name);
+    const auto needed = needed_by(tried, d.name, [](const Tried&) { return true; });
     if (!needed) continue;
-    fail(ErrorCode::invalid_argument,
-         "{}: space.\"{}\": the job does not read this option, so all trials would be equal: it is "
-         "read with {}",
-         source, to_utf8(d.name), *needed);
+    fail(
+        ErrorCode::invalid_argument,
+        "{}: space.\"{}\": no trial would read this option, so it would change nothing: it is read "
+        "with {}",
+        source, to_utf8(d.name), *needed);
   }
 }
 
@@ -148,6 +196,30 @@ void check_metric(const Setup& setup, const spec::JobOptions& job) {
          job.data.format);
 }
 
+void check_search(const Setup& setup, const spec::JobOptions& job) {
+  const bool forecasts = tune::searchers().at(setup.searcher).forecasts;
+  if (tune::trial_policies().at(setup.policy).needs_forecasts && !forecasts) {
+    std::vector<std::string> policies;
+    for (const tune::PolicyEntry& policy : tune::trial_policies())
+      if (!policy.needs_forecasts) policies.push_back(fmt::format("policy={}", policy.name));
+    std::vector<std::string> searchers;
+    for (const tune::SearcherEntry& searcher : tune::searchers())
+      if (searcher.forecasts) searchers.push_back(fmt::format("searcher={}", searcher.name));
+    fail(ErrorCode::invalid_argument,
+         "policy = \"{}\" takes a searcher that forecasts curves ({}), and searcher = \"{}\" does "
+         "not; policies that take it: {}",
+         setup.policy, fmt::join(searchers, ", "), setup.searcher, fmt::join(policies, ", "));
+  }
+  const auto epochs = static_cast<double>(job.train.epochs);
+  const double unit = std::min(job.train.eval_every_epochs, epochs);
+  if (setup.policy == "mltuner" && epochs < kValuesOfASlope * unit)
+    fail(ErrorCode::invalid_argument,
+         "policy = \"mltuner\" compares how fast trials improve, which takes {} evaluations, and a "
+         "run of this job has {:.0f}: set a smaller train.eval_every_epochs, or choose another "
+         "policy",
+         kValuesOfASlope, std::floor(epochs / unit));
+}
+
 void check_budget(const Setup& setup, const spec::JobOptions& job) {
   const double least = std::min(job.train.eval_every_epochs, static_cast<double>(job.train.epochs));
   if (setup.budget > 0 && setup.budget < least)
@@ -155,6 +227,27 @@ void check_budget(const Setup& setup, const spec::JobOptions& job) {
          "budget = {:g} epochs: the first evaluation comes after {:g} epochs, so no trial would "
          "have a value; give it more, or set a smaller train.eval_every_epochs",
          setup.budget, least);
+}
+
+std::vector<std::string> read_by_some(const tune::Space& space, const spec::JobOptions& job) {
+  const std::vector<Tried> tried = tried_jobs(space, job);
+  std::vector<std::string> out;
+  for (const tune::Dimension& d : space.dimensions()) {
+    for (size_t c = 0; c < space.size(); ++c) {
+      const tune::Dimension& choice = space.dimensions()[c];
+      if (choice.kind != tune::Kind::choice || choice.name == d.name) continue;
+      std::vector<std::string> without;
+      for (size_t v = 0; v < choice.choices.size(); ++v) {
+        const auto has_it = [&](const Tried& t) { return t.chosen[c] == v; };
+        if (needed_by(tried, d.name, has_it)) without.push_back(choice.choices[v]);
+      }
+      // Where it reads nothing with any of them, another dimension is what matters.
+      if (without.empty() || without.size() == choice.choices.size()) continue;
+      out.push_back(fmt::format("space.\"{}\" changes nothing in trials with {} = {}", d.name,
+                                choice.name, fmt::join(without, " or ")));
+    }
+  }
+  return out;
 }
 
 void describe(Describer& d, Setup& o) {
@@ -238,10 +331,46 @@ Tuning default_tuning(const spec::JobOptions& job) {
   return tuning;
 }
 
+std::optional<tune::Setting> setting_of(const tune::Space& space, const spec::JobOptions& job) {
+  spec::JobOptions own = job, other = job;
+  OptionSet options(own), chosen(other);
+  tune::Setting out;
+  for (const tune::Dimension& d : space.dimensions()) {
+    const OptionField* field = options.find(d.name);
+    if (field == nullptr) return std::nullopt;
+    if (d.kind != tune::Kind::choice) {
+      const auto* real = std::get_if<double*>(&field->ref);
+      const auto* whole = std::get_if<int64_t*>(&field->ref);
+      if (real == nullptr && whole == nullptr) return std::nullopt;
+      out.push_back(real != nullptr ? **real : static_cast<double>(**whole));
+      continue;
+    }
+    const std::string value = to_toml(field->ref);
+    const auto is_own = [&](const std::string& choice) {
+      chosen.set(assignment(d.name, parse_json(choice)));
+      return to_toml(chosen.find(d.name)->ref) == value;
+    };
+    const auto at = std::ranges::find_if(d.choices, is_own);
+    if (at == d.choices.end()) return std::nullopt;
+    out.push_back(static_cast<double>(at - d.choices.begin()));
+  }
+  if (!space.contains(out)) return std::nullopt;
+  return out;
+}
+
 std::vector<std::string> assignments(const tune::Space& space, const tune::Setting& setting) {
   std::vector<std::string> out;
   const Json values = space.values(setting);
   for (const auto& [name, value] : values.items()) out.push_back(assignment(name, value));
+  return out;
+}
+
+std::vector<std::string> shown(const tune::Space& space, const tune::Setting& setting) {
+  std::vector<std::string> out;
+  const Json values = space.values(setting);
+  for (const auto& [name, value] : values.items())
+    out.push_back(value.is_number_float() ? fmt::format("{}={:.4g}", name, value.get<double>())
+                                          : assignment(name, value));
   return out;
 }
 

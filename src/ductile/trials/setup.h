@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,9 @@
 
 // What a tuner is told: which options of a job it may choose, and how it is to search.
 namespace ductile::trials {
+
+// Where the first value of a trial stands for the loss before any training (tune/progress.h).
+inline constexpr int kValuesOfASlope = 3;
 
 struct Setup {
   std::string metric = "accuracy";  // of the evaluations; accuracy, loss or perplexity
@@ -56,10 +60,21 @@ void set_option(Setup& setup, const std::string& assignment);
 
 // Throws invalid_argument if the job's evaluations do not have what trials are to be judged by.
 void check_metric(const Setup& setup, const spec::JobOptions& job);
+// Throws invalid_argument where the policy cannot do with the searcher, or with so few evaluations.
+void check_search(const Setup& setup, const spec::JobOptions& job);
 // Throws invalid_argument for a budget that ends before the first evaluation.
 void check_budget(const Setup& setup, const spec::JobOptions& job);
 
+// A sentence for each option of the space that trials with some of the choices do not read.
+std::vector<std::string> read_by_some(const tune::Space& space, const spec::JobOptions& job);
+
+// The job's own setting, by the options of the space. Nothing where a value of the job is not in
+// it.
+std::optional<tune::Setting> setting_of(const tune::Space& space, const spec::JobOptions& job);
+
 // "optimizer.lr=0.1", one for each dimension, as --set takes it.
 std::vector<std::string> assignments(const tune::Space& space, const tune::Setting& setting);
+// The same for people: four digits of a real number.
+std::vector<std::string> shown(const tune::Space& space, const tune::Setting& setting);
 
 }  // namespace ductile::trials

@@ -92,7 +92,7 @@ TEST(Setup, NamesWhatCannotBeTuned) {
 TEST(Setup, AnOptionThatNoTrialWouldReadIsRefused) {
   const std::string range = "[space.\"optimizer.adam.beta2\"]\nlow = 0.9\nhigh = 0.99\n";
   const std::string rules = "[space.\"optimizer.name\"]\nchoices = [\"sgd\", \"adamw\"]\n";
-  EXPECT_NE(refusal(range).find("space.\"optimizer.adam.beta2\": the job does not read"),
+  EXPECT_NE(refusal(range).find("space.\"optimizer.adam.beta2\": no trial would read"),
             std::string::npos)
       << "the rule is sgd";
   EXPECT_EQ(read_tuning(range + rules, "tune.toml", {}).space.size(), 2U);
@@ -106,6 +106,94 @@ TEST(Setup, AnOptionThatNoTrialWouldReadIsRefused) {
       "[space.\"optimizer.muon.rest\"]\nchoices = [\"adamw\", \"sgd\"]\n"
       "[space.\"optimizer.muon.rest_momentum\"]\nlow = 0.8\nhigh = 0.95\n";
   EXPECT_EQ(read_tuning(rest, "tune.toml", {}).space.size(), 3U);
+}
+
+// The job's own rule is none of the choices, so that it reads the option says nothing.
+TEST(Setup, AnOptionIsReadByTheChoicesOrNotAtAll) {
+  const std::string momentum = "[space.\"optimizer.momentum\"]\nlow = 0.1\nhigh = 0.9\n";
+  const auto with = [&](const std::string& rules) {
+    return momentum + "[space.\"optimizer.name\"]\nchoices = [" + rules + "]\n";
+  };
+  EXPECT_NE(refusal(with("\"adamw\", \"lamb\"")).find("space.\"optimizer.momentum\": no trial"),
+            std::string::npos);
+  const auto warnings = [&](const std::string& toml) {
+    return read_by_some(read_tuning(toml, "tune.toml", {}).space, {});
+  };
+  EXPECT_EQ(warnings(with("\"sgd\", \"lars\"")), std::vector<std::string>());
+  EXPECT_EQ(warnings(momentum), std::vector<std::string>());
+  const std::vector<std::string> some = warnings(with("\"adamw\", \"sgd\", \"lamb\""));
+  ASSERT_EQ(some.size(), 1U);
+  EXPECT_EQ(
+      some[0],
+      "space.\"optimizer.momentum\" changes nothing in trials with optimizer.name = \"adamw\" "
+      "or \"lamb\"");
+  // Two choices together: of the four pairs one reads it.
+  const std::string rest =
+      "[space.\"optimizer.name\"]\nchoices = [\"adamw\", \"muon\"]\n"
+      "[space.\"optimizer.muon.rest\"]\nchoices = [\"adamw\", \"sgd\"]\n"
+      "[space.\"optimizer.muon.rest_momentum\"]\nlow = 0.8\nhigh = 0.95\n";
+  EXPECT_EQ(warnings(rest).size(), 3U) << "rest with adamw; rest_momentum with either other one";
+}
+
+TEST(Setup, FindsTheJobsOwnSettingInTheSpace) {
+  spec::JobOptions job;
+  job.optimizer.lr = 0.25;
+  const auto own = [&](const std::string& toml) {
+    const Tuning tuning = read_tuning(toml, "tune.toml", job);
+    const auto setting = setting_of(tuning.space, job);
+    return setting ? fmt::format("{}", fmt::join(assignments(tuning.space, *setting), " "))
+                   : "none";
+  };
+  const std::string lr = "[space.\"optimizer.lr\"]\nlow = 0.1\nhigh = 0.25\n";
+  EXPECT_EQ(own(lr), "optimizer.lr=0.25");
+  EXPECT_EQ(own("[space.\"optimizer.lr\"]\nlow = 0.1\nhigh = 0.2\n"), "none");
+  // As the option is, however the choice is written.
+  EXPECT_EQ(own("[space.\"optimizer.momentum\"]\nchoices = [0.5, 9e-1]\n"),
+            "optimizer.momentum=0.9");
+  EXPECT_EQ(own("[space.\"optimizer.momentum\"]\nchoices = [0.5, 0.8]\n" + lr), "none");
+  EXPECT_EQ(own("[space.\"optimizer.name\"]\nchoices = [\"lars\", \"sgd\"]\n"),
+            "optimizer.name=\"sgd\"");
+  EXPECT_EQ(own("[space.\"train.staleness\"]\nkind = \"integer\"\nlow = 0\nhigh = 3\n"),
+            "train.staleness=0");
+  job.train.staleness = 7;
+  EXPECT_EQ(own("[space.\"train.staleness\"]\nkind = \"integer\"\nlow = 0\nhigh = 3\n"), "none");
+}
+
+TEST(Setup, TheDefaultSpaceHoldsTheDefaultJob) {
+  for (const char* control : {"schedule", "lrtuner"}) {
+    spec::JobOptions job;
+    job.train.rate_control = control;
+    EXPECT_TRUE(setting_of(default_tuning(job).space, job)) << control;
+  }
+}
+
+TEST(Setup, ShowsFourDigitsOfARealNumber) {
+  const Tuning tuning = read_tuning(
+      "[space.\"optimizer.lr\"]\nlow = 0.1\nhigh = 0.2\n[space.\"train.batch_size\"]\nchoices = "
+      "[32, 64]\n",
+      "tune.toml", {});
+  EXPECT_EQ(shown(tuning.space, {0.649, 1}),
+            (std::vector<std::string>{"optimizer.lr=0.1235", "train.batch_size=64"}));
+}
+
+TEST(Setup, NamesThePoliciesThatTakeASearcher) {
+  trials::Setup setup;
+  for (const char* searcher : {"random", "grid", "tpe", "gp"}) {
+    setup.searcher = searcher;
+    setup.policy = "freeze_thaw";
+    try {
+      check_search(setup, {});
+      ADD_FAILURE() << searcher;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(e.message().find("searcher=curves"), std::string::npos) << e.message();
+      EXPECT_NE(e.message().find("policy=full, "), std::string::npos) << e.message();
+      EXPECT_NE(e.message().find("policy=asha"), std::string::npos) << e.message();
+      EXPECT_EQ(e.message().find("policy=freeze_thaw"), std::string::npos) << e.message();
+    }
+    setup.policy = "asha";
+    check_search(setup, {});
+  }
 }
 
 TEST(Setup, AnOptionThatTheTunerHasNotIsAnsweredWithThoseThatItHas) {

@@ -76,7 +76,7 @@ class MlTunerPolicy final : public TrialPolicy {
   }
 
   std::optional<Move> begin_trial() {
-    Move move = start(m_.time, fmt::format("a new trial of {:g}", m_.time));
+    Move move = start(m_.time, "a new setting is compared with the others");
     if (move.kind != MoveKind::start) return std::nullopt;
     move.parent = options().mltuner.forks ? m_.best : -1;
     m_.live.push_back(move.trial);
@@ -88,7 +88,7 @@ class MlTunerPolicy final : public TrialPolicy {
   std::optional<Move> first() {
     for (const int64_t t : m_.live)
       if (status(t) == Status::paused && budget_of(t) < m_.time)
-        return resume(t, m_.time, fmt::format("no trial converges yet; all run for {:g}", m_.time));
+        return resume(t, m_.time, "no trial converges yet; those that are left run twice as long");
     bool is_exhausted = false;
     if (m_.to_start > 0) {
       if (auto move = begin_trial()) {

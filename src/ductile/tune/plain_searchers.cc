@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <numeric>
 
 #include "ductile/tune/searchers_impl.h"
@@ -44,6 +45,20 @@ class GridSearcher final : public Searcher {
     if (num_listed > 0 && nth >= num_listed) return {};
     if (num_listed > 0)
       return {.fresh = Candidate{space().listed()[static_cast<size_t>(nth)], nth}};
+    // Of the grid without the settings that came before it.
+    const std::vector<Setting>& first = options().first;
+    if (first.empty()) return at(nth);
+    int64_t before = -1;
+    for (int64_t place = 0; place < total_; ++place) {
+      Pick point = at(place);
+      const bool is_first =
+          std::find(first.begin(), first.end(), point.fresh->setting) != first.end();
+      if (!is_first && ++before == nth) return point;
+    }
+    return {};
+  }
+
+  Pick at(int64_t nth) const {
     if (nth >= total_) return {};
     int64_t rest = nth * stride_ % total_;
     Point point;

@@ -21,7 +21,7 @@ constexpr SearcherEntry kSearchers[] = {
     {"tpe", make_tpe, "tree-structured Parzen estimator: densities of good and of other settings"},
     {"gp", make_gp, "Gaussian process over settings, expected improvement"},
     {"curves", make_curves,
-     "Gaussian process over settings and budgets, which forecasts learning curves"},
+     "Gaussian process over settings and budgets, which forecasts learning curves", true},
 };
 
 constexpr uint64_t kDecisions = 0x74756e65;  // the stream of a searcher's draws

@@ -132,6 +132,7 @@ struct SearcherEntry {
   std::string_view name;
   std::unique_ptr<Searcher> (*make)(const Space& space, const SearcherOptions& options);
   std::string_view help;
+  bool forecasts = false;  // what the made one says
 };
 Table<SearcherEntry> searchers();
 std::unique_ptr<Searcher> make_searcher(std::string_view name, const Space& space,

@@ -283,6 +283,29 @@ TEST(GridSearcherTest, FirstSettingsTakeNothingFromTheGrid) {
   EXPECT_EQ(seen.size(), 2U + 16U);
 }
 
+// A finite space is asked for each setting once, also if the first one is on the grid.
+TEST(GridSearcherTest, ASettingThatCameFirstIsNotAskedForAgain) {
+  const Space space({{.name = "a", .kind = Kind::choice, .choices = {"1", "2", "3"}},
+                     {.name = "b", .kind = Kind::choice, .choices = {"1", "2"}}});
+  for (double a = 0; a < 3; ++a) {
+    SearcherOptions options;
+    options.first = {{a, 1}};
+    const auto s = make_searcher("grid", space, options);
+    std::set<Setting> seen;
+    for (int64_t t = 0; t < 6; ++t) {
+      ASSERT_EQ(s->ask(), t);
+      seen.insert(s->trials()[static_cast<size_t>(t)].setting);
+    }
+    EXPECT_EQ(seen.size(), 6U);
+    EXPECT_FALSE(s->ask());
+  }
+}
+
+TEST(SearcherTableTest, TheTableSaysWhichForecast) {
+  for (const SearcherEntry& row : searchers())
+    EXPECT_EQ(make_searcher(row.name, cube(1))->forecasts(), row.forecasts) << row.name;
+}
+
 TEST(SearcherTableTest, AnUnknownNameIsRefusedWithTheNearest) {
   std::string text;
   EXPECT_EQ(code_of([] { make_searcher("tpee", cube(1)); }, &text), ErrorCode::invalid_argument);

@@ -26,7 +26,7 @@ constexpr PolicyEntry kPolicies[] = {
     {"mltuner", make_mltuner, "trials of a length that doubles until one converges; re-tuning",
      false},
     {"freeze_thaw", make_freeze_thaw,
-     "a searcher that forecasts curves chooses among all paused trials and a new one", true},
+     "a searcher that forecasts curves chooses among all paused trials and a new one", true, true},
 };
 
 constexpr std::pair<MoveKind, std::string_view> kMoveWords[] = {{MoveKind::start, "start"},

@@ -153,7 +153,8 @@ struct PolicyEntry {
   std::unique_ptr<TrialPolicy> (*make)(std::unique_ptr<Searcher> searcher,
                                        const PolicyOptions& options);
   std::string_view help;
-  bool uses_total;  // what it does depends on the total budget, not only where it ends
+  bool uses_total;               // what it does depends on the total budget, not only where it ends
+  bool needs_forecasts = false;  // it takes only searchers that forecast
 };
 Table<PolicyEntry> trial_policies();
 // Throws invalid_argument for options that contradict each other, or a searcher that the policy

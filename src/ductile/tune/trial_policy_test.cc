@@ -411,6 +411,19 @@ TEST(FreezeThawTest, WantsASearcherThatForecasts) {
   EXPECT_NE(text.find("curves"), std::string::npos) << text;
 }
 
+TEST(TrialPolicyTableTest, SaysWhichWantASearcherThatForecasts) {
+  PolicyOptions options;
+  options.total_budget = 10;
+  for (const PolicyEntry& row : trial_policies()) {
+    const auto with_tpe = [&] { make(std::string(row.name), options, cube(1), "tpe"); };
+    if (row.needs_forecasts) {
+      EXPECT_EQ(code_of(with_tpe), ErrorCode::invalid_argument) << row.name;
+    } else {
+      EXPECT_NO_THROW(with_tpe()) << row.name;
+    }
+  }
+}
+
 TEST(PolicyOptionsTest, ContradictionsAreRefused) {
   PolicyOptions options;
   options.full_budget = 2;

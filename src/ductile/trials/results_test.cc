@@ -1,0 +1,178 @@
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/testing.h"
+#include "ductile/trials/report.h"
+#include "ductile/trials/session.h"
+#include "ductile/trials/testing/told_runs.h"
+#include "ductile/tune/searcher.h"
+
+// What a session begins with, which trial is its result, and what may change when it goes on.
+namespace ductile::trials {
+namespace {
+
+using testing::Ends;
+using testing::evaluation;
+using testing::job_of_two_epochs;
+using testing::told_runs;
+using testing::two_rates;
+
+// The accuracies of the first two epochs.
+std::string accuracies(double first, double second) {
+  return evaluation(1, fmt::format("\"accuracy\":{}", first)) +
+         evaluation(2, fmt::format("\"accuracy\":{}", second));
+}
+
+// Each of two learning rates gets one epoch, and what is the best then is run to its end.
+Tuning one_look_each() {
+  Tuning tuning = two_rates({});
+  tuning.setup.policy = "freeze_thaw";
+  tuning.setup.searcher = "curves";
+  tuning.setup.budget = 2;
+  return tuning;
+}
+
+// The result is not to be worse than what the job would have found untuned.
+TEST(SessionResult, BeginsWithTheJobsOwnSetting) {
+  for (const char* searcher : {"curves", "grid"}) {
+    const TempFolder place;
+    const fs::path folder = place.path() / "session";
+    spec::JobOptions job;
+    job.train.epochs = 2;
+    job.optimizer.lr = 0.0123;
+    Tuning tuning = default_tuning(job);
+    tuning.setup.at_once = 1;
+    tuning.setup.budget = 2;
+    tuning.setup.searcher = searcher;
+    if (tuning.setup.searcher == "grid") tuning.setup.policy = "full";
+    const std::string lines = accuracies(0.5, 0.6);
+    Session session = Session::create(folder, OptionSet(job).to_toml(), tuning);
+    EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+    ASSERT_FALSE(session.trials().empty());
+    EXPECT_EQ(session.trials()[0].setting, *setting_of(tuning.space, job));
+    EXPECT_TRUE(fs::exists(folder / "best.toml"));
+  }
+}
+
+// One that was begun before there was a first setting.
+TEST(SessionResult, GoesOnAsItWasBegun) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  Tuning tuning = default_tuning({});
+  tuning.setup.at_once = 1;
+  tuning.setup.budget = 2;
+  { const Session session = Session::create(folder, job_of_two_epochs(), tuning); }
+  nlohmann::json state = nlohmann::json::parse(read_file(folder / "tune.json"));
+  ASSERT_TRUE(state.at("first").is_array());
+  state.erase("first");
+  write_file_atomic(folder / "tune.json", state.dump());
+  const std::string lines = accuracies(0.5, 0.6);
+  Session session = Session::open(folder);
+  EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+  ASSERT_FALSE(session.trials().empty());
+  const auto searcher =
+      tune::make_searcher("curves", tuning.space, {.seed = tuning.setup.seed, .full_budget = 2});
+  searcher->ask();
+  EXPECT_EQ(session.trials()[0].setting, searcher->trials()[0].setting);
+  EXPECT_NE(session.trials()[0].setting, *setting_of(tuning.space, {}));
+}
+
+// What its model has, and not what it had once.
+TEST(SessionResult, ATrialIsWorthItsLastEvaluation) {
+  const TempFolder place;
+  std::vector<std::string> news;
+  Session session = Session::create(place.path() / "session", job_of_two_epochs(), two_rates({}));
+  EXPECT_TRUE(session.run(
+      {.program = told_runs(place.path(), accuracies(0.9, 0.4), accuracies(0.5, 0.6), Ends::done),
+       .on_news = [&](const std::string& text) { news.push_back(text); }}));
+  ASSERT_EQ(session.trials().size(), 2U);
+  EXPECT_EQ(session.best(), 1);
+  EXPECT_EQ(*session.value_of(0), 0.4);
+  EXPECT_EQ(*session.value_of(1), 0.6);
+  EXPECT_EQ(news, (std::vector<std::string>{
+                      "0.0 of 20 epochs: trial 0: optimizer.lr=0.1; 2 epochs",
+                      "2.0 of 20 epochs: trial 0: accuracy 40.00 % after 2 epochs",
+                      "2.0 of 20 epochs: trial 1: optimizer.lr=1; 2 epochs",
+                      "4.0 of 20 epochs: trial 1: accuracy 60.00 % after 2 epochs"}));
+  const std::string report = report_html(session);
+  EXPECT_LT(report.find("60.00 %"), report.find("40.00 %"));
+  EXPECT_EQ(report.find("90.00 %"), std::string::npos);
+  EXPECT_NE(report.find("<td class=\"state\">finished, best</td>"), std::string::npos);
+}
+
+// It fell below the other one, which has no end.
+TEST(SessionResult, TheTrialThatWasRunToItsEndIsTheResult) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  Session session = Session::create(folder, job_of_two_epochs(), one_look_each());
+  EXPECT_TRUE(session.run({.program = told_runs(place.path(), accuracies(0.9, 0.4),
+                                                accuracies(0.5, 0.6), Ends::done)}));
+  ASSERT_EQ(session.trials().size(), 2U);
+  EXPECT_EQ(session.trials()[0].status, "finished");
+  EXPECT_EQ(session.trials()[1].status, "paused");
+  EXPECT_EQ(session.trials()[1].reason, "others promised more");
+  EXPECT_EQ(session.best(), 0);
+  EXPECT_EQ(nlohmann::json::parse(read_file(folder / "tune.json")).at("best"), 0);
+}
+
+TEST(SessionResult, IfTheBestOneDivergesAtItsEndTheNextOneIs) {
+  const TempFolder place;
+  const std::string lost =
+      evaluation(1, R"("accuracy":0.9)") + evaluation(2, R"("accuracy":"NaN")");
+  Session session = Session::create(place.path() / "session", job_of_two_epochs(), one_look_each());
+  EXPECT_TRUE(
+      session.run({.program = told_runs(place.path(), lost, accuracies(0.5, 0.4), Ends::done)}));
+  ASSERT_EQ(session.trials().size(), 2U);
+  EXPECT_EQ(session.trials()[0].status, "diverged");
+  EXPECT_EQ(session.trials()[0].reason, "the loss was not finite");
+  EXPECT_EQ(session.trials()[1].status, "finished");
+  EXPECT_EQ(session.best(), 1);
+}
+
+// No run is trained again, and the end of the best one is no part of the search.
+TEST(SessionResult, ASearchThatWasOverGoesOnWithALargerBudget) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  const fs::path program =
+      told_runs(place.path(), accuracies(0.9, 0.4), accuracies(0.5, 0.6), Ends::done);
+  {
+    Session session = Session::create(folder, job_of_two_epochs(), one_look_each());
+    EXPECT_TRUE(session.run({.program = program}));
+  }
+  Session session = Session::open(folder);
+  session.change({"budget=4", "at_once=2", "finish=false"});
+  EXPECT_EQ(session.budget(), 4);
+  EXPECT_EQ(session.state_of_search(), "");
+  EXPECT_EQ(session.epochs_spent(), 2);
+  EXPECT_TRUE(session.run({.program = program}));
+  ASSERT_EQ(session.trials().size(), 2U);
+  for (const TrialRecord& trial : session.trials()) EXPECT_EQ(trial.status, "finished");
+  EXPECT_EQ(session.epochs_spent(), 4);
+  EXPECT_EQ(session.best(), 1);
+}
+
+TEST(SessionResult, KeepsWhatWouldMakeItAnotherSearch) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  Session session = Session::create(folder, job_of_two_epochs(), two_rates({}));
+  const std::string before = read_file(folder / "tune.json");
+  for (const std::string change :
+       {"policy=asha", "searcher=gp", "seed=3", "metric=loss", "budget=0.5", "bugdet=4"}) {
+    try {
+      session.change({change});
+      ADD_FAILURE() << change;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      EXPECT_NE(e.message().find("budget"), std::string::npos) << e.message();
+    }
+  }
+  EXPECT_EQ(read_file(folder / "tune.json"), before);
+}
+
+}  // namespace
+}  // namespace ductile::trials

@@ -1,0 +1,187 @@
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "ductile/base/error.h"
+#include "ductile/base/json.h"
+#include "ductile/base/json_fields.h"
+#include "ductile/base/json_value.h"
+#include "ductile/base/paths.h"
+#include "ductile/base/text.h"
+#include "ductile/trials/session.h"
+
+// What a session writes down, and how it is read again.
+namespace ductile::trials {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kFormat = 1;
+
+Json to_json(const tune::Observation& o) {
+  return {o.budget, std::isfinite(o.value) ? Json(o.value) : Json()};
+}
+
+constexpr double kMost = std::numeric_limits<double>::max();
+
+// As tune.json has it, of a job of so many epochs.
+TrialRecord trial_from(const Json& json, double full, const std::string& where) {
+  const JsonFields fields(json, where);
+  TrialRecord out;
+  for (const Json& v : fields.array("setting"))
+    out.setting.push_back(fields.as_number(v, "setting", -kMost, kMost));
+  out.status = fields.text("status");
+  out.reason = fields.text("reason");
+  for (const Json& o : fields.array("seen")) {
+    if (!o.is_array() || o.size() != 2) fields.wrong("seen", "a list of pairs", o);
+    out.seen.push_back({fields.as_number(o[0], "seen", 0, full),
+                        o[1].is_null() ? NAN : fields.as_number(o[1], "seen", -kMost, kMost)});
+  }
+  out.core_seconds = fields.number("core_seconds", 0, kMost);
+  out.wall_seconds = fields.number("wall_seconds", 0, kMost);
+  return out;
+}
+
+// The setting that a session began with; nothing in one that was begun before there was such a one.
+std::optional<tune::Setting> first_from(const JsonFields& fields, const tune::Space& space) {
+  if (!fields.has("first") || fields.at("first").is_null()) return std::nullopt;
+  tune::Setting out;
+  for (const Json& v : fields.array("first"))
+    out.push_back(fields.as_number(v, "first", -kMost, kMost));
+  if (!space.contains(out)) fields.wrong("first", "a setting of the space", fields.at("first"));
+  return out;
+}
+
+}  // namespace
+
+Session Session::open(const fs::path& folder) {
+  const fs::path file = folder / "tune.json";
+  if (kind_of(file) == FileKind::none)
+    fail(ErrorCode::not_found, "{}: no tuning session (it has no tune.json)", folder.string());
+  for (const char* name : {"tune.json", "job.toml"}) {  // opening a FIFO would wait for ever
+    if (kind_of(folder / name) != FileKind::file)
+      fail(ErrorCode::data_loss, "{}: it is {}, and a tuning session has a file there",
+           (folder / name).string(), kind_text(folder / name));
+  }
+  // Before anything is read: another one may save and end meanwhile.
+  auto lock = std::make_unique<run::RunLock>(folder, run::RunLock::kTuner);
+  try {
+    const Json state = parse_json(read_file(file), file.string(), ErrorCode::data_loss);
+    const JsonFields fields(state, file.string());
+    if (fields.integer("format", 0, 1 << 20) != kFormat)
+      fail(ErrorCode::conflict, "{}: written by another version of Ductile", file.string());
+    Setup setup;
+    OptionSet(setup).read_json(fields.at("setup"), file.string());
+    Session out(folder, {setup, tune::Space::from_json(fields.at("space"), file.string())},
+                read_file(folder / "job.toml"), std::move(lock));
+    out.first_ = first_from(fields, out.tuning_.space);
+    out.make_policy();
+    out.restore(state);
+    return out;
+  } catch (const nlohmann::json::exception& e) {
+    fail(ErrorCode::data_loss, "{}: {}", file.string(), e.what());
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::invalid_argument) throw;
+    throw Error(ErrorCode::data_loss, e.what());
+  }
+}
+
+void Session::change(const std::vector<std::string>& assignments) {
+  constexpr std::string_view kFree[] = {"budget", "at_once", "finish"};
+  Setup setup = tuning_.setup;
+  for (const std::string& assignment : assignments) {
+    set_option(setup, assignment);
+    const std::string key = assignment.substr(0, assignment.find('='));
+    if (std::ranges::find(kFree, key) == std::end(kFree))
+      fail(ErrorCode::invalid_argument,
+           "--tune {}: another {} would make another search; with --resume, --tune sets {}. Begin "
+           "another session without --resume",
+           to_utf8(assignment), key, fmt::join(kFree, ", "));
+  }
+  check_budget(setup, job_);
+  if (setup == tuning_.setup) return;
+  const bool has_other_budget = setup.budget != tuning_.setup.budget;
+  const bool is_finishing = finishing_ && !planned_.empty();
+  if (has_other_budget || (is_finishing && !setup.finish)) forget_finish();
+  if (has_other_budget) over_.clear();
+  tuning_.setup = setup;
+  const Json policy = policy_->save();
+  make_policy();
+  policy_->restore(policy);
+  save();
+}
+
+// The policy was not told of what ran after the search. The runs keep it: a trial that is to go on
+// to where it has been already is not trained again.
+void Session::forget_finish() {
+  const bool is_under_way = std::exchange(finishing_, false) && !planned_.empty();
+  if (is_under_way) planned_.clear();
+  for (size_t i = 0; i < trials_.size(); ++i) {
+    TrialRecord& record = trials_[i];
+    const double known = policy_->searcher().trials()[i].budget();
+    const bool is_ahead = !record.seen.empty() && record.seen.back().budget > known;
+    if (!is_ahead && !(is_under_way && record.status == "running")) continue;
+    while (!record.seen.empty() && record.seen.back().budget > known) record.seen.pop_back();
+    record.status = "paused";
+    record.reason = kOthers;
+  }
+}
+
+void Session::save() const {
+  Json trials = Json::array();
+  for (const TrialRecord& t : trials_) {
+    Json seen = Json::array();
+    for (const tune::Observation& o : t.seen) seen.push_back(to_json(o));
+    trials.push_back({{"setting", t.setting},
+                      {"values", tuning_.space.values(t.setting)},
+                      {"status", t.status},
+                      {"reason", t.reason},
+                      {"seen", seen},
+                      {"core_seconds", t.core_seconds},
+                      {"wall_seconds", t.wall_seconds}});
+  }
+  Json planned = Json::array();
+  for (const auto& [trial, epochs] : planned_) planned.push_back({trial, epochs});
+  Setup setup = tuning_.setup;
+  const Json state = {{"format", kFormat},
+                      {"setup", OptionSet(setup).to_json()},
+                      {"space", tuning_.space.to_json()},
+                      {"best", best()},  // for whoever finds the folder (run/folder.h)
+                      {"first", first_ ? Json(*first_) : Json()},
+                      {"policy", policy_->save()},
+                      {"trials", trials},
+                      {"planned", planned},
+                      {"over", over_},
+                      {"finishing", finishing_},
+                      {"wall_seconds", wall_seconds_}};
+  write_file_atomic(folder_ / "tune.json", dump_json(state));
+}
+
+void Session::restore(const Json& state) {
+  const std::string file = (folder_ / "tune.json").string();
+  const JsonFields fields(state, file);
+  policy_->restore(fields.at("policy"));
+  const std::vector<tune::Trial>& known = policy_->searcher().trials();
+  if (first_ && !known.empty() && known[0].setting != *first_)
+    fail(ErrorCode::data_loss, "{}: first is not the setting of trial 0", file);
+  for (const Json& t : fields.array("trials")) {
+    const size_t number = trials_.size();
+    trials_.push_back(trial_from(t, full(), fmt::format("{}: trial {}", file, number)));
+    if (number >= known.size() || trials_.back().setting != known[number].setting)
+      fail(ErrorCode::data_loss, "{}: trial {} is not that of the search", file, number);
+  }
+  for (const Json& p : fields.array("planned")) {
+    if (!p.is_array() || p.size() != 2) fields.wrong("planned", "a list of pairs", p);
+    planned_[fields.as_integer(p[0], "planned", 0, std::ssize(trials_) - 1)] =
+        fields.as_number(p[1], "planned", 0, full());
+  }
+  over_ = fields.text("over");
+  finishing_ = fields.boolean("finishing");
+  wall_seconds_ = fields.number("wall_seconds", 0, kMost);
+}
+
+}  // namespace ductile::trials
