@@ -222,6 +222,7 @@ class Lrtuner final : public RateControl {
   static Choice choose(const std::vector<Point>& points, double lr, double growth, bool counts,
                        Json& memory) {
     if (changes_nothing(points)) {
+      if (points.front().loss == 0) return {lr, "the loss is 0: nothing is left to gain"};
       memory["flat"] = memory.value("flat", 0) + 1;
       const bool leave = !memory.contains("failures") && memory["flat"].get<int>() >= 3;
       return {leave ? kOutOfFlatness * lr : lr, "the last updates did not change the loss"};

@@ -440,6 +440,17 @@ TEST(Lrtuner, StaysFiniteWhereUpdatesChangeNothing) {
   for (const double rate : d.rates) ASSERT_LE(rate, 1e6);
 }
 
+// Weight decay goes on there, and a rate out of all bounds would make it destroy the weights.
+TEST(Lrtuner, ALossOfZeroIsNoReasonToRaiseTheRate) {
+  Descent d;
+  d.loss = [](const std::vector<double>&) { return 0; };
+  d.gradient = [](const std::vector<double>&) { return std::vector<double>{0}; };
+  d.w = {1};
+  d.run(tuned(0.1, 1), 2000);
+  for (const double rate : d.rates) ASSERT_LE(rate, 1e-3);
+  EXPECT_EQ(d.events.back()["why"], "the loss is 0: nothing is left to gain");
+}
+
 // Before an update that begins a way a step method may only look at samples.
 TEST(Lrtuner, KeepsTheWeightsOfTheNextUpdateHoweverLongThatTakes) {
   const auto job = tuned(0.1, 0.5);
