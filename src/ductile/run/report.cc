@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
-#include <iterator>
 #include <optional>
 #include <set>
 #include <vector>
@@ -118,15 +117,23 @@ void add_target(std::vector<Tile>& tiles, const History& history, const spec::Ta
   }
 }
 
+// As the summary has it, if there is one: the lines of a run of a few steps say little.
+void add_throughput(std::vector<Tile>& tiles, const History& history) {
+  const Curve* c = history.find(kSamplesPerSecond);
+  double mean = number_at(history.figures, "samples_per_second");
+  if (!(mean > 0) && c != nullptr) mean = c->mean_rate;
+  if (!(mean > 0) || !std::isfinite(mean)) return;
+  std::string note = "samples, mean of training";
+  if (c != nullptr && c->last) note += "; last " + with_thousands(c->last->value);
+  tiles.push_back({"Throughput", with_thousands(mean) + " /s", note});
+}
+
 void add_cost(std::vector<Tile>& tiles, const History& history) {
   const double wall = history.cost ? history.cost->wall_seconds : history.seconds;
   if (wall > 0) {
     tiles.push_back({"Run time", as_duration(wall), "all parts of the run, pauses left out"});
   }
-  if (const Curve* c = history.find(kSamplesPerSecond); c != nullptr && c->count > 0) {
-    tiles.push_back({"Throughput", with_thousands(c->mean) + " /s",
-                     fmt::format("samples, mean; last {}", with_thousands(c->last->value))});
-  }
+  add_throughput(tiles, history);
   if (history.steps == 0) return;
   std::string trained;
   if (history.samples) trained = plural(static_cast<double>(*history.samples), "sample") + ", ";
@@ -208,8 +215,7 @@ std::string notices_html(const History& history, const Job& job) {
   return out;
 }
 
-std::vector<Cell> event_cells(const json& event) {
-  const report::Row row = report::describe_event(event);
+std::vector<Cell> event_cells(const json& event, const report::Row& row) {
   double seconds = NAN;
   double step = NAN;
   double time = NAN;
@@ -223,10 +229,8 @@ std::vector<Cell> event_cells(const json& event) {
           row.text};
 }
 
-std::string events_html(const History& history) {
-  std::vector<json> events;
-  std::ranges::copy_if(history.events, std::back_inserter(events),
-                       [](const json& event) { return !report::is_trial(event); });
+std::string events_html(const History& history, const spec::JobOptions& job) {
+  const std::vector<report::ShownEvent> events = report::shown_events(history, job);
   if (events.empty()) return "<p class=\"empty\">No events yet.</p>\n";
   page::HtmlTable table({{"Time", true}, {"Step", true}, {"Event"}, {""}}, "events");
   for (size_t i = 0; i < events.size(); ++i) {
@@ -237,7 +241,7 @@ std::string events_html(const History& history) {
       table.row({"", "", "", Cell(text).with_tone("muted")});
       i += hidden;
     }
-    table.row(event_cells(events[i]));
+    table.row(event_cells(*events[i].event, events[i].row));
   }
   return "<div id=\"strip\"></div>\n<div id=\"kinds\" class=\"chips\"></div>\n" + table.html();
 }
@@ -391,7 +395,7 @@ std::string report_html(const RunFolder& folder, const History& history,
     page.body += page::section("Pipeline timeline", trace);
   if (const std::string memory = report::memory_html(history, folder); !memory.empty())
     page.body += page::section("Memory of the workers", memory);
-  page.body += page::section("What happened", events_html(history));
+  page.body += page::section("What happened", events_html(history, o));
   page.body += "<div class=\"columns\">" +
                page::section("Configuration", config_html(job, job_toml)) + "<div>" +
                page::section("Do it again", commands_html(folder, history)) +
