@@ -205,6 +205,7 @@ json measured_minimum(const char* slices) {
       {"loss", 0.25},
       {"gradient_norm", 0.125},
       {"samples", 1000},
+      {"steps", 37},
       {"train_size", 60000},
       {"subspace", 0},
       {"sharpness",
@@ -223,9 +224,9 @@ TEST(Report, ShowsTheMinimaThatWereMeasured) {
   append_minimum(run, measured_minimum("1d"));
   write_report(run);
   std::string html = read_file(run.report_file());
-  for (const char* text :
-       {"Sharpness of the minimum", "1,200", "0.500: 12.50, 0.250: not finite",
-        "31.50 \u00b1 0.500, not converged", "-2.50", "1,000 of 60,000", "id=\"slices\""})
+  for (const char* text : {"Sharpness of the minimum", "1,200", "0.500: 12.50, 0.250: not finite",
+                           "31.50 \u00b1 0.500, not converged", "-2.50", "1,000 of 60,000",
+                           "<td class=\"num\">37</td>", "id=\"slices\""})
     EXPECT_NE(html.find(text), std::string::npos) << text;
   json slices = data_of(html).at("slices");
   EXPECT_EQ(slices.at("plane"), false);
