@@ -329,6 +329,31 @@ std::string commands_html(const RunFolder& folder, const History& history) {
   return out;
 }
 
+// "mlp on idx, fp32 · sgd, learning rate 0.1, cosine schedule".
+std::string job_sentence(const spec::JobOptions& job) {
+  const std::string& rule = job.optimizer.name;
+  std::string how = "the program's own optimizer";
+  if (rule != "python")
+    how = fmt::format("{}, learning rate {:.4g}, {} schedule", rule, job.optimizer.lr,
+                      job.schedule.name);
+  if (job.train.rate_control != "schedule") how += ", rate control " + job.train.rate_control;
+  return fmt::format("{} on {}, {} \u00b7 {}", job.model.name, job.data.format, job.train.precision,
+                     how);
+}
+
+// " from job.toml and events.jsonl": the files that there are.
+std::string sources_text(const RunFolder& folder) {
+  std::vector<std::string> names;
+  for (const fs::path& file : {folder.job_file(), folder.events_file(), folder.metrics_file(),
+                               minima_file(folder), trace_file(folder), plan_file(folder)}) {
+    if (fs::exists(file)) names.push_back(file.filename().string());
+  }
+  if (names.empty()) return "";
+  const std::string last = names.back();
+  names.pop_back();
+  return fmt::format(" from {}{}{}", fmt::join(names, ", "), names.empty() ? "" : " and ", last);
+}
+
 struct StatusText {
   const char* text;
   const char* tone;
@@ -360,10 +385,8 @@ std::string report_html(const RunFolder& folder, const History& history,
   const StatusText status = status_text(history.status);
 
   std::string about = fmt::format("<code>{}</code>", escape_html(folder.name()));
-  if (job.error.empty() && !job_toml.empty()) {
-    about = fmt::format("{} on {}, {} \u00b7 {}", escape_html(o.model.name),
-                        escape_html(o.data.format), escape_html(o.train.precision), about);
-  }
+  if (job.error.empty() && !job_toml.empty())
+    about = fmt::format("{} \u00b7 {}", escape_html(job_sentence(o)), about);
   if (history.begin_time > 0) {
     about += fmt::format(" \u00b7 {} to {}", local_time(history.begin_time),
                          local_time(history.end_time));
@@ -400,10 +423,8 @@ std::string report_html(const RunFolder& folder, const History& history,
                page::section("Configuration", config_html(job, job_toml)) + "<div>" +
                page::section("Do it again", commands_html(folder, history)) +
                page::section("Machine", host_html(history.host)) + "</div></div>\n";
-  page.footer = fmt::format(
-      "Written {} from job.toml, events.jsonl, metrics.jsonl, minima.jsonl, trace.jsonl and "
-      "plan.json.",
-      local_time(static_cast<double>(std::time(nullptr))));
+  page.footer = fmt::format("Written {}{}.", local_time(static_cast<double>(std::time(nullptr))),
+                            sources_text(folder));
   json data = report::chart_data(history, o);
   data["slices"] = report::slices_data(minima);
   page.data = dump_json(data);

@@ -115,8 +115,8 @@
       const known = v !== null;
       const text = known ? valueText(v, "number") : "not finite";
       svg.append(element("rect", { x: left + i * cell, y: top + side - (j + 1) * cell,
-        width: cell, height: cell, "shape-rendering": "crispEdges", fill: known ? "var(--c0)" : "var(--bad)",
-        opacity: known ? opacity(strength(v)) : 1 },
+        width: cell, height: cell, "shape-rendering": "crispEdges",
+        fill: known ? "var(--c0)" : "var(--bad)", opacity: known ? opacity(strength(v)) : 1 },
       element("title", {}, `${places[i].toFixed(2)}, ${places[j].toFixed(2)}: ${text}`)));
     }));
     const marks = ticks(places[0], places[n - 1], 4);

@@ -71,6 +71,8 @@ TEST(Report, ShowsWhatARunDid) {
   const std::string html = read_file(run.report_file());
   for (const char* text : {"<h1>fashion</h1>",
                            "Target reached",
+                           "cnn on digits, fp32 \u00b7 sgd, learning rate 0.1, cosine schedule",
+                           "from job.toml, events.jsonl and metrics.jsonl.",
                            "91.53 %",
                            "4,310 /s",
                            "3.5e+12",
