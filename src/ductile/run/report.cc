@@ -344,9 +344,10 @@ std::string job_sentence(const spec::JobOptions& job) {
 // " from job.toml and events.jsonl": the files that there are.
 std::string sources_text(const RunFolder& folder) {
   std::vector<std::string> names;
+  std::error_code ignored;
   for (const fs::path& file : {folder.job_file(), folder.events_file(), folder.metrics_file(),
                                minima_file(folder), trace_file(folder), plan_file(folder)}) {
-    if (fs::exists(file)) names.push_back(file.filename().string());
+    if (fs::exists(file, ignored)) names.push_back(file.filename().string());
   }
   if (names.empty()) return "";
   const std::string last = names.back();

@@ -78,10 +78,9 @@ std::string probe_rounds_html(const History& history) {
   if (!any) return {};
   return table.html() +
          "<p class=\"empty\">Each round looks up the loss on the straight way that the updates "
-         "since "
-         "the last round went together: a = 0 is where the weights are, a = 1 as far again. The "
-         "minimum is that of the parabola: its a times the learning rate of the last update. There "
-         "is none where the parabola bends down, or rises from the start.</p>\n";
+         "since the last round went together: a = 0 is where the weights are, a = 1 as far again. "
+         "The minimum is that of the parabola: its a times the learning rate of the last update. "
+         "There is none where it bends down, or rises from the start.</p>\n";
 }
 
 }  // namespace ductile::run::report
