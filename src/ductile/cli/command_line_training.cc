@@ -378,7 +378,9 @@ void add_trained(CLI::App& app, Parsed& parsed) {
   sub->add_option("--top", c.top, "print this many of the most likely classes (default 1)")
       ->option_text("K")
       ->check(Range(int64_t{1}, int64_t{1} << 24));
-  sub->add_flag("--csv", c.csv, "write CSV with a row of heads");
+  CLI::Option* json =
+      sub->add_flag("--json", c.json, "write a line of JSON for each sample: the default");
+  sub->add_flag("--csv", c.csv, "write CSV with a row of heads")->excludes(json);
   add_minima(app, parsed);
 }
 

@@ -251,7 +251,7 @@ struct TrainedCommand {
   int64_t top = 1;                    // predict
   bool csv = false;                   // predict
   bool trust = false;
-  bool json = false;        // eval, minima
+  bool json = false;        // eval, minima; predict writes JSON anyway
   minima::Options measure;  // minima
 };
 ExitCode eval(const TrainedCommand& command, Context& context);

@@ -21,6 +21,10 @@ nlohmann::json value_json(const OptionField& field) {
   return std::visit([](auto* value) { return nlohmann::json(*value); }, field.ref);
 }
 
+bool differs_from_default(const OptionField& field) {
+  return to_toml(field.ref) != to_toml(field.default_value);
+}
+
 // The resolved file with each value's origin as a comment: valid TOML that can be used again.
 std::string commented_toml(const OptionSet& options, bool changed) {
   struct Line {
@@ -29,7 +33,7 @@ std::string commented_toml(const OptionSet& options, bool changed) {
   std::vector<Line> lines;
   std::string section;
   for (const OptionField& field : options.fields()) {
-    if (changed && field.origin.is_default()) continue;
+    if (changed && !differs_from_default(field)) continue;
     const size_t dot = field.path.rfind('.');
     const std::string prefix = dot == std::string::npos ? "" : field.path.substr(0, dot);
     const std::string name = dot == std::string::npos ? field.path : field.path.substr(dot + 1);
@@ -71,14 +75,14 @@ ExitCode config(const ConfigCommand& command, Context& context) {
   if (command.json) {
     nlohmann::ordered_json values = nlohmann::ordered_json::object();
     for (const OptionField& field : job.options.fields()) {
-      if (command.changed && field.origin.is_default()) continue;
+      if (command.changed && !differs_from_default(field)) continue;
       values[field.path] = {{"value", value_json(field)}, {"origin", field.origin.text}};
     }
     console.print("{}\n", dump_json(values, 2));
   } else if (command.origin) {
     std::vector<std::vector<std::string>> rows = {{"KEY", "VALUE", "ORIGIN"}};
     for (const OptionField& field : job.options.fields()) {
-      if (command.changed && field.origin.is_default()) continue;
+      if (command.changed && !differs_from_default(field)) continue;
       rows.push_back({field.path, to_toml(field.ref), field.origin.text});
     }
     console.print("{}", page::table(rows));

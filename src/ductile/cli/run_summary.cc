@@ -16,8 +16,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// What the trials of a tuner inside the run cost: "9 trials: 24,576 samples, 12.0 s, 21.0 s of core
-// time", as far as it is known; empty where there were none.
+// What the trials of a tuner inside the run cost, and what the last search kept: "9 trials: 24,576
+// samples, 12.0 s, 21.0 s of core time; kept lr 0.0621", as far as it is known; empty where there
+// were none.
 std::string tuning_text(const Json& tuning) {
   if (!tuning.contains("trials")) return "";
   std::vector<std::string> parts;
@@ -29,7 +30,14 @@ std::string tuning_text(const Json& tuning) {
   add("wall_seconds", [](double seconds) { return page::as_duration(seconds); });
   add("core_seconds", [](double seconds) { return page::as_duration(seconds) + " of core time"; });
   const std::string trials = page::plural(tuning["trials"].get<double>(), "trial");
-  return parts.empty() ? trials : fmt::format("{}: {}", trials, fmt::join(parts, ", "));
+  std::string text =
+      parts.empty() ? trials : trials + ": " + fmt::format("{}", fmt::join(parts, ", "));
+  if (!tuning.contains("kept") || !tuning["kept"].is_object()) return text;
+  std::vector<std::string> kept;
+  for (const auto& [name, value] : tuning["kept"].items())
+    kept.push_back(name + " " +
+                   (value.is_number() ? page::as_number(value.get<double>()) : dump_json(value)));
+  return kept.empty() ? text : fmt::format("{}; kept {}", text, fmt::join(kept, ", "));
 }
 
 }  // namespace
@@ -49,6 +57,9 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
   };
   if (done.is_object() && done.value("status", "") == "target_reached")
     rows.push_back({"ending", "target reached"});
+  // With looks at losses between updates, or trials that were dropped, there are more steps.
+  if (const auto updates = number(done, "updates"); updates != number(done, "step"))
+    row("updates", updates, page::with_thousands);
   row("steps", number(done, "step"), page::with_thousands);
   row("epochs", number(done, "epoch"), page::as_number);
   row("accuracy", number(part("final"), "accuracy"), page::as_percent);
@@ -69,8 +80,9 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
     rows.push_back({"worst class", fmt::format("{} with {}", name,
                                                page::as_percent(worst["accuracy"].get<double>()))});
   }
-  row("calibration", number(last, "calibration_error"),
-      [](double error) { return page::as_percent(error) + " error"; });
+  row("calibration error", number(last, "calibration_error"), page::as_percent);
+  if (const auto batch = number(done, "last_batch"); batch != number(part("noise"), "batch_size"))
+    row("last batch", batch, [](double size) { return page::plural(size, "sample"); });
   row("noise scale", number(part("noise"), "scale"),
       [](double scale) { return page::plural(std::round(scale), "sample"); });
   rows.push_back({"run", folder.path().string()});

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
@@ -166,19 +167,23 @@ class Listener {
   std::string failed_save_;  // the last one that was told
 };
 
-// What the controller wrote at the run's end, and what trials inside the run cost; null where there
-// is nothing.
+// What the controller wrote at the run's end, what trials inside the run cost, and with which batch
+// a run ended that changed it; null where there is nothing.
 Json last_summary(const run::RunFolder& folder) {
   Json summary;
   std::vector<nlohmann::json> events;  // those that say what trials cost
+  double batch = NAN;
   run::for_each_diary_line(folder.events_file(), [&](nlohmann::json& line) {
     const nlohmann::json kind = line.value("kind", nlohmann::json());
     if (kind == "end") summary = Json(line);
+    if (kind == "hyper" && line.contains("hyper") && line["hyper"].is_object())
+      batch = run::number_at(line["hyper"], "batch_size", batch);
     if (kind == "tune" || kind == "start" || kind == "resume" || kind == "end")
       events.push_back(std::move(line));
   });
   if (!summary.is_object()) return summary;
   for (const char* key : {"kind", "time", "seconds"}) summary.erase(key);
+  if (std::isfinite(batch)) summary["last_batch"] = std::llround(batch);
   if (const nlohmann::json tuning = run::tuning_json(events); !tuning.is_null())
     summary["tuning"] = Json(tuning);
   return summary;

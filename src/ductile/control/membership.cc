@@ -330,6 +330,7 @@ void Membership::State::on(const ConnectionClosed& event) {
   WorkerRecord* worker = find(event.worker);
   if (worker == nullptr || !worker->reachable) return;
   worker->reachable = false;
+  if (worker->doomed) return;  // it was told to stop, and does
   note("unreachable", fmt::format("worker {} closed its connection", event.worker));
 }
 

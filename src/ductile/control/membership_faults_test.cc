@@ -424,6 +424,18 @@ TEST_F(FaultsTest, WhoseWordIsAmongThoseThatCameTogetherIsNotSilent) {
   EXPECT_EQ(notes("silent"), 1u);
 }
 
+TEST_F(FaultsTest, AWorkerThatStopsAsItWasToldIsNotCalledUnreachable) {
+  run_with(2);
+  say(1, WorkerPhase::done, 1, 1, 20);
+  happen(ConnectionClosed{2});
+  EXPECT_EQ(notes("unreachable"), 1u) << "this one was not told yet";
+  reports_[1].save = {1, SaveStatus::State::written, 20, ""};
+  repeat(1);
+  happen(CheckpointPublished{20});
+  happen(ConnectionClosed{1});
+  EXPECT_EQ(notes("unreachable"), 0u);
+}
+
 // Nobody else has the state, so nothing can go on before its lease ends: its user learns of it.
 TEST_F(FaultsTest, AnOnlyWorkerThatIsSilentIsToldAndReplacedWhenItsLeaseEnds) {
   run_with(1);

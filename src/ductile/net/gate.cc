@@ -115,7 +115,9 @@ bool Gate::take_step(Pending& pending) {
   if (got < 0 && errno == EINTR) return true;
   if (got < 0) fail(ErrorCode::peer_lost, "broke off the handshake: {}", std::strerror(errno));
   if (got == 0)
-    fail(ErrorCode::peer_lost, "closed during the handshake: a stranger, or another secret");
+    fail(ErrorCode::peer_lost,
+         "closed during the handshake: it gave up or ended, or is a stranger, or has another "
+         "secret");
   const auto come = std::span(bytes).first(static_cast<size_t>(got));
   std::vector<std::byte> answer;
   std::optional<Error> trouble;

@@ -62,6 +62,7 @@ class CurveReader {
     std::vector<Curve> out;
     for (Building& b : building_) {
       if (b.curve.count > 0) b.curve.mean = b.sum / static_cast<double>(b.curve.count);
+      if (b.time > 0) b.curve.mean_rate = b.steps / b.time;
       b.curve.points = b.decimator.points();
       out.push_back(std::move(b.curve));
     }
@@ -73,6 +74,7 @@ class CurveReader {
     Curve curve;
     Decimator decimator;
     double sum = 0;
+    double steps = 0, time = 0;  // of a rate: the steps of its lines, and these over their rates
   };
 
   Building& curve(const std::string& name) {
@@ -89,6 +91,12 @@ class CurveReader {
     }
     ++c.count;
     b.sum += point.value;
+    const double before = c.last ? static_cast<double>(c.last->step) : 0;
+    const double steps = static_cast<double>(point.step) - before;
+    if (steps > 0 && point.value > 0) {
+      b.steps += steps;
+      b.time += steps / point.value;
+    }
     if (!c.first) c.first = point;
     c.last = point;
     if (!c.lowest || point.value < c.lowest->value) c.lowest = point;

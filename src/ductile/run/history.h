@@ -51,7 +51,8 @@ struct Curve {
   std::string name;
   std::vector<Point> points;  // decimated
   int64_t count = 0;          // finite values in the file
-  double mean = 0;
+  double mean = 0;            // of the lines
+  double mean_rate = 0;  // of so many a second: over all steps, by the time they took; 0: unknown
   std::optional<Point> first, last, lowest, highest;  // of the finite ones, exact; ties: the first
   int64_t non_finite = 0;
   int64_t first_non_finite_step = 0;

@@ -150,6 +150,8 @@ TEST(History, SumsUpARun) {
   EXPECT_EQ(loss.points.size(), 2u);
   EXPECT_EQ(history.find(kEvalAccuracy)->highest->step, 3);
   EXPECT_EQ(history.find(kSamplesPerSecond)->mean, 200);
+  // Two steps of as many samples each, of which the first took three times as long.
+  EXPECT_DOUBLE_EQ(history.find(kSamplesPerSecond)->mean_rate, 150);
   EXPECT_EQ(history.find("none"), nullptr);
   const auto value = to_json(history);
   EXPECT_EQ(value["status"], "target_reached");

@@ -17,9 +17,14 @@ double share_of(const Progress& p) {
   return 0;
 }
 
-// The epoch under way, counted from 1: after 2.26 passes it is the third.
+// The epoch under way, counted from 1: after 2.26 passes it is the third. After exactly two it is
+// the third as well, but the second as long as that is evaluated or saved, and at the end of a run.
 std::string epoch_text(const Progress& p) {
-  int64_t epoch = static_cast<int64_t>(std::floor(std::isfinite(p.epoch) ? p.epoch : 0)) + 1;
+  const double passes = std::isfinite(p.epoch) ? std::clamp(p.epoch, 0.0, 1e15) : 0;
+  const bool is_between = p.phase == Phase::eval || p.phase == Phase::checkpoint ||
+                          (p.total_steps > 0 && p.step >= p.total_steps);
+  const double begun = is_between ? std::ceil(passes) : std::floor(passes) + 1;
+  const int64_t epoch = std::max<int64_t>(1, static_cast<int64_t>(begun));
   if (p.epochs == 0) return fmt::format("epoch {}", epoch);
   return fmt::format("epoch {}/{}", std::min(epoch, p.epochs), p.epochs);
 }

@@ -32,6 +32,26 @@ TEST(ProgressLine, TellsWhatPeopleAskFirst) {
             "epoch 3/10  evaluating  50%  loss 0.310  ETA 0:42");
 }
 
+TEST(ProgressLine, NamesTheEpochThatIsEvaluatedOrThatTheRunEndedWith) {
+  const auto first = [](const Progress& p) { return progress_line(p).parts.front().text; };
+  Progress p = sample();
+  p.epoch = 1;
+  EXPECT_EQ(first(p), "epoch 2/10");
+  p.phase = Phase::eval;
+  EXPECT_EQ(first(p), "epoch 1/10");
+  p.epoch = 1.5;
+  EXPECT_EQ(first(p), "epoch 2/10") << "an evaluation amid an epoch";
+  p.epoch = 0;
+  EXPECT_EQ(first(p), "epoch 1/10");
+  p.phase = Phase::train;
+  p.epoch = 2;
+  p.epochs = 2;
+  p.step = p.total_steps = 100;
+  EXPECT_EQ(first(p), "epoch 2/2");
+  p.epochs = 0;
+  EXPECT_EQ(first(p), "epoch 2");
+}
+
 TEST(ProgressLine, EachEpochIsAChapter) {
   Progress p = sample();
   const auto chapter = progress_line(p).chapter;

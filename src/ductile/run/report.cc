@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
-#include <iterator>
 #include <optional>
 #include <set>
 #include <vector>
@@ -118,15 +117,23 @@ void add_target(std::vector<Tile>& tiles, const History& history, const spec::Ta
   }
 }
 
+// As the summary has it, if there is one: the lines of a run of a few steps say little.
+void add_throughput(std::vector<Tile>& tiles, const History& history) {
+  const Curve* c = history.find(kSamplesPerSecond);
+  double mean = number_at(history.figures, "samples_per_second");
+  if (!(mean > 0) && c != nullptr) mean = c->mean_rate;
+  if (!(mean > 0) || !std::isfinite(mean)) return;
+  std::string note = "samples, mean of training";
+  if (c != nullptr && c->last) note += "; last " + with_thousands(c->last->value);
+  tiles.push_back({"Throughput", with_thousands(mean) + " /s", note});
+}
+
 void add_cost(std::vector<Tile>& tiles, const History& history) {
   const double wall = history.cost ? history.cost->wall_seconds : history.seconds;
   if (wall > 0) {
     tiles.push_back({"Run time", as_duration(wall), "all parts of the run, pauses left out"});
   }
-  if (const Curve* c = history.find(kSamplesPerSecond); c != nullptr && c->count > 0) {
-    tiles.push_back({"Throughput", with_thousands(c->mean) + " /s",
-                     fmt::format("samples, mean; last {}", with_thousands(c->last->value))});
-  }
+  add_throughput(tiles, history);
   if (history.steps == 0) return;
   std::string trained;
   if (history.samples) trained = plural(static_cast<double>(*history.samples), "sample") + ", ";
@@ -208,8 +215,7 @@ std::string notices_html(const History& history, const Job& job) {
   return out;
 }
 
-std::vector<Cell> event_cells(const json& event) {
-  const report::Row row = report::describe_event(event);
+std::vector<Cell> event_cells(const json& event, const report::Row& row) {
   double seconds = NAN;
   double step = NAN;
   double time = NAN;
@@ -223,10 +229,8 @@ std::vector<Cell> event_cells(const json& event) {
           row.text};
 }
 
-std::string events_html(const History& history) {
-  std::vector<json> events;
-  std::ranges::copy_if(history.events, std::back_inserter(events),
-                       [](const json& event) { return !report::is_trial(event); });
+std::string events_html(const History& history, const spec::JobOptions& job) {
+  const std::vector<report::ShownEvent> events = report::shown_events(history, job);
   if (events.empty()) return "<p class=\"empty\">No events yet.</p>\n";
   page::HtmlTable table({{"Time", true}, {"Step", true}, {"Event"}, {""}}, "events");
   for (size_t i = 0; i < events.size(); ++i) {
@@ -237,7 +241,7 @@ std::string events_html(const History& history) {
       table.row({"", "", "", Cell(text).with_tone("muted")});
       i += hidden;
     }
-    table.row(event_cells(events[i]));
+    table.row(event_cells(*events[i].event, events[i].row));
   }
   return "<div id=\"strip\"></div>\n<div id=\"kinds\" class=\"chips\"></div>\n" + table.html();
 }
@@ -325,6 +329,32 @@ std::string commands_html(const RunFolder& folder, const History& history) {
   return out;
 }
 
+// "mlp on idx, fp32 · sgd, learning rate 0.1, cosine schedule".
+std::string job_sentence(const spec::JobOptions& job) {
+  const std::string& rule = job.optimizer.name;
+  std::string how = "the program's own optimizer";
+  if (rule != "python")
+    how = fmt::format("{}, learning rate {:.4g}, {} schedule", rule, job.optimizer.lr,
+                      job.schedule.name);
+  if (job.train.rate_control != "schedule") how += ", rate control " + job.train.rate_control;
+  return fmt::format("{} on {}, {} \u00b7 {}", job.model.name, job.data.format, job.train.precision,
+                     how);
+}
+
+// " from job.toml and events.jsonl": the files that there are.
+std::string sources_text(const RunFolder& folder) {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const fs::path& file : {folder.job_file(), folder.events_file(), folder.metrics_file(),
+                               minima_file(folder), trace_file(folder), plan_file(folder)}) {
+    if (fs::exists(file, ignored)) names.push_back(file.filename().string());
+  }
+  if (names.empty()) return "";
+  const std::string last = names.back();
+  names.pop_back();
+  return fmt::format(" from {}{}{}", fmt::join(names, ", "), names.empty() ? "" : " and ", last);
+}
+
 struct StatusText {
   const char* text;
   const char* tone;
@@ -356,10 +386,8 @@ std::string report_html(const RunFolder& folder, const History& history,
   const StatusText status = status_text(history.status);
 
   std::string about = fmt::format("<code>{}</code>", escape_html(folder.name()));
-  if (job.error.empty() && !job_toml.empty()) {
-    about = fmt::format("{} on {}, {} \u00b7 {}", escape_html(o.model.name),
-                        escape_html(o.data.format), escape_html(o.train.precision), about);
-  }
+  if (job.error.empty() && !job_toml.empty())
+    about = fmt::format("{} \u00b7 {}", escape_html(job_sentence(o)), about);
   if (history.begin_time > 0) {
     about += fmt::format(" \u00b7 {} to {}", local_time(history.begin_time),
                          local_time(history.end_time));
@@ -391,15 +419,13 @@ std::string report_html(const RunFolder& folder, const History& history,
     page.body += page::section("Pipeline timeline", trace);
   if (const std::string memory = report::memory_html(history, folder); !memory.empty())
     page.body += page::section("Memory of the workers", memory);
-  page.body += page::section("What happened", events_html(history));
+  page.body += page::section("What happened", events_html(history, o));
   page.body += "<div class=\"columns\">" +
                page::section("Configuration", config_html(job, job_toml)) + "<div>" +
                page::section("Do it again", commands_html(folder, history)) +
                page::section("Machine", host_html(history.host)) + "</div></div>\n";
-  page.footer = fmt::format(
-      "Written {} from job.toml, events.jsonl, metrics.jsonl, minima.jsonl, trace.jsonl and "
-      "plan.json.",
-      local_time(static_cast<double>(std::time(nullptr))));
+  page.footer = fmt::format("Written {}{}.", local_time(static_cast<double>(std::time(nullptr))),
+                            sources_text(folder));
   json data = report::chart_data(history, o);
   data["slices"] = report::slices_data(minima);
   page.data = dump_json(data);

@@ -81,29 +81,63 @@
   // ---- slices of the loss through the minimum: lines, or the map of a plane
   function lines({ places, losses }) {
     const alone = chartGroup();
-    const chart = lineChart(alone, { title: "Loss along random directions",
-      unit: "number" });
+    const chart = lineChart(alone, { unit: "number",
+      title: "Loss along random directions, by the distance from the weights in filter norms" });
     chart.show({ series: losses.map((y, i) => ({ name: `direction ${i + 1}`, x: places, y,
-      smooth: false })), x: { unit: "number", lo: places[0], hi: places[places.length - 1] } });
+      smooth: false })), x: { unit: "number", lo: places[0], hi: places[places.length - 1] },
+      marks: [{ x: 0, tone: "plain", text: "the weights" }] });
     return chart.box;
   }
 
+  // What the colours of a plane mean.
+  function colors(lo, hi, strength, opacity, allFinite) {
+    const key = (style, text) => element("span", {}, element("span", { class: "swatch",
+      style: `height: 11px; ${style}` }), text);
+    const values = lo < hi ? [lo, Math.sqrt(lo * hi), hi] : lo > hi ? [] : [lo];
+    const keys = values.map(v => key(`background: var(--c0); opacity: ${opacity(strength(v))}`,
+      valueText(v, "number")));
+    if (!allFinite) keys.push(key("background: var(--bad)", "not finite"));
+    return element("div", { class: "legend" }, ...keys);
+  }
+
+  // Along x the first direction, along y the second.
   function plane({ places, losses }) {
     const n = places.length, [lo, hi] = extent(losses.map(row => row.filter(v => v > 0)));
     const strength = v => v > lo && hi > lo ? Math.log(v / lo) / Math.log(hi / lo) : 0;
-    const svg = element("svg", { class: "chart", viewBox: `0 0 ${n} ${n}`, role: "img",
-      "aria-label": "loss in a random plane", style: "cursor: default; max-width: 420px" });
+    const opacity = share => 0.06 + 0.94 * share;
+    const left = 58, top = 8, side = 340, cell = side / n;
+    const step = n > 1 ? places[1] - places[0] : 1;
+    const right = v => left + ((v - places[0]) / step + 0.5) * cell;
+    const down = v => top + side - ((v - places[0]) / step + 0.5) * cell;
+    const svg = element("svg", { class: "chart", viewBox: `0 0 ${left + side + 12} ${top + side + 46}`,
+      role: "img", "aria-label": "loss in a random plane", style: "cursor: default; max-width: 460px" });
     losses.forEach((row, j) => row.forEach((v, i) => {
       const known = v !== null;
       const text = known ? valueText(v, "number") : "not finite";
-      svg.append(element("rect", { x: i, y: n - 1 - j, width: 1.02, height: 1.02,
-        fill: known ? "var(--c0)" : "var(--bad)", opacity: known ? 0.06 + 0.94 * strength(v) : 1 },
+      svg.append(element("rect", { x: left + i * cell, y: top + side - (j + 1) * cell,
+        width: cell, height: cell, "shape-rendering": "crispEdges",
+        fill: known ? "var(--c0)" : "var(--bad)", opacity: known ? opacity(strength(v)) : 1 },
       element("title", {}, `${places[i].toFixed(2)}, ${places[j].toFixed(2)}: ${text}`)));
     }));
-    const range = lo > hi ? "" : `${valueText(lo, "number")} to ${valueText(hi, "number")}, logarithmic`;
+    const marks = ticks(places[0], places[n - 1], 4);
+    for (const v of marks.values) {
+      const text = tickText(v, marks.step, "number");
+      svg.append(element("text", { x: right(v), y: top + side + 16, "text-anchor": "middle" }, text),
+        element("text", { x: left - 8, y: down(v) + 4, "text-anchor": "end" }, text));
+    }
+    const middle = top + side / 2;
+    svg.append(
+      element("text", { x: left + side / 2, y: top + side + 38, "text-anchor": "middle" },
+        "first direction, in filter norms"),
+      element("text", { x: 14, y: middle, "text-anchor": "middle",
+        transform: `rotate(-90 14 ${middle})` }, "second direction, in filter norms"));
+    if (places[0] <= 0 && places[n - 1] >= 0) {
+      svg.append(element("circle", { cx: right(0), cy: down(0), r: 5, fill: "var(--card)",
+        stroke: "var(--ink)", "stroke-width": 1.5 }, element("title", {}, "the weights")));
+    }
     return element("div", { class: "panel" }, element("div", { class: "panel-head" },
-      element("h3", {}, "Loss in a plane of two random directions"),
-      element("div", { class: "legend" }, range)), svg);
+      element("h3", {}, "Loss in a plane of two random directions; the circle: the weights"),
+      colors(lo, hi, strength, opacity, losses.every(row => row.every(v => v !== null)))), svg);
   }
 
   if (data.slices && byId("slices")) {

@@ -31,6 +31,15 @@ struct Row {
 };
 Row describe_event(const nlohmann::json& event);
 
+// The events that are listed, each as a row; `event` is in the history. Those that a table of their
+// own has (trials of a tuner, rounds of probes) are not listed again. Of new hyperparameters the
+// row tells which are others than before.
+struct ShownEvent {
+  const nlohmann::json* event;
+  Row row;
+};
+std::vector<ShownEvent> shown_events(const History& history, const spec::JobOptions& job);
+
 // Tiles and a section of what the last summary or end says: what was done, how good the classes
 // are, the noise of the gradients. Nothing is shown where nothing is known.
 void add_work(std::vector<page::Tile>& tiles, const nlohmann::json& figures);

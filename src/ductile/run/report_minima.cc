@@ -43,6 +43,11 @@ std::string sharpness_text(const json& line) {
   return out;
 }
 
+std::string steps_text(const json& line) {
+  const double steps = number_at(line, "steps");
+  return std::isfinite(steps) ? with_thousands(steps) : "";
+}
+
 // With what Lanczos' recurrence leaves open, or what half the step changes, if that is more.
 std::string eigenvalue_text(const json& hessian) {
   if (!hessian.is_object()) return "";
@@ -84,6 +89,7 @@ std::string minima_html(const std::vector<json>& minima) {
                          {"Training loss", true},
                          {"Gradient's norm", true},
                          {"Box: sharpness in %"},
+                         {"Steps of an ascent", true},
                          {"Largest eigenvalue"},
                          {"Smallest found", true},
                          {"Samples", true}},
@@ -92,13 +98,14 @@ std::string minima_html(const std::vector<json>& minima) {
     const json& hessian = part(line, "hessian", json::value_t::object);
     table.row({with_thousands(number_at(line, "step")), number_text(number_at(line, "loss")),
                number_text(number_at(line, "gradient_norm")), sharpness_text(line),
-               eigenvalue_text(hessian),
+               steps_text(line), eigenvalue_text(hessian),
                hessian.is_object() ? number_text(number_at(hessian, "smallest")) : "",
                samples_text(line)});
   }
   return table.html() +
          "<p class=\"empty\">Sharpness: how much the loss can rise, relative to 1 + loss, in a box "
-         "around the weights (Keskar's measure, a lower bound). Eigenvalues: of the Hessian of the "
+         "around the weights (Keskar's measure, a lower bound: more steps of an ascent find more). "
+         "Eigenvalues: of the Hessian of the "
          "training loss in evaluation mode.</p>\n<div id=\"slices\" class=\"panels\"></div>\n";
 }
 

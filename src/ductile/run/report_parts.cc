@@ -120,6 +120,9 @@ std::string title_of(const std::string& what) {
       {"batch_size", "Batch size"},
       {"noise_scale", "Gradient noise scale (samples)"},
       {"samples_per_second", "Throughput (samples/s)"},
+      {"examined", "Samples offered, per update"},
+      {"selected", "Samples chosen, per update"},
+      {"reweighted", "Samples with a larger weight, per update"},
   };
   const auto at = kTitles.find(what);
   return at == kTitles.end() ? what : at->second;
@@ -275,12 +278,6 @@ Row describe_event(const json& event) {
   if (kind == "bad_samples") {
     return {kind, "bad", "Samples skipped because they could not be read: " + other_fields(event)};
   }
-  if (kind == "rate_control" && event.contains("lr")) {
-    return {
-        kind, "plain",
-        fmt::format("Learning rate {} after {} probes: {}", as_number(number_at(event, "lr")),
-                    event.contains("probes") ? event["probes"].size() : 0, text_at(event, "why"))};
-  }
   if (kind == "replan") {
     const bool same = says(event, "same_result");
     return {kind, same ? "notice" : "bad",
@@ -306,6 +303,8 @@ json chart_data(const History& history, const spec::JobOptions& job) {
   std::map<std::pair<int, std::string>, json> panels;
   for (const Curve& curve : history.curves) {
     const Named name = named(curve.name);
+    const bool is_constant = curve.lowest && curve.lowest->value == curve.highest->value;
+    if (name.what == kBatchSize && is_constant) continue;
     json& panel = panels[{rank_of(name.what), name.what}];
     if (panel.is_null()) {
       panel = {{"title", title_of(name.what)},
@@ -342,12 +341,10 @@ json chart_data(const History& history, const spec::JobOptions& job) {
   }
 
   json marks = json::array();
-  for (const json& event : history.events) {
-    if (is_trial(event)) continue;
-    const Row row = describe_event(event);
+  for (const auto& [event, row] : shown_events(history, job)) {
     json mark = {{"kind", row.kind}, {"tone", row.tone}, {"text", row.text}};
     for (const char* key : {"step", "epoch", "seconds"}) {
-      const double value = number_at(event, key);
+      const double value = number_at(*event, key);
       if (std::isfinite(value)) mark[key] = value;
     }
     marks.push_back(std::move(mark));

@@ -46,13 +46,19 @@ std::string fit_text(const json& event) {
                      number_of((*fit)[1]) * lr, number_of((*fit)[2]) * lr * lr);
 }
 
+std::string minimum_text(const json& event) {
+  const double rate = number_at(event, "minimum_lr");
+  return std::isfinite(rate) ? as_number(rate) : "none";
+}
+
 }  // namespace
 
 std::string probe_rounds_html(const History& history) {
   page::HtmlTable table({{"Step", true},
                          {"Phase"},
-                         {"Multiple of the way: loss"},
-                         {"Fit"},
+                         {"Multiple a: loss there"},
+                         {"Parabola through them"},
+                         {"Minimum at", true},
                          {"Learning rate", true},
                          {"Why"}},
                         "probes");
@@ -66,9 +72,15 @@ std::string probe_rounds_html(const History& history) {
       return at != event.end() && at->is_string() ? at->get<std::string>() : std::string();
     };
     table.row({page::with_thousands(number_at(event, "step")), text("phase"), probes_text(event),
-               fit_text(event), as_number(number_at(event, "lr")), text("why")});
+               fit_text(event), minimum_text(event), as_number(number_at(event, "lr")),
+               text("why")});
   }
-  return any ? table.html() : std::string();
+  if (!any) return {};
+  return table.html() +
+         "<p class=\"empty\">Each round looks up the loss on the straight way that the updates "
+         "since the last round went together: a = 0 is where the weights are, a = 1 as far again. "
+         "The minimum is that of the parabola: its a times the learning rate of the last update. "
+         "There is none where it bends down, or rises from the start.</p>\n";
 }
 
 }  // namespace ductile::run::report

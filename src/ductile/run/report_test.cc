@@ -71,6 +71,8 @@ TEST(Report, ShowsWhatARunDid) {
   const std::string html = read_file(run.report_file());
   for (const char* text : {"<h1>fashion</h1>",
                            "Target reached",
+                           "cnn on digits, fp32 \u00b7 sgd, learning rate 0.1, cosine schedule",
+                           "from job.toml, events.jsonl and metrics.jsonl.",
                            "91.53 %",
                            "4,310 /s",
                            "3.5e+12",
@@ -122,6 +124,7 @@ json figures_of_an_end() {
           {"samples", 12800},
           {"samples_forward", 25600},
           {"flops", 3.456e12},
+          {"samples_per_second", 5227.4},
           {"weights_digest", "00112233445566778899aabbccddeeff"},
           {"digest", "0123456789abcdef0123456789abcdef"},
           {"noise", {{"scale", 412.3}, {"square", 0.1}, {"variance", 0.3}, {"batch_size", 128}}},
@@ -146,6 +149,7 @@ TEST(Report, ShowsWorkClassesAndNoise) {
                                 {"samples", 10000},
                                 {"worst_class", {{"class", 3}, {"accuracy", 0.5}}}});
     EXPECT_EQ(read_history(run).samples, std::nullopt) << "those of an evaluation are not trained";
+    writer.log(40, 0.8, {{kBatchSize, 64}, {"train/selected", 48}, {kSamplesPerSecond, 46709}});
     writer.log(50, 1, {{kEvalCalibrationError, 0.05}, {kNoiseScale, 300}, {kBatchSize, 128}});
     writer.event("end", figures_of_an_end());
   }
@@ -154,7 +158,8 @@ TEST(Report, ShowsWorkClassesAndNoise) {
   for (const char* text :
        {"Floating-point operations", "3.46e+12", "25,600 samples forward, 12,800 back-propagated",
         "Worst class", "owl; 10 of 40 samples right", "4.32 %", "Brier score 0.21", "412 samples",
-        "<h2>Classes</h2>", "The worst 50 of 60 classes", "00112233445566778899aabbccddeeff",
+        "5,227 /s", "mean of training; last 46,709", "<h2>Classes</h2>",
+        "The worst 50 of 60 classes", "00112233445566778899aabbccddeeff",
         "worst class 3 with 50.00 %"}) {
     EXPECT_NE(html.find(text), std::string::npos) << text;
   }
@@ -162,8 +167,9 @@ TEST(Report, ShowsWorkClassesAndNoise) {
   std::vector<std::string> titles;
   const json data = data_of(html);
   for (const json& panel : data["panels"]) titles.push_back(panel["title"]);
-  EXPECT_EQ(titles, (std::vector<std::string>{"Calibration error", "Batch size",
-                                              "Gradient noise scale (samples)"}));
+  EXPECT_EQ(titles, (std::vector<std::string>{
+                        "Calibration error", "Batch size", "Gradient noise scale (samples)",
+                        "Throughput (samples/s)", "Samples chosen, per update"}));
   EXPECT_EQ(to_json(read_history(run)).at("noise").at("scale"), 412.3);
 }
 
@@ -201,6 +207,7 @@ json measured_minimum(const char* slices) {
       {"loss", 0.25},
       {"gradient_norm", 0.125},
       {"samples", 1000},
+      {"steps", 37},
       {"train_size", 60000},
       {"subspace", 0},
       {"sharpness",
@@ -219,9 +226,9 @@ TEST(Report, ShowsTheMinimaThatWereMeasured) {
   append_minimum(run, measured_minimum("1d"));
   write_report(run);
   std::string html = read_file(run.report_file());
-  for (const char* text :
-       {"Sharpness of the minimum", "1,200", "0.500: 12.50, 0.250: not finite",
-        "31.50 \u00b1 0.500, not converged", "-2.50", "1,000 of 60,000", "id=\"slices\""})
+  for (const char* text : {"Sharpness of the minimum", "1,200", "0.500: 12.50, 0.250: not finite",
+                           "31.50 \u00b1 0.500, not converged", "-2.50", "1,000 of 60,000",
+                           "<td class=\"num\">37</td>", "id=\"slices\""})
     EXPECT_NE(html.find(text), std::string::npos) << text;
   json slices = data_of(html).at("slices");
   EXPECT_EQ(slices.at("plane"), false);

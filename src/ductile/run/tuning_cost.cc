@@ -142,6 +142,21 @@ json count_or_null(double value) {
 }
 json json_or_null(double value) { return std::isfinite(value) ? json(value) : json(); }
 
+// What the last search ended with; null: the job's own setting, or the run went back from it.
+json kept_setting(const TuningRecord& record) {
+  json out;
+  for (const TuningRecord::Entry& entry : record.entries) {
+    for (const json& move : entry.event->at("moves")) {
+      const std::string what = move.is_object() ? word_at(move, "what") : "";
+      if (what == "went_back") out = nullptr;
+      if (what != "chosen") continue;
+      const auto setting = move.find("setting");
+      out = setting != move.end() && setting->is_object() ? *setting : json();
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 TrialCost& TrialCost::operator+=(const TrialCost& other) {
@@ -180,7 +195,8 @@ json tuning_json(const std::vector<json>& events) {
           {"samples", count_or_null(all.samples)},
           {"samples_kept", count_or_null(kept.samples)},
           {"wall_seconds", json_or_null(all.wall_seconds)},
-          {"core_seconds", json_or_null(all.core_seconds)}};
+          {"core_seconds", json_or_null(all.core_seconds)},
+          {"kept", kept_setting(record)}};
 }
 
 }  // namespace ductile::run

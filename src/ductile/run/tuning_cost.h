@@ -38,7 +38,8 @@ struct TuningRecord {
 TuningRecord read_tuning(const std::vector<nlohmann::json>& events);
 
 // For `--json` output: searches, trials, samples, samples_kept, wall_seconds and core_seconds; null
-// where one is not known. Null as a whole for a run without trials.
+// where one is not known. And kept, the setting that the last search ended with, by name; null
+// where there is none, or the run went back from it. Null as a whole for a run without trials.
 nlohmann::json tuning_json(const std::vector<nlohmann::json>& events);
 
 // Of all trials, and of those that were kept.

@@ -71,8 +71,20 @@ TEST(TuningCost, IsWhatPassedBetweenTheEventsOfTrials) {
   EXPECT_EQ(told.at("samples_kept"), 200.0);
   EXPECT_EQ(told.at("wall_seconds"), 30.0);
   EXPECT_EQ(told.at("core_seconds"), 60.0);
+  EXPECT_TRUE(told.at("kept").is_null()) << "the job's own setting";
   EXPECT_TRUE(tuning_json({}).is_null());
   EXPECT_TRUE(tuning_json({end(5, 50, 5, 5)}).is_null());
+}
+
+TEST(TuningCost, TellsWhatTheLastSearchKept) {
+  std::vector<json> events = one_search();
+  json move = chosen(1);
+  move["setting"] = {{"lr", 0.0621}};
+  events.insert(events.end() - 1, tune(40, 400, 41, 82, json::array({move})));
+  EXPECT_EQ(tuning_json(events).at("kept"), (json{{"lr", 0.0621}}));
+  move = {{"what", "went_back"}, {"setting", {{"lr", 0.0621}}}};
+  events.insert(events.end() - 1, tune(50, 500, 51, 102, json::array({move})));
+  EXPECT_TRUE(tuning_json(events).at("kept").is_null());
 }
 
 // Killed at 25 s in trial 1, of which the checkpoint had nothing, and again when the search was

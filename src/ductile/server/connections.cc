@@ -42,7 +42,7 @@ void Connections::send(const control::Instruction& instruction) {
     }
     look_for_room(peer);
   } catch (const Error& e) {
-    close(instruction.worker, e.what());
+    close(instruction.worker, e);
   }
 }
 
@@ -61,7 +61,7 @@ void Connections::flush(WorkerId worker) {
     if (peer.channel.unsent() < before) peer.took = loop_.now();
     look_for_room(peer);
   } catch (const Error& e) {
-    close(worker, e.what());
+    close(worker, e);
   }
 }
 
@@ -103,16 +103,18 @@ void Connections::receive(WorkerId worker) {
         fail(ErrorCode::invalid_argument, "worker {} reports as worker {}", worker, report.worker);
       on_event_(control::WorkerReported{std::move(report)});
     } catch (const Error& e) {
-      close(worker, e.what());
+      close(worker, e);
       return;
     }
   }
 }
 
-void Connections::close(WorkerId worker, const std::string& why) {
+// A worker that closes it itself is not refused: its event is told, as far as it is news.
+void Connections::close(WorkerId worker, const Error& why) {
   const auto found = peers_.find(worker);
   if (found == peers_.end()) return;
-  if (on_refusal_) on_refusal_({found->second.channel.socket().peer(), why});
+  if (on_refusal_ && why.code() != ErrorCode::peer_lost)
+    on_refusal_({found->second.channel.socket().peer(), why.what()});
   peers_.erase(found);
   on_event_(control::ConnectionClosed{worker});
 }

@@ -48,7 +48,7 @@ class Connections {
   static void look_for_room(Peer& peer);
   void flush(control::WorkerId worker);
   void receive(control::WorkerId worker);
-  void close(control::WorkerId worker, const std::string& why);
+  void close(control::WorkerId worker, const Error& why);
 
   net::Loop& loop_;
   net::OnRefusal on_refusal_;

@@ -94,11 +94,12 @@ class WorkerConnection : public ::testing::Test {
   net::Loop loop_{[this] { return now_; }};
   bool ready_ = false;
   std::vector<Event> events_;
+  std::vector<std::string> refusals_;
   Connections connections_{loop_,
                            {"127.0.0.1", 0},
                            secret_,
                            "job",
-                           {},
+                           [this](const net::Refusal& one) { refusals_.push_back(one.reason); },
                            [this](const Event& event) { events_.push_back(event); },
                            [this] { ready_ = true; }};
   std::optional<net::Channel> worker_;
@@ -143,6 +144,14 @@ TEST_F(WorkerConnection, WhoTakesNothingForLongIsLetGo) {
   EXPECT_FALSE(connections_.has(kWorker));
   ASSERT_EQ(events_.size(), 1u);
   EXPECT_EQ(std::get<ConnectionClosed>(events_.front()).worker, kWorker);
+  EXPECT_EQ(refusals_.size(), 1u);
+}
+
+TEST_F(WorkerConnection, WhoClosesItIsNotRefused) {
+  worker_.reset();
+  turn_until([&] { return !events_.empty(); });
+  EXPECT_EQ(std::get<ConnectionClosed>(events_.front()).worker, kWorker);
+  EXPECT_TRUE(refusals_.empty());
 }
 
 }  // namespace

@@ -294,7 +294,7 @@ void Recorder::show(run::Phase phase, std::optional<double> phase_share) {
   p.step = replica_.updates();
   p.total_steps = replica_.total_updates();
   p.epoch = replica_.epoch();
-  p.epochs = replica_.job().train.epochs;
+  p.epochs = replica_.num_epochs();
   p.phase_share = phase_share;
   p.loss = shown_loss_;
   p.accuracy = shown_accuracy_;

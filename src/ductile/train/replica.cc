@@ -125,6 +125,13 @@ int64_t Replica::total_updates() const {
                                   : total;
 }
 
+int64_t Replica::num_epochs() const {
+  const int64_t all = job_.train.epochs;
+  if (job_.train.max_steps == 0 || all == 0) return all;
+  const double passes = epoch_at(position() + total_updates() - updates());
+  return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(passes)), 1, all);
+}
+
 optim::Observed Replica::observed() const {
   optim::Observed seen;
   seen.position = position();

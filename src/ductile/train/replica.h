@@ -63,6 +63,8 @@ class Replica {
   int64_t updates() const { return state_.counters.updates; }
   int64_t total_updates() const;
   double epoch() const { return epoch_at(position()); }
+  // As many epochs as it is to begin: fewer than train.epochs where train.max_steps ends it before.
+  int64_t num_epochs() const;
   // The hyperparameters of the last step; before the first step, those of the first.
   const optim::Hyper& hyper() const { return updates() > 0 ? state_.last_hyper : state_.hyper; }
 

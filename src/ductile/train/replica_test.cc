@@ -46,6 +46,17 @@ spec::JobOptions job_of(const std::string& model, const fs::path& folder) {
   return job;
 }
 
+TEST(Replica, BeginsAsManyEpochsAsMaxStepsAllows) {
+  spec::JobOptions job = job_of("mlp", {});  // 4 updates in an epoch
+  EXPECT_EQ(Replica(job).num_epochs(), 10);
+  job.train.max_steps = 8;
+  EXPECT_EQ(Replica(job).num_epochs(), 2);
+  job.train.max_steps = 9;
+  EXPECT_EQ(Replica(job).num_epochs(), 3);
+  job.train.max_steps = 1000;
+  EXPECT_EQ(Replica(job).num_epochs(), 10);
+}
+
 // The sum that grows from its end during the backward pass is the one made at once, and what was
 // called final stayed.
 TEST(Replica, ASumAnnouncedEarlyHasTheSameBits) {

@@ -1,0 +1,113 @@
+// What a report lists of the run's events, and what it has in tables in their place.
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "ductile/base/json_value.h"
+#include "ductile/page/testing/page_fault.h"
+#include "ductile/run/metrics.h"
+#include "ductile/run/report.h"
+#include "ductile/run/report_impl.h"
+
+namespace ductile::run {
+namespace {
+
+using nlohmann::json;
+
+std::vector<std::string> texts_of(const RunFolder& run, const spec::JobOptions& job) {
+  const History history = read_history(run);
+  std::vector<std::string> out;
+  for (const report::ShownEvent& shown : report::shown_events(history, job))
+    out.push_back(shown.row.text);
+  return out;
+}
+
+TEST(ShownEvents, TellWhichHyperparametersAreOthersThanBefore) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  spec::JobOptions job;
+  job.train.batch_size = 32;
+  job.optimizer.lr = 0.1;
+  json hyper = {{"lr", 0.1},
+                {"momentum", job.optimizer.momentum},
+                {"weight_decay", job.optimizer.weight_decay},
+                {"beta1", job.optimizer.adam.beta1},
+                {"beta2", job.optimizer.adam.beta2},
+                {"clip_norm", job.optimizer.clip_norm},
+                {"batch_size", 32},
+                {"staleness", 0}};
+  {
+    MetricsWriter writer(run);
+    writer.event("hyper", {{"step", 0}, {"hyper", hyper}});
+    writer.log(10, 0.1, {{kLearningRate, 0.1}});
+    writer.log(30, 0.3, {{kLearningRate, 0.5}});
+    hyper["batch_size"] = 2048;
+    hyper["lr"] = 0.151;
+    writer.event("hyper", {{"step", 20}, {"hyper", hyper}});
+    hyper["options"] = {{"model.dropout", 0.5}, {"no.such", 2}};
+    hyper["lr"] = 0.5;
+    writer.event("hyper", {{"step", 30}, {"hyper", hyper}});
+    hyper.erase("options");
+    writer.event("hyper", {{"step", 40}, {"hyper", hyper}});
+    writer.event("hyper", {{"step", 50}, {"hyper", hyper}});
+    writer.event("hyper", {{"step", 60}, {"hyper", "other"}});
+  }
+  const std::string first = "From the next step on: ";
+  EXPECT_EQ(texts_of(run, job), (std::vector<std::string>{
+                                    "Hyperparameters as before",
+                                    first + "batch 32 \u2192 2,048, learning rate 0.1 \u2192 0.151",
+                                    first + "model.dropout 0 \u2192 0.5, no.such 2",
+                                    first + "model.dropout 0.5 \u2192 0",
+                                    "Hyperparameters as before",
+                                    "hyper other",
+                                }));
+}
+
+TEST(ShownEvents, ARoundOfProbesIsInItsTableAlone) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  json round = {{"step", 12},
+                {"what", "probe_round"},
+                {"phase", "explore"},
+                {"probes", {{0, 2.5}, {1, 2.25}, {2, "NaN"}}},
+                {"probed_lr", 0.1},
+                {"fit", {2.5, -1, 1}},
+                {"minimum_lr", 0.0625},
+                {"lr_before", 0.1},
+                {"lr", 0.2},
+                {"why", "more such updates would lower the loss"}};
+  {
+    MetricsWriter writer(run);
+    writer.event("start", {{"step", 0}});
+    writer.event("rate_control", round);
+    round["minimum_lr"] = nullptr;
+    writer.event("rate_control", round);
+    round.erase("minimum_lr");
+    writer.event("rate_control", round);
+    // A batch that never changes is no curve.
+    writer.log(1, 0.1, {{kBatchSize, 128}, {"train/examined", 256}});
+    writer.log(2, 0.2, {{kBatchSize, 128}, {"train/examined", 256}});
+  }
+  EXPECT_EQ(texts_of(run, {}), std::vector<std::string>{"Started"});
+  const std::string table = report::probe_rounds_html(read_history(run));
+  const auto count = [&](const std::string& text) {
+    size_t out = 0;
+    for (size_t at = table.find(text); at != std::string::npos; at = table.find(text, at + 1))
+      ++out;
+    return out;
+  };
+  EXPECT_EQ(count("more such updates"), 3U);
+  EXPECT_EQ(count("Minimum at"), 1U);
+  EXPECT_EQ(count(">0.0625<"), 1U);
+  EXPECT_EQ(count(">none<"), 2U);
+  write_report(run);
+  const std::string html = read_file(run.report_file());
+  EXPECT_EQ(page::page_fault(html), "");
+  const json panels = page::data_of(html).at("panels");
+  ASSERT_EQ(panels.size(), 1U);
+  EXPECT_EQ(panels[0].at("title"), "Samples offered, per update");
+}
+
+}  // namespace
+}  // namespace ductile::run
