@@ -115,6 +115,7 @@ void Session::make_policy() {
   policy.unit = unit();
   policy.least_budget = std::min(std::max(1.0, unit()), full());
   policy.total_budget = budget();
+  policy.full.whole_only = true;
   policy.mltuner.forks = false;  // a trial's state is its own
   policy.mltuner.trial_bound = std::max(full() / 4, kValuesOfASlope * unit());
   policy.freeze_thaw.finish_best = tuning_.setup.finish;
