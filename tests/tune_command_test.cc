@@ -77,6 +77,14 @@ TEST_F(Tune, FindsFinishesAndTells) {
   const Json before = story("a");
   ASSERT_EQ(run(resume("a")), 0) << read_file(output());
   EXPECT_EQ(story("a"), before);
+  // Its runs may be deleted meanwhile; what was found stays.
+  fs::remove_all(root_.path() / "a/trials");
+  ASSERT_EQ(run(resume("a")), 0) << read_file(output());
+  EXPECT_TRUE(result().at("best").at("run").is_null()) << read_file(output());
+  EXPECT_EQ(result().at("best").at("values"), told.at("best").at("values"));
+  ASSERT_EQ(run(ductile({"-q", "tune", "--resume", (root_.path() / "a").string()})), 0);
+  EXPECT_NE(read_file(output()).find(best.string() + " (it is gone)"), std::string::npos)
+      << read_file(output());
 }
 
 // Killed with kill -9, its trials too, at any time: the search takes the same way.

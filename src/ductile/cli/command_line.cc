@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -122,6 +123,43 @@ ExitCode usage_error(CLI::App& app, const CLI::ParseError& error,
   console.error(text);
   console.err() << "Try '" << full_name(at) << " --help'.\n";
   return kUsage;
+}
+
+// What an option or a word of the command names, if that is a file or a folder: by what the help
+// writes for its value, or by its own name.
+std::optional<std::string_view> named_by(const CLI::Option& option) {
+  static constexpr std::pair<std::string_view, std::string_view> kKinds[] = {
+      {"DIR", "a folder"},
+      {"FILE", "a file"},
+      {"FILE...", "a file"},
+      {"FILE|N", "a file, or a number"},
+      {"N|FILE", "a number, or a file"},
+      {"PATH", "a file or a folder"},
+      {"RUN", "a run directory"},
+      {"[job.toml]", "a job file"},
+      {"[GRAPH]", "a graph file"},
+      {"[WORKLOAD...]", "a workload file"},
+      {"run", "a run directory"},
+      {"path", "a file or a folder"},
+      {"source", "a file or a folder"},
+      {"destination", "a folder"},
+      {"cluster", "a cluster file"},
+  };
+  const std::string text = option.get_option_text() == " " ? option.get_name()  // of a word
+                                                           : option.get_option_text();
+  const auto* kind = std::ranges::find(kKinds, text, [](const auto& k) { return k.first; });
+  if (kind == std::end(kKinds)) return std::nullopt;
+  return kind->second;
+}
+
+// An empty path names nothing: it would be taken for an option that was left out, or be told by a
+// system call that does not know which option it was.
+void refuse_empty_paths(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    const auto what = named_by(*option);
+    if (what && std::ranges::find(option->results(), "") != option->results().end())
+      fail(ErrorCode::invalid_argument, "{} is empty: name {}", option->get_name(), *what);
+  }
 }
 
 // What follows -- of these commands is another program's, to the last letter. How many words are
@@ -285,6 +323,7 @@ ExitCode run_command_line(int argc, const char* const* argv, Context& context,
   console.verbosity = parsed.quiet ? -1 : parsed.verbose ? 1 : 0;
 
   try {
+    refuse_empty_paths(*innermost(app));
     return parsed.chosen(context);
   } catch (const Error& error) {
     const std::string gone = error.code() == ErrorCode::not_found ? deleted_folder() : "";

@@ -49,7 +49,6 @@ void print_operators(Console& console, const json& graph, double samples) {
 }  // namespace
 
 void check_graph_file(const fs::path& out) {
-  if (out.empty()) fail(ErrorCode::invalid_argument, "--out names no file");
   const fs::path folder = fs::absolute(out).parent_path();
   if (!is_folder(folder))
     fail(ErrorCode::not_found, "--out {}: there is no folder {}; make it, or name another file",

@@ -112,8 +112,6 @@ TrainedAnswer ask_trained(const TrainedCommand& command, const char* what, const
   JobConfig config;
   config.read_saved(folder.job_file());
   json question = {{"what", what}, {"data", ""}, {"top", command.top}};
-  if (command.data && command.data->empty())
-    fail(ErrorCode::invalid_argument, "--data is empty: name a file or a folder");
   if (command.data) question["data"] = fs::absolute(*command.data).string();
   if (command.checkpoint) question["checkpoint"] = *command.checkpoint;
   question.update(more);

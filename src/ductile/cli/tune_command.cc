@@ -6,6 +6,7 @@
 #include "ductile/base/files.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/paths.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/held_signals.h"
 #include "ductile/cli/trust.h"
@@ -57,6 +58,9 @@ trials::Session begin(const TuneCommand& command, Context& context) {
   return trials::Session::create(fs::absolute(folder), config.options.to_toml(), tuning);
 }
 
+// Somebody may have deleted it since it was finished.
+bool is_there(const fs::path& run) { return kind_of(run / "job.toml") != FileKind::none; }
+
 Json result_of(const trials::Session& session, bool is_over) {
   const int64_t best = session.best();
   Json out = {{"status", is_over ? "done" : "interrupted"},
@@ -68,8 +72,9 @@ Json result_of(const trials::Session& session, bool is_over) {
               {"core_seconds", session.core_seconds()}};
   if (best < 0) return out;
   const auto& winner = session.trials()[static_cast<size_t>(best)];
+  const fs::path run = session.trial_folder(best);
   out["best"] = {{"trial", best},
-                 {"run", session.trial_folder(best).string()},
+                 {"run", is_there(run) ? Json(run.string()) : Json()},
                  {session.tuning().setup.metric, *session.value_of(best)},
                  {"values", session.tuning().space.values(winner.setting)}};
   return out;
@@ -85,7 +90,8 @@ void print_summary(Console& console, const trials::Session& session) {
       const size_t at = a.find('=');
       rows.push_back({a.substr(0, at), a.substr(at + 1)});
     }
-    rows.push_back({"run", session.trial_folder(best).string()});
+    const fs::path run = session.trial_folder(best);
+    rows.push_back({"run", run.string() + (is_there(run) ? "" : " (it is gone)")});
     rows.push_back({"job", (session.folder() / "best.toml").string()});
   }
   rows.push_back({"trials", page::with_thousands(static_cast<double>(session.trials().size()))});

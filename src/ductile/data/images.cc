@@ -1,7 +1,9 @@
 #include "ductile/data/images.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -20,14 +22,25 @@ namespace {
 
 constexpr int64_t kProbe = 64;
 
-std::vector<fs::path> images_in(const fs::path& path) {
-  if (kind_of(path) == FileKind::none)
-    fail(ErrorCode::not_found, "{}: no such file or folder", path.string());
-  if (!is_folder(path)) return {path};
+// What is no image although a folder has it under the name of one, such as "a FIFO"; nothing of a
+// file, whatever it holds.
+std::optional<std::string> damage_of(const fs::path& path) try {
+  if (kind_of(path) == FileKind::file) return std::nullopt;
+  return kind_text(path) + ", not a file";
+} catch (const Error& e) {
+  // Links that lead to each other are bad data; other reasons may pass.
+  if (e.code() != ErrorCode::invalid_argument) throw;
+  return "a loop of links";
+}
+
+// What a folder has under names of images, in the order of these. Folders are none, whatever they
+// are called.
+std::vector<fs::path> image_names_in(const fs::path& folder) {
   std::vector<fs::path> found;
-  for (const fs::path& file : list_folder(path)) {
-    if (has_image_name(file.filename().string()) && kind_of(file) == FileKind::file)
-      found.push_back(file);
+  std::error_code unknown;
+  for (const fs::path& path : list_folder(folder)) {
+    if (has_image_name(path.filename().string()) && !fs::is_directory(path, unknown))
+      found.push_back(path);
   }
   std::ranges::sort(found);
   return found;
@@ -59,10 +72,11 @@ Sample grey(const Sample& file, std::vector<std::byte>& scratch) {
 
 class Images final : public Dataset {
  public:
-  Images(const fs::path& path, bool skip_bad, int64_t channels) : files_(images_in(path)) {
+  Images(const fs::path& path, bool skip_bad, int64_t channels) {
+    skip_bad_ = skip_bad;
+    list(path);
     if (files_.empty())
       fail(ErrorCode::invalid_argument, "{}: no JPEG or PNG images", path.string());
-    skip_bad_ = skip_bad;
     info_.format = "images";
     info_.channels = channels;
     info_.size = static_cast<int64_t>(files_.size());
@@ -84,6 +98,22 @@ class Images final : public Dataset {
   }
 
  private:
+  void list(const fs::path& path) {
+    if (kind_of(path) == FileKind::none)
+      fail(ErrorCode::not_found, "{}: no such file or folder", path.string());
+    if (!is_folder(path)) {
+      files_ = {path};
+      return;
+    }
+    for (const fs::path& file : image_names_in(path)) {
+      if (const auto damage = damage_of(file)) {
+        reject(file.string(), *damage);
+      } else {
+        files_.push_back(file);
+      }
+    }
+  }
+
   std::vector<fs::path> files_;
 };
 
@@ -141,10 +171,7 @@ Sample with_channels(const Sample& sample, int64_t channels, std::vector<std::by
 bool holds_images(const fs::path& path) {
   const FileKind kind = kind_of(path);
   if (kind == FileKind::file) return has_image_name(path.filename().string());
-  if (kind != FileKind::folder) return false;
-  return std::ranges::any_of(list_folder(path), [](const fs::path& file) {
-    return has_image_name(file.filename().string()) && kind_of(file) == FileKind::file;
-  });
+  return kind == FileKind::folder && !image_names_in(path).empty();
 }
 
 std::shared_ptr<const Dataset> open_images(const fs::path& path, bool skip_bad, int64_t channels) {

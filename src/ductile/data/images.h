@@ -9,11 +9,13 @@
 
 namespace ductile::data {
 
-// Whether the path is an image file, or a folder that has image files in it, beside folders or not.
+// Whether the path is an image file, or a folder that has anything but folders under names of image
+// files, beside folders or not.
 bool holds_images(const fs::path& path);
 
 // Images without classes, to be predicted: one file, or all of a folder in the order of their
-// names. Every label is 0. With one channel (of 1 or 3) they are grey. Throws not_found or
+// names. Every label is 0. With one channel (of 1 or 3) they are grey. What has such a name in a
+// folder and is no file (a link that leads nowhere, a FIFO) is a bad sample. Throws not_found or
 // invalid_argument if there are none.
 std::shared_ptr<const Dataset> open_images(const fs::path& path, bool skip_bad,
                                            int64_t channels = 3);

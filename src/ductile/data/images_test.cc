@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -61,6 +62,30 @@ TEST(Images, ThatAreNotThereAreNamed) {
   EXPECT_NE(refusal([&] { open_images(folder.path() / "absent", false); }, ErrorCode::not_found)
                 .find("absent"),
             std::string::npos);
+}
+
+// As training reports them; nobody writes into the FIFO.
+TEST(Images, WhatIsNoFileIsReportedAndNeverWaitedFor) {
+  const TempFolder folder;
+  put_image(folder.path() / "b.png", 1);
+  put_image(folder.path() / "c.png" / "inner.png", 1);  // a folder is left out
+  fs::create_symlink("nowhere", folder.path() / "a.jpg");
+  ASSERT_EQ(::mkfifo((folder.path() / "d.jpg").c_str(), 0600), 0);
+  fs::create_symlink("e.png", folder.path() / "e.png");
+  EXPECT_NE(refusal([&] { open_images(folder.path(), false); }, ErrorCode::data_loss)
+                .find("a.jpg: a link that leads nowhere, not a file"),
+            std::string::npos);
+  const auto images = open_images(folder.path(), true);
+  EXPECT_EQ(images->info().size, 1);
+  EXPECT_EQ(images->where(0), (folder.path() / "b.png").string());
+  std::string bad;
+  for (const BadItem& item : images->bad_items())
+    bad += fs::path(item.where).filename().string() + ": " + item.what + "\n";
+  EXPECT_EQ(bad,
+            "a.jpg: a link that leads nowhere, not a file\nd.jpg: a FIFO, not a file\n"
+            "e.png: a loop of links\n");
+  fs::remove(folder.path() / "b.png");
+  EXPECT_TRUE(holds_images(folder.path()));
 }
 
 TEST(WithClasses, NumbersTheClassesOfASetByTheirNames) {

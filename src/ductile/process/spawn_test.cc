@@ -48,6 +48,10 @@ TEST(LogTail, IsTheLastLines) {
   write_file_atomic(log, "1\n2\n3\n4\n\n");
   EXPECT_EQ(log_tail(log, 2), "3\n4");
   EXPECT_EQ(log_tail(log, 9), "1\n2\n3\n4");
+  EXPECT_EQ(log_tail(log, 9, 4), "3\n4");
+  EXPECT_EQ(log_tail(log, 1, 4), "4");
+  EXPECT_EQ(log_tail(log, 9, 9), "");
+  EXPECT_EQ(log_tail(log, 9, 90), "");
 }
 
 TEST(WorkerEnvironment, IsSetUnlessTheUserDid) {

@@ -59,12 +59,12 @@ std::vector<std::pair<std::string, std::string>> worker_environment(int64_t thre
   return environment;
 }
 
-std::string log_tail(const fs::path& log, int lines) {
+std::string log_tail(const fs::path& log, int lines, uintmax_t from) {
   std::ifstream in(log, std::ios::binary);
   if (!in) return "";
   in.seekg(0, std::ios::end);
   const std::streamoff size = in.tellg();
-  in.seekg(std::max<std::streamoff>(0, size - 8192));
+  in.seekg(std::min(size, std::max(static_cast<std::streamoff>(from), size - 8192)));
   std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
   while (!text.empty() && text.back() == '\n') text.pop_back();
   size_t begin = text.size();

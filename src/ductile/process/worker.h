@@ -31,7 +31,8 @@ fs::path python_worker(const fs::path& worker);
 // off.
 std::vector<std::pair<std::string, std::string>> worker_environment(int64_t threads);
 
-// The last lines of a log, at most `lines` of them and 8 KiB. Empty where there is none.
-std::string log_tail(const fs::path& log, int lines);
+// The last lines of a log behind its first `from` bytes, at most `lines` of them and 8 KiB. Empty
+// where there are none.
+std::string log_tail(const fs::path& log, int lines, uintmax_t from = 0);
 
 }  // namespace ductile::process

@@ -156,6 +156,53 @@ TEST(SessionResult, ASearchThatWasOverGoesOnWithALargerBudget) {
   EXPECT_EQ(session.best(), 1);
 }
 
+// A third epoch pays for no trial of two.
+TEST(SessionResult, FullBeginsNoTrialThatTheBudgetDoesNotRunToItsEnd) {
+  const TempFolder place;
+  Tuning tuning = two_rates({});
+  tuning.setup.budget = 3;
+  Session session = Session::create(place.path() / "session", job_of_two_epochs(), tuning);
+  EXPECT_TRUE(session.run({.program = told_runs(place.path(), accuracies(0.5, 0.6),
+                                                accuracies(0.5, 0.6), Ends::done)}));
+  EXPECT_EQ(session.trials().size(), 1U);
+  EXPECT_EQ(session.epochs_spent(), 2);
+}
+
+// Trials of two jobs cannot be compared, and best.toml would name one that never ran.
+TEST(SessionResult, GoesOnWithTheJobThatItBeganWith) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session", state = folder / "tune.json";
+  { const Session session = Session::create(folder, job_of_two_epochs(), two_rates({})); }
+  spec::JobOptions job;
+  OptionSet options(job);
+  options.read_toml(folder / "job.toml");
+  job.loader.threads += 3;
+  job.train.log_every += 3;
+  write_file_atomic(folder / "job.toml", options.to_toml());
+  { const Session session = Session::open(folder); }
+  job.model.hidden = {7, 8};
+  job.train.epochs = 3;
+  job.data.train_limit = 64;
+  write_file_atomic(folder / "job.toml", options.to_toml());
+  try {
+    Session::open(folder);
+    ADD_FAILURE() << "opened";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::conflict);
+    EXPECT_NE(e.message().find("in what shapes the result: data.train_limit, model.hidden, "
+                               "train.epochs; put the old values back"),
+              std::string::npos)
+        << e.message();
+  }
+  // One of an earlier version does not know, and takes it up.
+  nlohmann::json old = nlohmann::json::parse(read_file(state));
+  EXPECT_EQ(old.at("job").at("train").at("epochs"), 2);
+  old.erase("job");
+  write_file_atomic(state, old.dump());
+  Session::open(folder).change({"budget=30"});
+  EXPECT_EQ(nlohmann::json::parse(read_file(state)).at("job").at("train").at("epochs"), 3);
+}
+
 TEST(SessionResult, KeepsWhatWouldMakeItAnotherSearch) {
   const TempFolder place;
   const fs::path folder = place.path() / "session";

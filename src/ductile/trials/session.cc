@@ -1,8 +1,10 @@
 #include "ductile/trials/session.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -12,7 +14,6 @@
 #include "ductile/base/machine.h"
 #include "ductile/base/paths.h"
 #include "ductile/page/numbers.h"
-#include "ductile/process/worker.h"
 #include "ductile/run/new_folder.h"
 #include "ductile/trials/report.h"
 #include "ductile/trials/trial_process_impl.h"
@@ -23,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kTries = 3;        // of a trial that fails for another reason than that it diverges
-constexpr int kBusyTries = 120;  // of one whose run another process still has
+constexpr int kBusyTries = 120;  // of one whose run another process still has, as its lock says
 constexpr auto kBusy = std::chrono::seconds(1);
 constexpr auto kLook = std::chrono::milliseconds(100);
 constexpr std::string_view kRefused = "refused: ";
@@ -60,6 +61,17 @@ bool half_made(const fs::path& folder) {
     if (name != "job.toml" && name != lock && !is_unfinished(name.string())) return false;
   }
   return true;
+}
+
+// What ends a session for now, such as a full disk, with how to go on where it does not say that.
+Error with_way_on(const Error& error, const fs::path& folder) {
+  const std::string what = error.what();
+  if (error.code() != ErrorCode::unavailable || what.find("--resume") != std::string::npos)
+    return error;
+  const auto is = [&](int number) { return what.find(std::strerror(number)) != std::string::npos; };
+  return {error.code(),
+          fmt::format("{}\n{} and go on with `ductile tune --resume {}`", what,
+                      is(ENOSPC) || is(EDQUOT) ? "Make room," : "Mend that,", folder.string())};
 }
 
 }  // namespace
@@ -115,6 +127,7 @@ void Session::make_policy() {
   policy.unit = unit();
   policy.least_budget = std::min(std::max(1.0, unit()), full());
   policy.total_budget = budget();
+  policy.full.whole_only = true;
   policy.mltuner.forks = false;  // a trial's state is its own
   policy.mltuner.trial_bound = std::max(full() / 4, kValuesOfASlope * unit());
   policy.freeze_thaw.finish_best = tuning_.setup.finish;
@@ -186,6 +199,14 @@ bool Session::run(const Environment& environment) {
   const auto note_time = [&] {
     wall_seconds_ = before + std::chrono::duration<double>(Clock::now() - begin).count();
   };
+  const auto leave = [&] {
+    stop_all();
+    note_time();
+    try {
+      save();
+    } catch (const Error&) {  // what was saved last is enough to go on, and the first error is told
+    }
+  };
   try {
     const std::map<int64_t, double> under_way = planned_;
     for (const auto& [trial, epochs] : under_way) launch(trial, environment);
@@ -211,19 +232,17 @@ bool Session::run(const Environment& environment) {
       }
       std::this_thread::sleep_for(kLook);
     }
-  } catch (...) {
-    stop_all();
     note_time();
-    try {
-      save();
-    } catch (const Error&) {  // what was saved last is enough to go on, and the first error is told
-    }
+    save();
+    if (const int64_t winner = best(); winner >= 0)
+      write_file_atomic(folder_ / "best.toml", job_with(winner));
+  } catch (const Error& error) {
+    leave();
+    throw with_way_on(error, folder_);
+  } catch (...) {
+    leave();
     throw;
   }
-  note_time();
-  save();
-  if (const int64_t winner = best(); winner >= 0)
-    write_file_atomic(folder_ / "best.toml", job_with(winner));
   leave_report(*this);
   return true;
 }
@@ -349,9 +368,9 @@ bool Session::poll(const Environment& environment) {
     if (planned_[trial] < full() && reached(trial)) running->process->pause();
   }
   for (const int64_t trial : done) {
-    const int status = running_[trial]->process->exit_status();
+    const std::unique_ptr<Running> was = std::move(running_[trial]);
     running_.erase(trial);
-    ended(trial, status, environment);
+    ended(trial, *was->process, environment);
   }
   return !done.empty();
 }
@@ -384,7 +403,7 @@ std::map<double, double> Session::values(int64_t trial) const {
   return out;
 }
 
-void Session::ended(int64_t trial, int exit_status, const Environment& environment) {
+void Session::ended(int64_t trial, const TrialProcess& process, const Environment& environment) {
   const RunEnd end = end_of(trial_folder(trial));
   TrialRecord& record = trials_[static_cast<size_t>(trial)];
   record.core_seconds = std::max(record.core_seconds, end.core_seconds);
@@ -394,17 +413,17 @@ void Session::ended(int64_t trial, int exit_status, const Environment& environme
     return tell(trial, true, true, environment);
   if (end.status == "done" || end.status == "target_reached")
     return tell(trial, true, false, environment);
-  const std::string log =
-      process::log_tail(folder_ / "trials" / fmt::format("{:04}.log", trial), 5);
-  if (exit_status == 2) return refused(trial, log, environment);
-  if (exit_status == 4) {  // what a killed session left behind still saves
+  const std::string log = process.said(5);
+  if (process.exit_status() == 2) return refused(trial, log, environment);
+  // What a killed session left behind still saves.
+  if (process.exit_status() == 4 && run::lock_holder(trial_folder(trial))) {
     std::this_thread::sleep_for(kBusy);
     return retry(trial, log, waits_, kBusyTries, environment);
   }
   retry(trial,
-        end.status == "failed" ? end.message
-        : log.empty()          ? "it ended"
-                               : log,
+        end.status == "failed" && process.has_events() ? end.message
+        : log.empty()                                  ? "it ended"
+                                                       : log,
         failures_, kTries, environment);
 }
 

@@ -20,6 +20,8 @@ namespace ductile::trials {
 
 inline constexpr const char* kOthers = "others promised more";  // why a trial is paused
 
+class TrialProcess;
+
 // One setting and what came of it.
 struct TrialRecord {
   tune::Setting setting;
@@ -34,8 +36,8 @@ struct TrialRecord {
 // A tuning session: a folder with the job, the tuning, a run directory for each trial, and the
 // state of the search, from which it goes on however it was ended:
 //
-//   job.toml     the job, resolved          trials/0007/  the run of trial 7
-//   tune.json    tuning and search            best.toml     the job with the best setting
+//   job.toml     the job, resolved            trials/0007/  the run of trial 7
+//   tune.json    job, tuning and search       best.toml     the job with the best setting
 //   report.html  all of it, for people
 //
 // Trials are ordinary runs: they are paused by a checkpoint and resumed from it, bit for bit. One
@@ -45,7 +47,7 @@ class Session {
   // Makes the folder. Throws conflict where there is something already.
   static Session create(const fs::path& folder, const std::string& job_toml, const Tuning& tuning);
   // Throws not_found where there is no session, data_loss for one that cannot be read, conflict
-  // where another process drives it.
+  // where another process drives it, or where its job was changed in what shapes the result.
   static Session open(const fs::path& folder);
   // What may change when a session is resumed, as --tune takes it: budget, at_once and finish. With
   // another budget a search that was over goes on, from what the policy knew when it ended. Throws
@@ -106,7 +108,7 @@ class Session {
   bool poll(const Environment& environment);
   bool reached(int64_t trial) const;   // whether its evaluations go as far as it is to run
   bool complete(int64_t trial) const;  // whether there is nothing left to do until then
-  void ended(int64_t trial, int exit_status, const Environment& environment);
+  void ended(int64_t trial, const TrialProcess& process, const Environment& environment);
   void refused(int64_t trial, const std::string& why, const Environment& environment);
   void retry(int64_t trial, const std::string& why, std::map<int64_t, int>& times, int most,
              const Environment& environment);

@@ -12,6 +12,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/base/text.h"
+#include "ductile/spec/changed_options.h"
 #include "ductile/trials/session.h"
 
 // What a session writes down, and how it is read again.
@@ -56,6 +57,23 @@ std::optional<tune::Setting> first_from(const JsonFields& fields, const tune::Sp
   return out;
 }
 
+// What became of job.toml since the session wrote it down, which one of an earlier version did not.
+void check_same_job(const JsonFields& fields, const spec::JobOptions& job, const fs::path& folder) {
+  if (!fields.has("job")) return;
+  spec::JobOptions then, now = job;  // options that are newer than the session have their defaults
+  OptionSet saved(then);
+  saved.read_json(fields.at("job"), (folder / "tune.json").string(), Moved::follow);
+  // Every built-in model has the same bits with any number of threads (spec/models.h).
+  const bool is_built_in = job.model.library.empty() && job.python.object.empty();
+  const std::vector<std::string> changed =
+      spec::changed_options(saved.to_json(), OptionSet(now).to_json(), is_built_in);
+  if (changed.empty()) return;
+  fail(ErrorCode::conflict,
+       "{} was changed since the session began in what shapes the result: {}; put the old "
+       "values back, or begin another session",
+       (folder / "job.toml").string(), fmt::join(changed, ", "));
+}
+
 }  // namespace
 
 Session Session::open(const fs::path& folder) {
@@ -78,6 +96,7 @@ Session Session::open(const fs::path& folder) {
     OptionSet(setup).read_json(fields.at("setup"), file.string());
     Session out(folder, {setup, tune::Space::from_json(fields.at("space"), file.string())},
                 read_file(folder / "job.toml"), std::move(lock));
+    check_same_job(fields, out.job_, folder);
     out.first_ = first_from(fields, out.tuning_.space);
     out.make_policy();
     out.restore(state);
@@ -147,7 +166,9 @@ void Session::save() const {
   Json planned = Json::array();
   for (const auto& [trial, epochs] : planned_) planned.push_back({trial, epochs});
   Setup setup = tuning_.setup;
+  spec::JobOptions job = job_;
   const Json state = {{"format", kFormat},
+                      {"job", OptionSet(job).to_json()},
                       {"setup", OptionSet(setup).to_json()},
                       {"space", tuning_.space.to_json()},
                       {"best", best()},  // for whoever finds the folder (run/folder.h)

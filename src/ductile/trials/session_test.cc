@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/files.h"
@@ -108,26 +109,96 @@ TEST(Session, BeginsAgainWhereItsMakingWasCutOff) {
   EXPECT_THROW(Session::create(folder, job_toml(), default_tuning({})), Error);
 }
 
+// What a session says that ends with an error, where this shell script is in the place of `ductile`
+// and its trials come one after the other.
+std::string error_of_session(const fs::path& place, const std::string& script,
+                             const std::string& log_of_first_trial = "") {
+  const fs::path program = place / "program";
+  write_file_atomic(program, "#!/bin/sh\n" + script);
+  EXPECT_EQ(::chmod(program.c_str(), 0700), 0);
+  Tuning tuning = default_tuning({});
+  tuning.setup.at_once = 1;
+  Session session = Session::create(place / "session", job_toml(), tuning);
+  if (!log_of_first_trial.empty())
+    write_file_atomic(place / "session/trials/0000.log", log_of_first_trial);
+  try {
+    session.run({.program = program});
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::unavailable) << error.message();
+    return error.message();
+  }
+  ADD_FAILURE() << "it ended";
+  return "";
+}
+
 // A session that was killed leaves a trial behind that still saves: the next one waits for it, and
 // that is none of the failures which end a session.
 TEST(Session, WaitingForARunOfAKilledSessionIsNoFailure) {
   const TempFolder place;
-  const fs::path program = place.path() / "program", calls = place.path() / "calls";
-  write_file_atomic(program, fmt::format("#!/bin/sh\necho >> {0}\n"
-                                         "[ $(wc -l < {0}) -gt 2 ] || exit 4\nexit 1\n",
-                                         calls.string()));
-  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
-  Tuning tuning = default_tuning({});
-  tuning.setup.at_once = 1;
-  Session session = Session::create(place.path() / "session", job_toml(), tuning);
-  try {
-    session.run({.program = program});
-    ADD_FAILURE() << "it ended";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::unavailable) << error.message();
-    EXPECT_NE(error.message().find("failed 3 times"), std::string::npos) << error.message();
+  // A process has the lock's file open until the third call ends it.
+  const std::string text = error_of_session(
+      place.path(), fmt::format("cd {}\necho >> calls\nlock=session/trials/0000/run.lock\n"
+                                "case $(wc -l < calls) in\n"
+                                "1) mkdir session/trials/0000; touch session/trials/0000/job.toml\n"
+                                "   exec 9>$lock; sleep 60 & echo $! >holder\n"
+                                "   echo \"$! $(uname -n) controller\" >&9; exit 4;;\n"
+                                "2) exit 4;;\n"
+                                "3) kill $(cat holder);;\n"
+                                "esac\nexit 1\n",
+                                place.path().string()));
+  EXPECT_NE(text.find("failed 3 times"), std::string::npos) << text;
+  EXPECT_EQ(read_file(place.path() / "calls").size(), 5) << "two that waited, three that failed";
+}
+
+// As where the trial's folder has lost its job.toml: no time will mend that.
+TEST(Session, ARunThatNoProcessHasIsNotWaitedFor) {
+  const TempFolder place;
+  const std::string text = error_of_session(
+      place.path(), fmt::format("cd {}\necho >> calls\nmkdir -p session/trials/0000\n"
+                                "echo 1 2 3 >session/trials/0000/run.lock\n"
+                                "echo 0000: exists already; exit 4\n",
+                                place.path().string()));
+  EXPECT_NE(text.find("trial 0 failed 3 times: 0000: exists already\n"), std::string::npos) << text;
+  EXPECT_EQ(read_file(place.path() / "calls").size(), 3);
+}
+
+// The log goes on through all sessions.
+TEST(Session, SaysOfAFailureWhatTheLastTrySaid) {
+  for (const bool speaks : {true, false}) {
+    const TempFolder place;
+    const std::string text =
+        error_of_session(place.path(), std::string(speaks ? "echo killed\n" : "") + "exit 1\n",
+                         "Interrupted. To go on: ductile train --resume trials/0000\n");
+    const std::string why = speaks ? "killed" : "it ended";
+    EXPECT_NE(text.find("trial 0 failed 3 times: " + why + "\n"), std::string::npos) << text;
   }
-  EXPECT_EQ(read_file(calls).size(), 5) << "two that waited, three that failed";
+}
+
+// The same of the events of its run, which an earlier try may have left.
+TEST(Session, SaysOfAFailureWhatTheLastTryNoted) {
+  const TempFolder place;
+  const std::string text = error_of_session(
+      place.path(),
+      fmt::format("cd {}\necho >> calls\nmkdir -p session/trials/0000\ncd session/trials/0000\n"
+                  "touch job.toml\n[ $(wc -l < ../../../calls) -gt 1 ] || echo "
+                  "'{{\"kind\":\"end\",\"status\":\"failed\",\"message\":\"of the first\"}}' "
+                  ">>events.jsonl\necho of the last; exit 1\n",
+                  place.path().string()));
+  EXPECT_NE(text.find("trial 0 failed 3 times: of the last\n"), std::string::npos) << text;
+}
+
+// tune.json gets its name when it is whole; what is written before that goes to a full device here.
+TEST(Session, AFullDiskIsSaidWithHowToGoOn) {
+  const TempFolder place;
+  const fs::path session = place.path() / "session";
+  const std::string text = error_of_session(
+      place.path(),
+      fmt::format("ln -sf /dev/full {}/tune.json.tmp{}\nexit 1\n", session.string(), ::getpid()));
+  EXPECT_NE(text.find("tune.json: write: No space left on device\nMake room, and go on with "
+                      "`ductile tune --resume " +
+                      session.string() + "`"),
+            std::string::npos)
+      << text;
 }
 
 // As where the disk is full by then: what went wrong first is said, and how to go on.

@@ -86,13 +86,7 @@ void check(const tune::Dimension& d, const spec::JobOptions& job, std::string_vi
   if (d.kind == tune::Kind::real && whole)
     fail(ErrorCode::invalid_argument, "{}: the option is a whole number; add kind = \"integer\"",
          where);
-  for (const Json& value : values_of(d, where)) {
-    try {
-      options.set(assignment(d.name, value), where);
-    } catch (Error& e) {
-      throw e.with_context(where);
-    }
-  }
+  for (const Json& value : values_of(d, where)) options.set(assignment(d.name, value), where + ":");
 }
 
 // A job with values of the space, and which of them: of each dimension the place among values_of().
@@ -277,6 +271,9 @@ void set_option(Setup& setup, const std::string& assignment) {
         "all trials, write --set {}",
         to_utf8(assignment), key, is_fixed(key) ? "" : tuned, to_utf8(assignment));
   }
+  if (assignment.find('=') == std::string::npos)
+    fail(ErrorCode::invalid_argument, "--tune {}: write key=value, for example budget=40",
+         to_utf8(assignment));
   options.set(assignment, "--tune");
 }
 

@@ -89,6 +89,27 @@ TEST(Setup, NamesWhatCannotBeTuned) {
   EXPECT_NE(refusal("[space.\"optimizer.lr\"]" + range, job).find("max_steps"), std::string::npos);
 }
 
+TEST(Setup, NamesTheTuningFileOnce) {
+  const auto range = [](const char* option, const char* low, const char* high) {
+    return fmt::format("[space.\"{}\"]\nlow = {}\nhigh = {}\n", option, low, high);
+  };
+  EXPECT_EQ(refusal(range("optimizer.lr", "-1.0", "1.0"))
+                .find("tune.toml: space.\"optimizer.lr\": optimizer.lr=-1.0: "),
+            0U)
+      << refusal(range("optimizer.lr", "-1.0", "1.0"));
+  for (const std::string& toml :
+       {range("optimizer.lr", "-1.0", "1.0"), range("optimizer.lr", "1.0", "0.5"),
+        range("optimizer.lr", "\"a\"", "1.0"), range("optimizer.lrr", "0.1", "1.0"),
+        range("train.batch_size", "0.1", "1.0"),
+        std::string("[space.\"optimizer.name\"]\nchoices = [\"sgd\", \"sdg\"]\n"),
+        std::string("[space.\"optimizer.lr\"]\nchoices = [[1], [2]]\n"),
+        std::string("budget = -1\n"), std::string("[space")}) {
+    const std::string text = refusal(toml);
+    EXPECT_NE(text.find("tune.toml"), std::string::npos) << text;
+    EXPECT_EQ(text.find("tune.toml"), text.rfind("tune.toml")) << text;
+  }
+}
+
 TEST(Setup, AnOptionThatNoTrialWouldReadIsRefused) {
   const std::string range = "[space.\"optimizer.adam.beta2\"]\nlow = 0.9\nhigh = 0.99\n";
   const std::string rules = "[space.\"optimizer.name\"]\nchoices = [\"sgd\", \"adamw\"]\n";
@@ -208,6 +229,7 @@ TEST(Setup, AnOptionThatTheTunerHasNotIsAnsweredWithThoseThatItHas) {
     return fmt::format("{} epochs", setup.budget);
   };
   EXPECT_EQ(answer("budget=40"), "40 epochs");
+  EXPECT_EQ(answer("budget"), "--tune budget: write key=value, for example budget=40");
   EXPECT_NE(answer("bugdet=40").find("did you mean budget?"), std::string::npos);
   EXPECT_NE(answer("number_of_runs=40")
                 .find("the keys are metric, policy, searcher, budget, at_once, seed, finish"),

@@ -1,5 +1,6 @@
 #include <cerrno>
 #include <chrono>
+#include <system_error>
 #include <thread>
 
 #include <sys/wait.h>
@@ -8,6 +9,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
 #include "ductile/process/spawn.h"
+#include "ductile/process/worker.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/folder.h"
 #include "ductile/run/json_lines.h"
@@ -30,11 +32,21 @@ void for_each_event(const fs::path& run, const Each& each) {
     run::for_each_diary_line(run / "events.jsonl", each);
 }
 
+uintmax_t size_of(const fs::path& file) {
+  std::error_code error;
+  const uintmax_t size = fs::file_size(file, error);
+  return error ? 0 : size;
+}
+
 bool holds_a_run(const fs::path& folder) { return kind_of(folder / "job.toml") != FileKind::none; }
 
 }  // namespace
 
-TrialProcess::TrialProcess(const Launch& launch) {
+TrialProcess::TrialProcess(const Launch& launch)
+    : log_(launch.log),
+      events_(launch.folder / "events.jsonl"),
+      log_before_(size_of(log_)),
+      events_before_(size_of(events_)) {
   process::SpawnOptions spawn;
   spawn.program = launch.program;
   if (holds_a_run(launch.folder)) {
@@ -81,6 +93,12 @@ void TrialProcess::pause() {
   asked_ = true;
   ::kill(pid_, SIGTERM);
 }
+
+std::string TrialProcess::said(int lines) const {
+  return process::log_tail(log_, lines, log_before_);
+}
+
+bool TrialProcess::has_events() const { return size_of(events_) > events_before_; }
 
 std::map<double, double> evaluations(const fs::path& run, const std::string& metric) {
   std::map<double, double> out;

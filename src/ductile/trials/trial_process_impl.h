@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
@@ -38,7 +39,14 @@ class TrialProcess {
   // Asks it to save and to end.
   void pause();
 
+  // The last lines that it wrote into its log, which has those of earlier processes before them.
+  std::string said(int lines) const;
+  // Whether the run's events have grown since it was started.
+  bool has_events() const;
+
  private:
+  fs::path log_, events_;
+  uintmax_t log_before_ = 0, events_before_ = 0;  // their sizes when it was started
   pid_t pid_ = -1;
   bool asked_ = false;
   std::optional<int> status_;

@@ -16,7 +16,12 @@ class FullPolicy final : public TrialPolicy {
   using TrialPolicy::TrialPolicy;
 
  private:
-  Move decide() override { return start(options().full_budget, "every trial is run to its end"); }
+  Move decide() override {
+    const double whole = options().full_budget * (1 - 1e-9);  // sums of budgets are rounded
+    if (options().full.whole_only && options().total_budget >= whole && left() < whole)
+      return wait_or_stop("what is left of the total budget does not pay for a whole trial");
+    return start(options().full_budget, "every trial is run to its end");
+  }
 };
 
 // "Is one epoch all you need for multi-fidelity hyperparameter optimization?" (arXiv 2307.15422):

@@ -39,6 +39,12 @@ constexpr std::pair<MoveKind, std::string_view> kMoveWords[] = {{MoveKind::start
 
 std::string_view to_string(MoveKind kind) { return kMoveWords[static_cast<size_t>(kind)].second; }
 
+void describe(Describer& d, PolicyOptions::Full& o) {
+  d.field("whole_only", o.whole_only,
+          "begin no trial that what is left of the total budget does not run to its end, unless "
+          "the total itself is less than such a run");
+}
+
 void describe(Describer& d, PolicyOptions::Halving& o) {
   d.field("eta", o.eta, "of each rung one in so many goes on, with so many times the budget")
       .range(1.5, 100);
@@ -88,6 +94,7 @@ void describe(Describer& d, PolicyOptions& o) {
   d.field("least_budget", o.least_budget, "budget of a short first run").above(0);
   d.field("unit", o.unit, "budgets are multiples of it").above(0);
   d.field("total_budget", o.total_budget, "budget of all trials together").above(0);
+  d.section("full", o.full, "every trial to its end");
   d.section("halving", o.halving, "successive halving, Hyperband, ASHA");
   d.section("one_epoch", o.one_epoch, "the one-epoch baseline");
   d.section("mltuner", o.mltuner, "MLtuner's rule");

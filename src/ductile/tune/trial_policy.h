@@ -49,6 +49,9 @@ struct PolicyOptions {
   double unit = 1;          // budgets are multiples of it
   double total_budget = std::numeric_limits<double>::infinity();  // of all trials together
 
+  struct Full {
+    bool whole_only = false;
+  } full;
   struct Halving {
     double eta = 3;
     int64_t settings = 0;

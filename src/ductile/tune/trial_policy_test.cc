@@ -238,6 +238,37 @@ TEST_P(TrialPolicyTest, RefusesResultsThatCannotBe) {
   EXPECT_EQ(code({}, true), ErrorCode::conflict);
 }
 
+// Else the total budget cuts the last one off, as it does with the other policies.
+TEST(FullTest, BeginsNoTrialThatCouldNotBeRunToItsEnd) {
+  for (const size_t at_once : {1, 3}) {
+    PolicyOptions options;
+    options.full_budget = 2;
+    options.unit = options.least_budget = 0.1;
+    const auto budgets = [&](double total, bool whole_only) {
+      options.total_budget = total;
+      options.full.whole_only = whole_only;
+      const auto policy = make("full", options);
+      std::vector<double> out;
+      std::vector<Move> running;
+      while (true) {
+        const Move move = policy->next();
+        if (move.kind == MoveKind::start) {
+          out.push_back(move.budget);
+          running.push_back(move);
+          if (running.size() < at_once) continue;
+        }
+        if (running.empty()) return out;
+        policy->tell({running[0].trial, {{running[0].budget, 1}}});
+        running.erase(running.begin());
+      }
+    };
+    EXPECT_EQ(budgets(5, true), (std::vector<double>{2, 2}));
+    EXPECT_EQ(budgets(6, true), (std::vector<double>{2, 2, 2}));
+    EXPECT_EQ(budgets(5, false), (std::vector<double>{2, 2, 1}));
+    EXPECT_EQ(budgets(1, true), std::vector<double>{1}) << "the best is run to its end afterwards";
+  }
+}
+
 // How many trials begin when less than `enough` is left; each must find no other to go on with.
 int late_starts(const PolicyOptions& options, double enough, size_t at_once, double lost_from) {
   const auto policy = make("freeze_thaw", options);
