@@ -80,7 +80,8 @@ TEST(Job, NumbersAreAcceptedAndSaneOrRefusedByName) {
                                       "9223372036854775807",
                                       "-9223372036854775808",
                                       "9223372036854775808",
-                                      "1e400"};
+                                      "1e400",
+                                      "1e-400"};
     for (const double bound : {f.min, max}) {
       for (const double v : {bound, std::nextafter(bound, -HUGE_VAL),
                              std::nextafter(bound, HUGE_VAL), bound - 1, bound + 1}) {
