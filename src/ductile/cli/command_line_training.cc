@@ -379,6 +379,9 @@ void add_trained(CLI::App& app, Parsed& parsed) {
       ->option_text("K")
       ->check(Range(int64_t{1}, int64_t{1} << 24));
   sub->add_flag("--csv", c.csv, "write CSV with a row of heads");
+  sub->add_flag("--skip-bad", c.skip_bad,
+                "leave out samples that cannot be read, and name them at the end (default: as the "
+                "run's data.on_bad_sample)");
   add_minima(app, parsed);
 }
 

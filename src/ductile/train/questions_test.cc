@@ -336,6 +336,32 @@ TEST(Predict, TakesFoldersOfOtherClasses) {
       std::string::npos);
 }
 
+TEST(Predict, LeavesOutWhatCannotBeReadWhereItIsAskedTo) {
+  const TempFolder data, others;
+  Trainee run(image_job(data.path()));
+  for (const char* name : {"a.png", "c.png"}) put_image(others.path() / name, 12, 1);
+  write_file_atomic(others.path() / "b.png", "xx");
+  const Question question{.what = "predict", .data = others.path().string()};
+  const std::string text = run.refusal(question, ErrorCode::data_loss);
+  EXPECT_NE(text.find("b.png: offset 0: neither a JPEG"), std::string::npos) << text;
+  EXPECT_NE(text.find("remove it, or leave out what cannot be read with --skip-bad"),
+            std::string::npos)
+      << text;
+  Question lenient = question;
+  lenient.skip_bad = true;
+  std::vector<Json> rows;
+  const Json got = run.ask(lenient, &rows);
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[1].at("index"), 2);
+  EXPECT_EQ(got.at("samples"), 2);
+  EXPECT_EQ(got.at("bad_samples").at("count"), 1);
+  run.job.data.on_bad_sample = "skip";
+  EXPECT_EQ(run.ask(question), got) << "the run leaves them out by itself";
+  fs::remove(others.path() / "a.png");
+  fs::remove(others.path() / "c.png");
+  EXPECT_EQ(run.ask(lenient).at("samples"), 0);
+}
+
 TEST(Predict, ReadsImagesInGreyForAModelOfGreyImages) {
   const TempFolder others;
   const Trainee run(asked_job());
@@ -368,6 +394,32 @@ TEST(Predict, OfALanguageModelGivesTheLossOfEachSequence) {
   EXPECT_NEAR(sum / static_cast<double>(rows.size()), got.at("loss").get<double>(), 1e-6);
   EXPECT_TRUE(got.contains("perplexity"));
   EXPECT_FALSE(got.contains("classes")) << "a vocabulary is no set of classes";
+}
+
+TEST(Eval, NamesTheTokenThatTheModelDoesNotKnow) {
+  const TempFolder data;
+  const Trainee run(token_job(data.path()));
+  const std::string file = (data.path() / "other.bin").string();
+  const std::vector<uint16_t> tokens(100, 500);
+  write_file_atomic(
+      file, std::string_view(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()));
+  for (const char* what : {"eval", "predict"}) {
+    const std::string text = run.refusal({.what = what, .data = file}, ErrorCode::invalid_argument);
+    for (const std::string& part :
+         {"--data " + file, std::string("token is 500"), std::string("tokens below 20"),
+          std::string("data.tokens.type = \"u16\"")})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  spec::JobOptions narrow = run.job;
+  narrow.model.vocab_size = 19;
+  try {
+    const Replica replica(narrow);
+    ADD_FAILURE() << "it has no output for token 19";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("train.bin\" and of the held-out ones is 19"),
+              std::string::npos)
+        << e.what();
+  }
 }
 
 // Deployed on a machine that has neither training data nor checkpoints.
