@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <set>
 #include <string>
@@ -432,6 +433,50 @@ TEST(Eval, NeedsNoTrainingData) {
   fs::remove_all(run.folder.checkpoints());
   EXPECT_NE(run.refusal({.what = "eval"}, ErrorCode::not_found).find("--data"), std::string::npos);
   EXPECT_EQ(run.ask({.what = "eval", .data = (data.path() / "elsewhere.bin").string()}), before);
+}
+
+// Though the question brings data: the running statistics of these weights are in no checkpoint.
+TEST(Eval, SaysWhatNeedsTheTrainingDataWhereTheyAreGone) {
+  const TempFolder data, others;
+  spec::JobOptions job = image_job(data.path());
+  job.model.name = "cnn";
+  job.model.width = 4;
+  job.optimizer.name = "schedule_free";
+  const Trainee run(job);
+  const std::string other = (others.path() / "a.png").string();
+  put_image(other, 12, 1);
+  fs::remove_all(data.path());
+  EXPECT_EQ(run.ask({.what = "predict", .data = other}).at("samples"), 1);
+  const Question question{.what = "predict", .data = other, .checkpoint = 5};
+  const std::string text = run.refusal(question, ErrorCode::not_found);
+  for (const char* part : {"no such folder", "optimizer.name = \"schedule_free\"", "data.path",
+                           "leave --checkpoint out"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  const std::string minimum = run.refusal({.what = "minima"}, ErrorCode::not_found);
+  EXPECT_NE(minimum.find("the sharpness of a minimum needs the training data"), std::string::npos)
+      << minimum;
+  fs::remove(run.folder.model_file());
+  const std::string no_form = run.refusal(question, ErrorCode::not_found);
+  EXPECT_NE(no_form.find("without sound final weights"), std::string::npos) << no_form;
+}
+
+TEST(Eval, OfARunThatDivergedAsksForANewOne) {
+  const Trainee run(asked_job());
+  fs::remove(run.folder.model_file());
+  std::ofstream(run.folder.events_file(), std::ios::app)
+      << R"({"kind":"end","status":"failed","message":"the loss is not finite at step 31: )"
+      << R"(the run diverged; try a smaller optimizer.lr"})" << std::endl;
+  const auto expect = [&](const std::string& part) {
+    const std::string text = run.refusal({.what = "eval"}, ErrorCode::not_found);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_NE(text.find("begin a new one (the loss is not finite at step 31"), std::string::npos)
+        << text;
+    EXPECT_EQ(text.find("--resume"), std::string::npos) << text;
+  };
+  expect("no final weights; it diverged");
+  expect("--checkpoint 30");
+  fs::remove_all(run.folder.checkpoints());
+  expect("neither final weights nor a checkpoint");
 }
 
 TEST(Eval, RefusesWhatIsNoTrainedModelByName) {
