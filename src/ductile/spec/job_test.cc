@@ -308,6 +308,9 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
                    "\"nlcg\" reads neither optimizer.momentum");
   expect_untunable("tune.weight_decay = [0, 1]\n", "tune.weight_decay is the least");
   expect_untunable("tune.batch_size = [8, 12]\ntrain.virtual_ranks = 8\n", "tune.batch_size: 12");
+  expect_untunable("tune.batch_size = [8, 16, 8]\ntrain.virtual_ranks = 8\n",
+                   "tune.batch_size: 8 is there twice");
+  expect_untunable("tune.staleness = [0, 1, 1]\n", "tune.staleness: 1 is there twice");
   expect_untunable("tune.lr = []\n", "nothing to tune");
   expect_untunable("tune.options = [\"train.epochs:1:2\"]\n", "train.epochs is not an option that");
   expect_untunable(

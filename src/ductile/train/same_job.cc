@@ -5,6 +5,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include <fmt/ranges.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
@@ -41,10 +44,19 @@ bool is_free(std::string_view path, std::span<const std::string_view> among) {
   });
 }
 
+// The option of a change; the place in a list is no part of its name.
+std::string key_of(std::string_view path) {
+  std::string key(path.substr(1));
+  std::replace(key.begin(), key.end(), '/', '.');
+  const size_t place = key.find_last_not_of("-0123456789");
+  if (place + 1 < key.size() && key[place] == '.') key.resize(place);
+  return key;
+}
+
 }  // namespace
 
 void check_same_job(const nlohmann::json& saved, const nlohmann::json& now, bool thread_invariant) {
-  std::string differences;
+  std::vector<std::string> differences;
   // Runs of versions that left the number open hold 0: any number goes on with them.
   const bool free_threads = thread_invariant || saved.at("train").at("threads") == 0;
   const auto runs_stages = [](const nlohmann::json& job) {
@@ -63,15 +75,14 @@ void check_same_job(const nlohmann::json& saved, const nlohmann::json& now, bool
     const std::string path = change.at("path");
     if (is_free(path, kFree) || is_free(path, free_of_stages)) continue;
     if (path == "/train/threads" && free_threads) continue;
-    std::string key = path.substr(1);
-    std::replace(key.begin(), key.end(), '/', '.');
-    differences += (differences.empty() ? "" : ", ") + key;
+    const std::string key = key_of(path);
+    if (std::ranges::find(differences, key) == differences.end()) differences.push_back(key);
   }
   if (!differences.empty()) {
     fail(ErrorCode::conflict,
          "job.toml was changed since the run began in what shapes the result: {}; put the old "
          "values back, or start a new run",
-         differences);
+         fmt::join(differences, ", "));
   }
 }
 
