@@ -2,7 +2,12 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <optional>
 #include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -43,6 +48,53 @@ Json node_to_json(const toml::node& node, const std::string& path, Lines& lines)
   return Json::array({text.str(), nullptr});
 }
 
+// Of a line, the characters from one column to before another; both count from 1.
+std::string_view columns(std::string_view line, uint32_t begin, uint32_t end) {
+  std::vector<size_t> starts;  // in bytes
+  for (size_t i = 0; i < line.size(); ++i)
+    if ((static_cast<unsigned char>(line[i]) & 0xc0) != 0x80) starts.push_back(i);
+  const auto at = [&](uint32_t column) {
+    return column - 1 < starts.size() ? starts[column - 1] : line.size();
+  };
+  return line.substr(at(begin), at(end) - at(begin));
+}
+
+std::string_view line_of(std::string_view text, uint32_t number) {
+  for (; number > 1; --number) text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
+  return text.substr(0, text.find('\n'));
+}
+
+// A number so close to 0 that a double holds 0 in its place, as it is written.
+struct LostNumber {
+  uint32_t line = 0;
+  std::string text;
+};
+
+std::optional<LostNumber> find_lost_number(const toml::node& node, std::string_view text) {
+  std::optional<LostNumber> lost;
+  if (const toml::table* table = node.as_table()) {
+    for (const auto& [key, item] : *table)
+      if (!lost) lost = find_lost_number(item, text);
+  } else if (const toml::array* array = node.as_array()) {
+    for (const toml::node& item : *array)
+      if (!lost) lost = find_lost_number(item, text);
+  } else if (node.value_exact<double>() == 0.0) {
+    const auto [begin, end] = std::pair(node.source().begin, node.source().end);
+    const std::string_view written = columns(line_of(text, begin.line), begin.column, end.column);
+    const std::string_view digits = written.substr(0, written.find_first_of("eE"));
+    if (digits.find_first_of("123456789") != std::string_view::npos)
+      lost = {begin.line, std::string(written)};
+  }
+  return lost;
+}
+
+void require_kept(const std::optional<LostNumber>& lost, const std::string& where) {
+  if (!lost) return;
+  fail(ErrorCode::invalid_argument,
+       "{}: {} is too small a number and would become 0; the smallest above 0 is 5e-324", where,
+       lost->text);
+}
+
 char upper(char c) { return static_cast<char>(std::toupper(static_cast<unsigned char>(c))); }
 char lower(char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); }
 
@@ -79,8 +131,11 @@ void OptionSet::read_toml(const std::filesystem::path& file, Moved moved) {
 }
 
 void OptionSet::read_toml_text(std::string_view text, std::string_view name, Moved moved) {
+  const toml::table table = parse_toml(text, name);
+  const auto lost = find_lost_number(table, text);
+  require_kept(lost, fmt::format("{}:{}", name, lost ? lost->line : 0));
   Lines lines;
-  const Json value = node_to_json(parse_toml(text, name), "", lines);
+  const Json value = node_to_json(table, "", lines);
   read_table(value, "", moved, [&](const std::string& path) {
     const auto found = lines.find(path);
     return found == lines.end() ? std::string(name) : fmt::format("{}:{}", name, found->second);
@@ -112,13 +167,17 @@ void OptionSet::set(std::string_view assignment, std::string_view origin) {
     return;
   }
   Json value;
+  std::optional<LostNumber> lost;
   try {
+    const std::string line = fmt::format("value = {}\n", text);
+    const toml::table table = parse_toml(line, origin);
+    lost = find_lost_number(table, line);
     Lines lines;
-    value =
-        node_to_json(parse_toml(fmt::format("value = {}\n", text), origin), "", lines).at("value");
+    value = node_to_json(table, "", lines).at("value");
   } catch (const Error&) {
     value = std::string(text);  // assign then says which type was wanted
   }
+  require_kept(lost, where);
   assign(field, value, where, {std::string(origin)});
 }
 

@@ -189,6 +189,32 @@ TEST(Options, AssignmentsTakeBareStringsNumbersAndLists) {
   EXPECT_NE(text_of([&] { set.set("novalue"); }).find("write key=value"), std::string::npos);
 }
 
+TEST(Options, ANumberThatWouldBecomeZeroIsRefused) {
+  Outer o;
+  OptionSet set(o);
+  const std::string what =
+      " is too small a number and would become 0; the smallest above 0 is 5e-324";
+  EXPECT_EQ(text_of([&] { set.set("inner.rate=1e-400"); }),
+            "--set inner.rate=1e-400: 1e-400" + what);
+  EXPECT_EQ(text_of([&] { set.set("inner.sizes=[1, -2_0.5E-999]"); }),
+            "--set inner.sizes=[1, -2_0.5E-999]: -2_0.5E-999" + what);
+  EXPECT_EQ(
+      text_of([&] {
+        set.read_toml_text(
+            "mode = \"fast\"\r\n[inner]\r\ndeep = {colour = \"\xc3\xa4\", power = 1e-400}\r\n",
+            "f");
+      }),
+      "f:3: 1e-400" + what);
+  const char* environment[] = {"DUCTILE_INNER__RATE=0.1e-400", nullptr};
+  EXPECT_EQ(text_of([&] { set.read_environment(environment); }),
+            "environment DUCTILE_INNER__RATE inner.rate=0.1e-400: 0.1e-400" + what);
+  EXPECT_EQ(o.inner.rate, 0.5);
+  for (const char* zero : {"0", "0.0", "-0.0", "0e-999", "+0.00e5", "5e-324"})
+    EXPECT_NO_THROW(set.set(std::string("inner.deep.power=") + zero)) << zero;
+  set.set("name=1e-400");
+  EXPECT_EQ(o.name, "1e-400");
+}
+
 TEST(Options, WhatIsNotUtf8IsRefused) {
   Outer o;
   OptionSet set(o);

@@ -381,6 +381,9 @@ void add_trained(CLI::App& app, Parsed& parsed) {
   CLI::Option* json =
       sub->add_flag("--json", c.json, "write a line of JSON for each sample: the default");
   sub->add_flag("--csv", c.csv, "write CSV with a row of heads")->excludes(json);
+  sub->add_flag("--skip-bad", c.skip_bad,
+                "leave out samples that cannot be read, and name them at the end (default: as the "
+                "run's data.on_bad_sample)");
   add_minima(app, parsed);
 }
 

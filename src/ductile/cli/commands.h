@@ -250,6 +250,7 @@ struct TrainedCommand {
   std::optional<int64_t> checkpoint;  // default: the final weights
   int64_t top = 1;                    // predict
   bool csv = false;                   // predict
+  bool skip_bad = false;              // predict
   bool trust = false;
   bool json = false;        // eval, minima; predict writes JSON anyway
   minima::Options measure;  // minima

@@ -508,7 +508,9 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
   if (command.dry_run) return print_job(command, config, console);
   for (const auto& saved : {command.resume, command.replay})
     if (saved && !command.trust) require_trusted(run::RunFolder::open(*saved).path());
-  if (!command.resume && !command.hosts.hosts) require_data(config.job);  // before there is a run
+  if (setup.hosts.empty())  // before there is a run, or it is changed
+    require_data(config.job,
+                 command.resume ? "put the data, or a link to them, back there and resume" : "");
   const fs::path program = process::find_worker();
   if (!config.job.python.object.empty()) process::python_worker(program);  // it is there
   if (!check_operators(command, config)) return kInterrupted;

@@ -170,14 +170,14 @@ ExitCode eval(const TrainedCommand& command, Context& context) {
 ExitCode predict(const TrainedCommand& command, Context& context) {
   Console& console = context.console;
   bool first = true;
-  const TrainedAnswer answer =
-      ask_trained(command, "predict", json::object(), [&](const json& row) {
-        if (command.csv) {
-          console.print("{}", csv_of(row, std::exchange(first, false)));
-        } else {
-          console.print("{}\n", dump_json(row));
-        }
-      });
+  const json more = {{"skip_bad", command.skip_bad}};
+  const TrainedAnswer answer = ask_trained(command, "predict", more, [&](const json& row) {
+    if (command.csv) {
+      console.print("{}", csv_of(row, std::exchange(first, false)));
+    } else {
+      console.print("{}\n", dump_json(row));
+    }
+  });
   if (!answer.figures) return kInterrupted;
   tell_bad_samples(console, *answer.figures);
   return kDone;

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ductile/base/options.h"
@@ -408,7 +409,7 @@ bool same_result(const JobOptions& before, const JobOptions& now);
 void check(const JobOptions& job);
 
 // That the data which the job names are there, as seen from here. Throws not_found, naming the
-// option. Those of a Python job are its own matter.
-void require_data(const JobOptions& job);
+// option, and `remedy` if there is one. Those of a Python job are its own matter.
+void require_data(const JobOptions& job, std::string_view remedy = "");
 
 }  // namespace ductile::spec

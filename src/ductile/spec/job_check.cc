@@ -447,6 +447,12 @@ void check_tune(const JobOptions& job, const Bad& bad) {
                       job.train.virtual_ranks));
     }
   }
+  for (const auto& [name, values] :
+       {std::pair("batch_size", o.batch_size), std::pair("staleness", o.staleness)}) {
+    for (auto v = values.begin(); v != values.end(); ++v)
+      if (std::find(values.begin(), v, *v) != v)
+        bad(fmt::format("tune.{}: {} is there twice; leave one of them out", name, *v));
+  }
   for (const TunedOption& tuned : tuned_options(job)) {
     if (tuned.option->key == "optimizer.adam.beta1" && !o.momentum.empty())
       bad("tune.momentum chooses optimizer.adam.beta1, too; leave one of them out");

@@ -1,4 +1,5 @@
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "ductile/base/error.h"
@@ -7,7 +8,7 @@
 
 namespace ductile::spec {
 
-void require_data(const JobOptions& job) {
+void require_data(const JobOptions& job, std::string_view remedy) {
   if (!job.python.object.empty()) return;
   for (const auto& [name, path] :
        {std::pair<const char*, const std::string&>{"data.path", job.data.path},
@@ -20,8 +21,9 @@ void require_data(const JobOptions& job) {
     } catch (const Error&) {  // who reads it says what is wrong with it
     }
     if (kind == FileKind::none)
-      fail(ErrorCode::not_found, "{} = \"{}\": {}", name, path,
-           fs::is_symlink(path) ? "a link that leads nowhere" : "there is no such file or folder");
+      fail(ErrorCode::not_found, "{} = \"{}\": {}{}{}", name, path,
+           fs::is_symlink(path) ? "a link that leads nowhere" : "there is no such file or folder",
+           remedy.empty() ? "" : "; ", remedy);
   }
 }
 

@@ -29,6 +29,13 @@ TEST(JobData, WhatIsNotThereIsNamedWithItsOption) {
   job.data.test_path = (folder.path() / "test.bin").string();
   EXPECT_EQ(what_is_missing(job),
             "data.test_path = \"" + job.data.test_path + "\": there is no such file or folder");
+  try {
+    require_data(job, "put them back");
+    ADD_FAILURE() << "it is not there";
+  } catch (const Error& error) {
+    EXPECT_TRUE(error.message().ends_with("no such file or folder; put them back"))
+        << error.message();
+  }
   fs::create_symlink("nowhere", folder.path() / "test.bin");
   EXPECT_NE(what_is_missing(job).find("a link that leads nowhere"), std::string::npos);
   job.data.test_path = (folder.path() / "test-{000..007}.tar").string();

@@ -80,7 +80,8 @@ TEST(Job, NumbersAreAcceptedAndSaneOrRefusedByName) {
                                       "9223372036854775807",
                                       "-9223372036854775808",
                                       "9223372036854775808",
-                                      "1e400"};
+                                      "1e400",
+                                      "1e-400"};
     for (const double bound : {f.min, max}) {
       for (const double v : {bound, std::nextafter(bound, -HUGE_VAL),
                              std::nextafter(bound, HUGE_VAL), bound - 1, bound + 1}) {
@@ -307,6 +308,9 @@ TEST(Job, OptionsThatContradictEachOtherAreRefusedByName) {
                    "\"nlcg\" reads neither optimizer.momentum");
   expect_untunable("tune.weight_decay = [0, 1]\n", "tune.weight_decay is the least");
   expect_untunable("tune.batch_size = [8, 12]\ntrain.virtual_ranks = 8\n", "tune.batch_size: 12");
+  expect_untunable("tune.batch_size = [8, 16, 8]\ntrain.virtual_ranks = 8\n",
+                   "tune.batch_size: 8 is there twice");
+  expect_untunable("tune.staleness = [0, 1, 1]\n", "tune.staleness: 1 is there twice");
   expect_untunable("tune.lr = []\n", "nothing to tune");
   expect_untunable("tune.options = [\"train.epochs:1:2\"]\n", "train.epochs is not an option that");
   expect_untunable(

@@ -32,6 +32,13 @@ DataForm DataForm::of(const spec::JobOptions& job, const data::DatasetInfo& trai
     info.width = shape[2];
     form.short_side = std::min(train.height, train.width);
   }
+  if (info.num_classes < train.num_classes && train.tokens) {
+    fail(
+        ErrorCode::invalid_argument,
+        "the model has {} outputs, and the largest token of data.path = \"{}\" and of the held-out "
+        "ones is {}; set a larger model.vocab_size (is data.tokens.type = \"{}\" right?)",
+        info.num_classes, job.data.path, train.num_classes - 1, job.data.tokens.type);
+  }
   if (info.num_classes < train.num_classes) {
     fail(ErrorCode::invalid_argument, "the model has {} outputs but the data has {} classes",
          info.num_classes, train.num_classes);

@@ -97,7 +97,7 @@ Json measure_minimum(Trained& trained, const minima::Options& options,
                      const std::function<void(double)>& each) {
   run::CostMeter meter;
   const spec::JobOptions& job = trained.job();
-  const auto train_set = data::open_dataset(job.data, data::Split::train);
+  const auto train_set = open_training_data(job, "the sharpness of a minimum");
   const int64_t size = train_set->info().size;
   const auto loader = load_samples(train_set, Origin::own, trained);
   const auto seed = static_cast<uint64_t>(options.seed);

@@ -163,6 +163,32 @@ OnlineTuner::OnlineTuner(const spec::JobOptions& job, int64_t train_size,
          "epochs; set a larger train.epochs, or a smaller tune.clock_epochs and train.batch_size",
          kClocksOfAFirstRun, clock_, job.train.epochs);
   }
+  if (trials_of_a_search() < 1 - 1e-9) {
+    fail(ErrorCode::invalid_argument,
+         "tune.budget = {:g}: a search may train {:g} epochs, and the shortest trial has {} clocks "
+         "of {:g} epochs; set a larger tune.budget or train.epochs, or a smaller tune.clock_epochs "
+         "and train.batch_size",
+         job.tune.budget, most_epochs_of_a_search(), kClocksOfAFirstRun, clock_);
+  }
+}
+
+double OnlineTuner::most_epochs_of_a_search() const {
+  return std::min(job_.tune.budget, 1.0) * static_cast<double>(job_.train.epochs);
+}
+
+double OnlineTuner::trials_of_a_search() const {
+  return most_epochs_of_a_search() / (kClocksOfAFirstRun * clock_);
+}
+
+std::string OnlineTuner::warning() const {
+  const double trials = trials_of_a_search();
+  if (trials >= kSideBySide - 1e-9) return "";
+  return fmt::format(
+      "tune.budget = {:g}: the {:g} epochs of a search are enough for {:.1f} of the shortest "
+      "trials, which have {:g} epochs, and {} are compared at first; with a larger tune.budget or "
+      "train.epochs, or a smaller tune.clock_epochs and train.batch_size, more are tried",
+      job_.tune.budget, most_epochs_of_a_search(), trials, kClocksOfAFirstRun * clock_,
+      kSideBySide);
 }
 
 // Without the learning rates at which the run diverged.
@@ -178,7 +204,9 @@ tune::Space OnlineTuner::space_now(const Json& memory) const {
 // As the memory has it; a new one where a search begins.
 std::unique_ptr<tune::TrialPolicy> OnlineTuner::make_policy(const Json& memory) const {
   tune::SearcherOptions searcher;
-  searcher.seed = job_.seed + memory.at("searches").get<int64_t>();
+  // Another one for each search, and none below 0 after the largest.
+  searcher.seed = static_cast<int64_t>(
+      (static_cast<uint64_t>(job_.seed) + memory.at("searches").get<uint64_t>()) & INT64_MAX);
   for (const Json& setting : memory.at("first"))
     searcher.first.push_back(setting.get<tune::Setting>());
   searcher.startup = std::max<int64_t>(4, std::ssize(searcher.first));

@@ -36,6 +36,10 @@ class OnlineTuner {
   // `epoch`: how far the present state is in the epochs of the run, which the step method decides.
   OnlineTuner(const spec::JobOptions& job, int64_t train_size, std::function<double()> epoch);
 
+  // What is to be said as a run begins: its searches are too short to compare trials; empty:
+  // nothing.
+  std::string warning() const;
+
   // Begins the first search, in the first state of a job.
   void begin(JobState& state) const;
   bool is_searching(const JobState& state) const;
@@ -71,6 +75,8 @@ class OnlineTuner {
               int64_t winner, const std::string& why) const;
   bool watch(JobState& state, nlohmann::json& memory) const;
   double epochs_left() const;
+  double most_epochs_of_a_search() const;
+  double trials_of_a_search() const;  // of the shortest length
 
   spec::JobOptions job_;
   double train_size_;

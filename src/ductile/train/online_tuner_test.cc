@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <vector>
@@ -239,7 +240,10 @@ TEST(OnlineTuner, GoesBackAndSearchesBelowTheRateThatDiverged) {
   EXPECT_TRUE(replica.state().branches().empty());
   job.tune.retunings = 0;
   Replica once(job);
-  EXPECT_THROW(testing::run_to_end(once), Error);
+  const std::string text = testing::refusal_of([&] { testing::run_to_end(once); });
+  EXPECT_NE(text.find("the run diverged; try a smaller largest learning rate in tune.lr"),
+            std::string::npos)
+      << text;
 }
 
 TEST(OnlineTuner, AWarmUpDoesNotScaleTheRatesOfTrials) {
@@ -272,6 +276,7 @@ TEST(OnlineTuner, ATrialThatReachesTheEndOfTheRunIsOver) {
   job.train.epochs = 1;
   job.tune.online = true;
   job.tune.clock_epochs = 0.1;  // the first trial is as long as the run
+  job.tune.budget = 1;
   Replica replica(job);
   testing::run_to_end(replica);
   EXPECT_EQ(replica.updates(), 512 / 16);
@@ -291,6 +296,45 @@ TEST(OnlineTuner, ARunThatIsShorterThanATrialIsRefused) {
     EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
     EXPECT_NE(std::string(e.what()).find("train.epochs"), std::string::npos) << e.what();
   }
+}
+
+// The shortest trial has ten batches, 0.3125 epochs.
+TEST(OnlineTuner, ABudgetWithoutRoomForATrialIsRefused) {
+  spec::JobOptions job = small_job();
+  job.train.epochs = 1;
+  job.tune.online = true;
+  const std::string text = testing::refusal_of([&] { Replica replica(job); });
+  for (const char* name : {"tune.budget = 0.25", "train.epochs", "tune.clock_epochs",
+                           "train.batch_size", "10 clocks of 0.03125 epochs"})
+    EXPECT_NE(text.find(name), std::string::npos) << text;
+  job.tune.budget = 0.3125;
+  EXPECT_EQ(testing::refusal_of([&] { Replica replica(job); }), "no error");
+}
+
+TEST(OnlineTuner, WarnsOfABudgetInWhichNoThreeTrialsAreCompared) {
+  spec::JobOptions job = small_job();
+  EXPECT_EQ(Replica(job).search_warning(), "") << "it does not tune";
+  job.tune.online = true;
+  EXPECT_EQ(Replica(job).search_warning(), "");
+  job.train.epochs = 2;
+  const std::string text = Replica(job).search_warning();
+  for (const char* part : {"tune.budget = 0.25", "0.5 epochs", "1.6 of", "train.epochs"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  job.tune.budget = 100;  // more than there is
+  job.tune.clock_epochs = 0.08;
+  EXPECT_NE(Replica(job).search_warning().find("2.5 of"), std::string::npos);
+  job.tune.clock_epochs = 0.06;
+  EXPECT_EQ(Replica(job).search_warning(), "");
+}
+
+TEST(OnlineTuner, FindsASeedForEverySearchOfTheLargestSeed) {
+  spec::JobOptions job = small_job();
+  job.seed = INT64_MAX;
+  job.optimizer.lr = 0.05;
+  job.tune.online = true;
+  Replica replica(job);
+  const nlohmann::json& seed = memory_of(replica).at("policy").at("searcher").at("seed");
+  EXPECT_EQ(seed, 0) << "one after the largest";
 }
 
 // The shortest trial has ten batches.
@@ -355,6 +399,7 @@ TEST(OnlineTuner, WhatIsReadAsAnEpochBeginsNeedsTrialsOfTwo) {
   EXPECT_NE(testing::refusal_of([&] { Replica replica(job); }).find("tune.clock_epochs = 0.2"),
             std::string::npos);
   job.tune.clock_epochs = 0.2;
+  job.tune.budget = 0.5;
   Replica long_enough(job);
 }
 

@@ -74,7 +74,8 @@ DataSet open_own(const spec::DataOptions& options) try {
 // The data of the question, with the classes of the model.
 DataSet open_data(const Question& question, const Trained& trained) {
   const DataForm& form = trained.form();
-  const spec::DataOptions& options = trained.job().data;
+  spec::DataOptions options = trained.job().data;
+  if (question.skip_bad) options.on_bad_sample = "skip";
   if (!form.model.inputs.empty() && !question.data.empty())
     fail(
         ErrorCode::invalid_argument,
@@ -94,6 +95,13 @@ DataSet open_data(const Question& question, const Trained& trained) {
   const bool named = options.format == "folder" || options.format == "tar";
   if (!form.class_names.empty() && !form.tokens && (named || std::ranges::all_of(names, known)))
     samples = data::with_classes(std::move(samples), form.class_names);
+  if (form.tokens && samples->info().num_classes > form.model.num_classes)
+    fail(
+        ErrorCode::invalid_argument,
+        "{}: the largest token is {}, and the model was trained on tokens below {}; are these data "
+        "of its vocabulary, and of data.tokens.type = \"{}\"?",
+        question.data.empty() ? options.path : "--data " + question.data,
+        samples->info().num_classes - 1, form.model.num_classes, options.tokens.type);
   if (samples->info().num_classes > form.model.num_classes)
     fail(ErrorCode::invalid_argument, "the data has {} classes and the model {} outputs",
          samples->info().num_classes, form.model.num_classes);
@@ -173,13 +181,20 @@ void predict_batch(const data::Batch& batch, const data::Dataset& samples, Train
   }
 }
 
+std::shared_ptr<const data::Batch> next_batch(data::Loader& loader, bool skips_bad) try {
+  return loader.next();
+} catch (const Error& e) {
+  if (skips_bad || e.code() != ErrorCode::data_loss) throw;
+  fail(e.code(), "{}; remove it, or leave out what cannot be read with --skip-bad", e.what());
+}
+
 Json predict_run(Trained& trained, const DataSet& samples, const Question& question,
                  const std::function<void(const Json&)>& row, const Interrupted& interrupted) {
   const at::NoGradGuard no_grad;
   const auto loader = load_samples(samples, origin_of(question), trained);
   trained.model().train(false);
   int64_t done = 0;
-  while (const auto batch = loader->next()) {
+  while (const auto batch = next_batch(*loader, samples->skip_bad())) {
     predict_batch(*batch, *samples, trained, question.top, row);
     done += batch->num_samples;
     check(interrupted);
@@ -211,10 +226,11 @@ Json minimum_of(Trained& trained, const minima::Options& options,
 }  // namespace
 
 Question Question::from_json(const Json& value) try {
-  Question out{value.at("what"), value.at("data"), std::nullopt, value.at("top"), {}};
+  Question out{value.at("what"), value.at("data"), std::nullopt, value.at("top"), {}, false};
   if (value.contains("checkpoint")) out.checkpoint = value.at("checkpoint").get<int64_t>();
   if (value.contains("minima"))
     OptionSet(out.measure).read_json(value.at("minima"), "the question's minima");
+  out.skip_bad = value.value("skip_bad", false);
   if (out.what != "eval" && out.what != "predict" && out.what != "minima")
     fail(ErrorCode::invalid_argument, "the question is eval, predict or minima, not {}", out.what);
   if (out.top < 1) fail(ErrorCode::invalid_argument, "--top {}: at least 1", out.top);

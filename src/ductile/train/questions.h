@@ -19,6 +19,7 @@ struct Question {
   std::optional<int64_t> checkpoint;  // a step; none: the final weights
   int64_t top = 1;                    // predict: how many classes of each sample
   minima::Options measure;            // minima: what is measured
+  bool skip_bad = false;              // predict: leave out what cannot be read, as the job may say
 
   // Throws invalid_argument.
   static Question from_json(const nlohmann::json& value);

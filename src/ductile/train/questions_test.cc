@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <set>
 #include <string>
@@ -336,6 +337,32 @@ TEST(Predict, TakesFoldersOfOtherClasses) {
       std::string::npos);
 }
 
+TEST(Predict, LeavesOutWhatCannotBeReadWhereItIsAskedTo) {
+  const TempFolder data, others;
+  Trainee run(image_job(data.path()));
+  for (const char* name : {"a.png", "c.png"}) put_image(others.path() / name, 12, 1);
+  write_file_atomic(others.path() / "b.png", "xx");
+  const Question question{.what = "predict", .data = others.path().string()};
+  const std::string text = run.refusal(question, ErrorCode::data_loss);
+  EXPECT_NE(text.find("b.png: offset 0: neither a JPEG"), std::string::npos) << text;
+  EXPECT_NE(text.find("remove it, or leave out what cannot be read with --skip-bad"),
+            std::string::npos)
+      << text;
+  Question lenient = question;
+  lenient.skip_bad = true;
+  std::vector<Json> rows;
+  const Json got = run.ask(lenient, &rows);
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[1].at("index"), 2);
+  EXPECT_EQ(got.at("samples"), 2);
+  EXPECT_EQ(got.at("bad_samples").at("count"), 1);
+  run.job.data.on_bad_sample = "skip";
+  EXPECT_EQ(run.ask(question), got) << "the run leaves them out by itself";
+  fs::remove(others.path() / "a.png");
+  fs::remove(others.path() / "c.png");
+  EXPECT_EQ(run.ask(lenient).at("samples"), 0);
+}
+
 TEST(Predict, ReadsImagesInGreyForAModelOfGreyImages) {
   const TempFolder others;
   const Trainee run(asked_job());
@@ -370,6 +397,32 @@ TEST(Predict, OfALanguageModelGivesTheLossOfEachSequence) {
   EXPECT_FALSE(got.contains("classes")) << "a vocabulary is no set of classes";
 }
 
+TEST(Eval, NamesTheTokenThatTheModelDoesNotKnow) {
+  const TempFolder data;
+  const Trainee run(token_job(data.path()));
+  const std::string file = (data.path() / "other.bin").string();
+  const std::vector<uint16_t> tokens(100, 500);
+  write_file_atomic(
+      file, std::string_view(reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()));
+  for (const char* what : {"eval", "predict"}) {
+    const std::string text = run.refusal({.what = what, .data = file}, ErrorCode::invalid_argument);
+    for (const std::string& part :
+         {"--data " + file, std::string("token is 500"), std::string("tokens below 20"),
+          std::string("data.tokens.type = \"u16\"")})
+      EXPECT_NE(text.find(part), std::string::npos) << text;
+  }
+  spec::JobOptions narrow = run.job;
+  narrow.model.vocab_size = 19;
+  try {
+    const Replica replica(narrow);
+    ADD_FAILURE() << "it has no output for token 19";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("train.bin\" and of the held-out ones is 19"),
+              std::string::npos)
+        << e.what();
+  }
+}
+
 // Deployed on a machine that has neither training data nor checkpoints.
 TEST(Eval, NeedsNoTrainingData) {
   const TempFolder data;
@@ -380,6 +433,50 @@ TEST(Eval, NeedsNoTrainingData) {
   fs::remove_all(run.folder.checkpoints());
   EXPECT_NE(run.refusal({.what = "eval"}, ErrorCode::not_found).find("--data"), std::string::npos);
   EXPECT_EQ(run.ask({.what = "eval", .data = (data.path() / "elsewhere.bin").string()}), before);
+}
+
+// Though the question brings data: the running statistics of these weights are in no checkpoint.
+TEST(Eval, SaysWhatNeedsTheTrainingDataWhereTheyAreGone) {
+  const TempFolder data, others;
+  spec::JobOptions job = image_job(data.path());
+  job.model.name = "cnn";
+  job.model.width = 4;
+  job.optimizer.name = "schedule_free";
+  const Trainee run(job);
+  const std::string other = (others.path() / "a.png").string();
+  put_image(other, 12, 1);
+  fs::remove_all(data.path());
+  EXPECT_EQ(run.ask({.what = "predict", .data = other}).at("samples"), 1);
+  const Question question{.what = "predict", .data = other, .checkpoint = 5};
+  const std::string text = run.refusal(question, ErrorCode::not_found);
+  for (const char* part : {"no such folder", "optimizer.name = \"schedule_free\"", "data.path",
+                           "leave --checkpoint out"})
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  const std::string minimum = run.refusal({.what = "minima"}, ErrorCode::not_found);
+  EXPECT_NE(minimum.find("the sharpness of a minimum needs the training data"), std::string::npos)
+      << minimum;
+  fs::remove(run.folder.model_file());
+  const std::string no_form = run.refusal(question, ErrorCode::not_found);
+  EXPECT_NE(no_form.find("without sound final weights"), std::string::npos) << no_form;
+}
+
+TEST(Eval, OfARunThatDivergedAsksForANewOne) {
+  const Trainee run(asked_job());
+  fs::remove(run.folder.model_file());
+  std::ofstream(run.folder.events_file(), std::ios::app)
+      << R"({"kind":"end","status":"failed","message":"the loss is not finite at step 31: )"
+      << R"(the run diverged; try a smaller optimizer.lr"})" << std::endl;
+  const auto expect = [&](const std::string& part) {
+    const std::string text = run.refusal({.what = "eval"}, ErrorCode::not_found);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+    EXPECT_NE(text.find("begin a new one (the loss is not finite at step 31"), std::string::npos)
+        << text;
+    EXPECT_EQ(text.find("--resume"), std::string::npos) << text;
+  };
+  expect("no final weights; it diverged");
+  expect("--checkpoint 30");
+  fs::remove_all(run.folder.checkpoints());
+  expect("neither final weights nor a checkpoint");
 }
 
 TEST(Eval, RefusesWhatIsNoTrainedModelByName) {

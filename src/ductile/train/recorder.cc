@@ -69,7 +69,11 @@ void Recorder::started(int64_t num_workers) {
                  {"test_samples", replica_.test_info().size}};
   if (replica_.job().tune.online) add_core_seconds(fields);  // a trial may be under way
   event(resumed_ ? "resume" : "start", fields);
-  if (!resumed_ && replica_.step() == 0) tell_of_controls();
+  if (!resumed_ && replica_.step() == 0) {
+    if (const std::string text = replica_.search_warning(); !text.empty())
+      run::offer_line(progress_fd_, run::Message{"warning", text});
+    tell_of_controls();
+  }
   note_hyper();
   begin_ = window_begin_ = left_begin_ = Clock::now();
   left_begin_updates_ = replica_.updates();

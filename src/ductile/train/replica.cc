@@ -30,12 +30,15 @@ using Json = nlohmann::json;
 // The extra part that counts the updates of train.tail_average.
 constexpr const char* kTail = "tail_average";
 
-// What may help a run that diverged; LRTuner reads neither the rate nor its warm-up.
+// What may help a run that diverged; LRTuner reads neither the rate nor its warm-up, and a rate
+// that is found while training is not that of the job.
 std::string_view advice(const spec::JobOptions& job) {
-  return job.train.rate_control == "lrtuner"
-             ? "try optimizer.clip_norm, or another train.rate_control"
-             : "try a smaller optimizer.lr, a longer schedule.warmup_epochs or "
-               "optimizer.clip_norm";
+  if (job.train.rate_control == "lrtuner")
+    return "try optimizer.clip_norm, or another train.rate_control";
+  if (job.tune.online && !job.tune.lr.empty())
+    return "try a smaller largest learning rate in tune.lr, a longer schedule.warmup_epochs or "
+           "optimizer.clip_norm";
+  return "try a smaller optimizer.lr, a longer schedule.warmup_epochs or optimizer.clip_norm";
 }
 
 // The number of workers that hold each part of the state.

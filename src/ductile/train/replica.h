@@ -147,6 +147,9 @@ class Replica {
     return tuner_ ? tuner_->search_share(state_) : std::nullopt;
   }
 
+  // What is to be said of the search as the run begins; empty: nothing.
+  std::string search_warning() const { return tuner_ ? tuner_->warning() : ""; }
+
   // Evaluates the weights that the optimiser names for it (JobState::evaluation_weights) on the
   // test set. `each(samples_done)` is called after each batch.
   Evaluation evaluate(const std::function<void(int64_t)>& each);

@@ -137,6 +137,25 @@ TEST(Replica, GoesOnFromTheCheckpointOfAnEarlierVersion) {
   }
 }
 
+TEST(Replica, NamesAnOptionOnceOfWhichSeveralPlacesWereChanged) {
+  const TempFolder folder;
+  spec::JobOptions job = job_of("mlp", folder.path());
+  const Replica replica(job);
+  job.tune.lr = {1e-4, 0.5};
+  job.tune.momentum = {0, 0.9};
+  job.model.hidden = {1, 2, 3, 4};
+  job.optimizer.lr *= 2;
+  try {
+    replica.check_same_job(OptionSet(job).to_json());
+    FAIL() << "it is another job";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find(
+                  "the result: model.hidden, optimizer.lr, tune.lr, tune.momentum; put"),
+              std::string::npos)
+        << e.what();
+  }
+}
+
 void train_steps(Replica& replica, int steps) {
   replica.host_all();
   Vec sum(static_cast<size_t>(replica.vector_size()));

@@ -108,7 +108,8 @@ void add_statistics(JobState& state, JobState::EvaluationWeights& evaluated, nn:
   for (int64_t i = 0; i < batches; ++i) {
     const auto batch = loader.next();
     const auto pass = [&] {
-      nn::seed_step(static_cast<uint64_t>(job.seed + i));  // dropout is the same in each
+      // Dropout is the same in each.
+      nn::seed_step(static_cast<uint64_t>(job.seed) + static_cast<uint64_t>(i));
       forward(model, *batch);
     };
     if (i == 0) statistics.find_momenta(state.flat.buffers(), pass);

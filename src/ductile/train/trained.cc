@@ -17,6 +17,7 @@
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/data/augment.h"
 #include "ductile/optim/optimizer.h"
+#include "ductile/run/history.h"
 #include "ductile/run/lock.h"
 #include "ductile/run/runs_mark.h"
 #include "ductile/train/ingredients.h"
@@ -29,7 +30,8 @@ namespace {
 // Where the weights are those of a version that did not keep it, or are not there, the training
 // data tell.
 DataForm form_of_data(const spec::JobOptions& job) {
-  const auto train = data::open_dataset(job.data, data::Split::train);
+  const auto train =
+      open_training_data(job, "a run without sound final weights, or of an earlier version,");
   return DataForm::of(job, train->info(), data::resolve_augment(job.augment, train->info()));
 }
 
@@ -97,16 +99,30 @@ std::string remedy_of(const run::RunFolder& folder) {
   return fmt::format("finish it with `ductile train --resume {}`", folder.path().string());
 }
 
+// The error with which a run ended that diverged; empty: it did not, or does not say so.
+std::string divergence_of(const run::RunFolder& folder) try {
+  const auto end = run::told_end(folder);
+  const bool has_diverged = end && end->error.find("the run diverged") != std::string::npos;
+  return has_diverged ? end->error : "";
+} catch (const Error&) {  // its events cannot be read
+  return "";
+}
+
 [[noreturn]] void fail_unfinished(const run::RunFolder& folder) {
   const std::string path = folder.path().string();
   const std::vector<int64_t> steps = checkpoint_steps(folder);
-  const std::string remedy = remedy_of(folder);
+  const std::string divergence = divergence_of(folder);
+  const std::string remedy =
+      divergence.empty()
+          ? remedy_of(folder)
+          : fmt::format("it diverged, and would again if it was resumed: begin a new one ({})",
+                        divergence);
   if (steps.empty())
     fail(ErrorCode::not_found, "{}: the run has neither final weights nor a checkpoint; {}", path,
          remedy);
   fail(ErrorCode::not_found,
-       "{}: the run has no final weights yet; {}, or name a checkpoint: --checkpoint {}", path,
-       remedy, fmt::join(steps, " or "));
+       "{}: the run has no final weights{}; {}, or name a checkpoint: --checkpoint {}", path,
+       divergence.empty() ? " yet" : "", remedy, fmt::join(steps, " or "));
 }
 
 }  // namespace
@@ -178,14 +194,33 @@ void Trained::read_checkpoint(const run::RunFolder& folder, int64_t step) {
     values["evaluation"] = {{"step", values.at("evaluated_at")}, {"epoch", 0.0}};
   state_->restore(checkpoint, values);
   JobState::EvaluationWeights other = state_->evaluation_weights();
-  add_statistics(*state_, other, *model_, job_, form_.augment,
-                 [&] { return data::open_dataset(job_.data, data::Split::train); });
+  add_statistics(*state_, other, *model_, job_, form_.augment, [&] {
+    const bool has_final = kind_of(folder.model_file()) != FileKind::none;
+    return open_training_data(
+        job_,
+        fmt::format("the batch norm of a checkpoint of optimizer.name = \"{}\", whose running "
+                    "statistics are in no checkpoint,",
+                    job_.optimizer.name),
+        has_final ? ", or leave --checkpoint out: the final weights have theirs" : "");
+  });
   if (!other.weights.empty()) std::ranges::copy(other.weights, state_->flat.weights().begin());
   std::ranges::copy(other.buffers, state_->flat.buffer_values().begin());
   step_ = step;
 }
 
 std::string Trained::weights_digest() { return ckpt::tensors_digest(state_->deployed({}).views); }
+
+std::shared_ptr<const data::Dataset> open_training_data(const spec::JobOptions& job,
+                                                        std::string_view what,
+                                                        std::string_view otherwise) try {
+  return data::open_dataset(job.data, data::Split::train);
+} catch (const Error& e) {
+  if (e.code() != ErrorCode::not_found) throw;
+  fail(e.code(),
+       "{}; {} needs the training data of the run (data.path): put them, or a link to them, back "
+       "there{}",
+       e.what(), what, otherwise);
+}
 
 std::unique_ptr<data::Loader> load_samples(std::shared_ptr<const data::Dataset> samples,
                                            Origin origin, Trained& trained) {

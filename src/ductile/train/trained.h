@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "ductile/base/json_value.h"
 #include "ductile/data/dataset.h"
@@ -43,6 +44,12 @@ class Trained {
   std::optional<JobState> state_;  // its weights are those to be used
   int64_t step_ = 0;
 };
+
+// The training data of a run, for what cannot do without. Throws not_found, which says so, if they
+// are gone: `what` needs them, and `otherwise` is another way out.
+std::shared_ptr<const data::Dataset> open_training_data(const spec::JobOptions& job,
+                                                        std::string_view what,
+                                                        std::string_view otherwise = "");
 
 // Whose samples they are: of the job's own sets, which are prepared as the run does, or others,
 // each of which is prepared in a way that depends on no other sample.

@@ -4,8 +4,11 @@
 #include <fstream>
 #include <functional>
 #include <new>
+#include <sstream>
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <ATen/ops/empty.h>
 
@@ -16,6 +19,7 @@
 #include "ductile/link/saved_state.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
+#include "ductile/run/progress.h"
 #include "ductile/train/ingredients.h"
 #include "ductile/train/testing/local_cluster.h"
 #include "ductile/train/workers.h"
@@ -258,6 +262,32 @@ TEST(WorkerLoop, ABatchLargerThanTheDataIsRefused) {
   TestRun run;
   const std::string text = error_of([&] { run.start(job); }, ErrorCode::invalid_argument);
   EXPECT_NE(text.find("640"), std::string::npos) << text;
+}
+
+TEST(WorkerLoop, SaysOnceThatASearchHasNoRoomToCompareTrials) {
+  spec::JobOptions job = small_job();
+  job.train.batch_size = 32;
+  job.tune.online = true;  // half an epoch of trials, and the shortest one has that
+  const TempFolder place;
+  const auto folder = run::RunFolder::create(place.path(), job.name, OptionSet(job).to_toml());
+  const fs::path told = place.path() / "told";
+  const int fd = ::open(told.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  ASSERT_GE(fd, 0);
+  const run::RunLock lock(folder.path(), run::RunLock::kLocal);
+  for (int i = 0; i < 2; ++i) {  // the second one goes on with it
+    const link::JobEnd end = train_here(lock, {.folder = folder, .job = job, .progress_fd = fd});
+    EXPECT_EQ(end.phase, control::Phase::finished) << end.reason;
+  }
+  ::close(fd);
+  std::vector<run::Message> warnings;
+  std::istringstream lines(read_file(told));
+  for (std::string line; std::getline(lines, line);) {
+    const auto known = run::decode(line);
+    const auto* message = known ? std::get_if<run::Message>(&*known) : nullptr;
+    if (message != nullptr && message->level == "warning") warnings.push_back(*message);
+  }
+  ASSERT_EQ(warnings.size(), 1U);
+  EXPECT_NE(warnings[0].text.find("tune.budget = 0.25"), std::string::npos) << warnings[0].text;
 }
 
 TEST(WorkerLoop, ADamagedNewestCheckpointIsPassedOverForTheOneBefore) {
