@@ -193,7 +193,7 @@ TEST(Setup, ShowsFourDigitsOfARealNumber) {
       "[space.\"optimizer.lr\"]\nlow = 0.1\nhigh = 0.2\n[space.\"train.batch_size\"]\nchoices = "
       "[32, 64]\n",
       "tune.toml", {});
-  EXPECT_EQ(shown(tuning.space, {0.649, 1}),
+  EXPECT_EQ(shown(tuning.space, {0.123456, 1}),
             (std::vector<std::string>{"optimizer.lr=0.1235", "train.batch_size=64"}));
 }
 
