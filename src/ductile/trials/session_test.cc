@@ -207,8 +207,11 @@ TEST(Session, AStateThatCannotBeSavedDoesNotHideWhyTheSessionEnds) {
   const fs::path program = place.path() / "program", calls = place.path() / "calls",
                  state = place.path() / "session/tune.json";
   write_file_atomic(program,
-                    fmt::format("#!/bin/sh\necho >> {0}\n"
-                                "[ $(wc -l < {0}) -lt 3 ] || {{ rm {1}; mkdir {1}; }}\nexit 1\n",
+                    // The state is saved after a try has begun, too: that is to succeed.
+                    fmt::format("#!/bin/sh\necho >> {0}\n[ $(wc -l < {0}) -lt 3 ] && exit 1\n"
+                                "i=0; while [ $i -lt 100 ] && [ ! {1} -nt {0} ]\n"
+                                "do sleep 0.02; i=$((i + 1)); done\n"
+                                "rm {1}; mkdir {1}\nexit 1\n",
                                 calls.string(), state.string()));
   ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
   Tuning tuning = default_tuning({});
