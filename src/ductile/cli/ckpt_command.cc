@@ -100,6 +100,17 @@ ckpt::ExportSum evaluated_weights(const ckpt::Checkpoint& checkpoint) {
   };
 }
 
+// Whether it has averages of weights that their optimiser displaces: the statistics beside them are
+// averages of the displaced ones', and an evaluation computes others.
+bool averages_of_displaced(const ckpt::Checkpoint& checkpoint) {
+  const Json job = checkpoint.state().value("job", Json::object());
+  const Json rule = job.value("optimizer", Json::object()).value("name", Json());
+  const bool displaces = rule == "schedule_free" || rule == "neumann";
+  return displaces && std::ranges::any_of(checkpoint.tensors(), [](const ckpt::TensorInfo& t) {
+           return t.name.starts_with("average/");
+         });
+}
+
 ExitCode ckpt_export(const CkptCommand& command, Context& context) {
   const ckpt::Checkpoint checkpoint = open_checkpoint(command, context.console);
   // The trainer names a run's tensors by section; what is deployed are the moving averages where
@@ -123,10 +134,11 @@ ExitCode ckpt_export(const CkptCommand& command, Context& context) {
   const bool statistics = std::ranges::any_of(checkpoint.tensors(), [](const ckpt::TensorInfo& t) {
     return t.name.starts_with("model/") && t.name.ends_with("running_mean");
   });
-  if (sum && statistics) {
+  if (statistics && (sum || averages_of_displaced(checkpoint))) {
     context.console.say(
         "warning: the optimiser of this run trains other weights than it evaluates; the running "
-        "statistics in this file are those of the trained ones. model.safetensors in the run's "
+        "statistics in this file are those of the trained ones, or their average. "
+        "model.safetensors in the run's "
         "folder, written when the run ends, has both as they were evaluated");
   }
   const auto bytes = fs::file_size(command.output, error);

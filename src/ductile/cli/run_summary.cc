@@ -81,7 +81,8 @@ void print_summary(Console& console, const Json& done, const run::RunFolder& fol
                                                page::as_percent(worst["accuracy"].get<double>()))});
   }
   row("calibration error", number(last, "calibration_error"), page::as_percent);
-  if (const auto batch = number(done, "last_batch"); batch != number(part("noise"), "batch_size"))
+  const auto first = number(part("noise"), "batch_size");
+  if (const auto batch = number(done, "last_batch"); first && batch != first)
     row("last batch", batch, [](double size) { return page::plural(size, "sample"); });
   row("noise scale", number(part("noise"), "scale"),
       [](double scale) { return page::plural(std::round(scale), "sample"); });

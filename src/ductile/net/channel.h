@@ -39,6 +39,8 @@ class Channel {
   std::optional<std::vector<std::byte>> try_receive();
 
   const Socket& socket() const { return socket_; }
+  // The other end has said that nothing more comes.
+  bool ended() const { return seal_.ended(); }
 
  private:
   std::optional<std::vector<std::byte>> next();

@@ -138,7 +138,7 @@ class Lrtuner final : public RateControl {
   // with.
   double on_line(double lr, const Observed& observed, const Json& memory) const {
     if (exploring(observed)) return lr;
-    return std::min(lr, memory["peak"].get<double>() * share_left(observed));
+    return std::min(lr, memory.value("peak", lr) * share_left(observed));
   }
 
   // Far above the losses between the last two rounds.

@@ -121,7 +121,8 @@ void add_target(std::vector<Tile>& tiles, const History& history, const spec::Ta
 void add_throughput(std::vector<Tile>& tiles, const History& history) {
   const Curve* c = history.find(kSamplesPerSecond);
   double mean = number_at(history.figures, "samples_per_second");
-  if (!(mean > 0) && c != nullptr) mean = c->mean_rate;
+  // Of steps that are alike in size.
+  if (!(mean > 0) && c != nullptr && history.find(kBatchSize) == nullptr) mean = c->mean_rate;
   if (!(mean > 0) || !std::isfinite(mean)) return;
   std::string note = "samples, mean of training";
   if (c != nullptr && c->last) note += "; last " + with_thousands(c->last->value);
@@ -333,9 +334,12 @@ std::string commands_html(const RunFolder& folder, const History& history) {
 std::string job_sentence(const spec::JobOptions& job) {
   const std::string& rule = job.optimizer.name;
   std::string how = "the program's own optimizer";
-  if (rule != "python")
+  if (job.train.rate_control == "lrtuner") {
+    how = rule;
+  } else if (rule != "python") {
     how = fmt::format("{}, learning rate {:.4g}, {} schedule", rule, job.optimizer.lr,
                       job.schedule.name);
+  }
   if (job.train.rate_control != "schedule") how += ", rate control " + job.train.rate_control;
   return fmt::format("{} on {}, {} \u00b7 {}", job.model.name, job.data.format, job.train.precision,
                      how);

@@ -109,12 +109,12 @@ void Connections::receive(WorkerId worker) {
   }
 }
 
-// A worker that closes it itself is not refused: its event is told, as far as it is news.
+// A worker that says that it ends is not refused: its event is told, as far as it is news.
 void Connections::close(WorkerId worker, const Error& why) {
   const auto found = peers_.find(worker);
   if (found == peers_.end()) return;
-  if (on_refusal_ && why.code() != ErrorCode::peer_lost)
-    on_refusal_({found->second.channel.socket().peer(), why.what()});
+  const bool has_ended = why.code() == ErrorCode::peer_lost && found->second.channel.ended();
+  if (on_refusal_ && !has_ended) on_refusal_({found->second.channel.socket().peer(), why.what()});
   peers_.erase(found);
   on_event_(control::ConnectionClosed{worker});
 }

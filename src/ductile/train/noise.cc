@@ -39,10 +39,9 @@ bool measures_noise(const JobState& state, const StepKind& kind, const spec::Job
   return job.train.virtual_ranks > 1 && is_due(state, kind, job);
 }
 
-// A worker that spreads the update over several holds a part of the gradient.
 bool measures_noise_by_pairs(const JobState& state, const StepKind& kind,
                              const spec::JobOptions& job) {
-  return job.train.virtual_ranks == 1 && !job.train.shard_optimizer && is_due(state, kind, job);
+  return job.train.virtual_ranks == 1 && is_due(state, kind, job);
 }
 
 void add_noise(JobState& state, noise::NoiseSample sample) {

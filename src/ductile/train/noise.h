@@ -22,7 +22,8 @@ bool measures_noise(const JobState& state, const StepKind& kind, const spec::Job
 // is dropped.
 void add_noise(JobState& state, noise::NoiseSample sample);
 // The same for a job of one virtual rank, in which the gradients of two successive updates stand
-// for those of two ranks. Between the two the state holds the first one.
+// for those of two ranks. There is one worker then, which has all of them. Between the two the
+// state holds the first one, and so does a checkpoint.
 bool measures_noise_by_pairs(const JobState& state, const StepKind& kind,
                              const spec::JobOptions& job);
 // The gradient of such a step, times `factor`; `scale`: its batch / train.batch_size.

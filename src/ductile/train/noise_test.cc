@@ -133,6 +133,36 @@ TEST(Noise, OfOneVirtualRankIsThatOfPairsOfUpdates) {
   }
 }
 
+// The loss scale of fp16 may double between the two.
+TEST(Noise, APairCountsByTheLossScaleThatEachGradientWasMadeWith) {
+  spec::JobOptions job = job_of(1);
+  job.train.precision = "fp16";
+  Replica replica(job);
+  replica.host_all();
+  replica.state().scaler = optim::LossScaler(optim::LossScaler::State{1024, 1999, 0});
+  const auto size = static_cast<size_t>(replica.layout().total_size());
+  std::vector<Vec> gradients;
+  for (const double scale : {1024, 2048}) {
+    Vec sum(static_cast<size_t>(replica.vector_size()));
+    replica.compute(1, sum);
+    ASSERT_EQ(replica.state().scaler.scale(), scale);
+    replica.apply(sum);
+    sum.resize(size);
+    for (float& g : sum) g /= static_cast<float>(scale);
+    gradients.push_back(sum);
+  }
+  Vec mean(size);
+  for (size_t i = 0; i < size; ++i) mean[i] = (gradients[0][i] + gradients[1][i]) / 2;
+  noise::NoiseEstimator expected;
+  expected.add({.parts = 2,
+                .scale = 2,
+                .mean_square_norm = (square(gradients[0], size) + square(gradients[1], size)) / 2,
+                .square_norm_mean = square(mean, size),
+                .steps = 4});
+  EXPECT_NEAR(replica.noise()->sqr, expected.noise()->sqr, 1e-4 * expected.noise()->var);
+  EXPECT_NEAR(replica.noise()->var, expected.noise()->var, 1e-4 * expected.noise()->var);
+}
+
 constexpr double kMean = 0.1, kSigma = 0.3;
 
 // The loss of a rank is a product with a vector of known mean and deviation, drawn anew for each

@@ -126,6 +126,10 @@ std::string why_dropped(const tune::TrialPolicy& policy, int64_t trial) {
   const int64_t kept = policy.kept();
   const std::string other =
       kept < 0 || kept == trial ? "" : fmt::format(", that of trial {} by {}", kept, speed(kept));
+  const auto& seen = policy.searcher().trials()[static_cast<size_t>(trial)].seen;
+  if (!seen.empty() &&
+      tune::progress_of(seen[0], std::span(seen).subspan(1)).verdict == tune::Verdict::diverged)
+    return "it diverged";
   return fmt::format("its loss fell by {}{}", speed(trial), other);
 }
 

@@ -221,8 +221,9 @@ void Replica::judge(std::span<const float> sum, parallel::Exchange* exchange) {
   out.sums = figures_.by_name(sum.last(static_cast<size_t>(figures_.size())));
   out.verdict = ingredients_.method->judge(state_, kind_, out.sums, num_ranks());
   if (out.verdict.update) {
+    out.inverse_scale = inverse_scale(out.verdict);
     if (needs_norm()) {
-      out.norm = shards_.gradient_norm(exchange, sum) * inverse_scale(out.verdict);
+      out.norm = shards_.gradient_norm(exchange, sum) * out.inverse_scale;
       out.overflow = job_.train.precision == "fp16" && !std::isfinite(out.norm);
     }
     if (!out.overflow) shards_.prepare(exchange, step_input(sum, out));
@@ -239,7 +240,7 @@ optim::StepInput Replica::step_input(std::span<const float> sum, const Judgement
   in.epoch = epoch();
   in.progress = static_cast<double>(position()) /
                 static_cast<double>(position() + std::max<int64_t>(1, total_updates() - updates()));
-  in.gradient_scale = inverse_scale(judgement.verdict) *
+  in.gradient_scale = judgement.inverse_scale *
                       static_cast<float>(optim::clip_factor(judgement.norm, in.hyper.clip_norm));
   in.half_weights = state_.flat.half_weights();
   in.half = state_.flat.half_type();
@@ -381,7 +382,7 @@ void Replica::note_noise(std::span<const float> sum, const Judgement& judgement)
   const double scale = judgement.sums.at(std::string(kSamplesBackward)) / batch;
   if (measures_noise_by_pairs(state_, kind_, job_)) {
     const std::span<const float> gradient = sum.first(state_.flat.weights().size());
-    return add_to_pair(state_, gradient, inverse_scale(judgement.verdict), scale);
+    return add_to_pair(state_, gradient, judgement.inverse_scale, scale);
   }
   if (!measures_noise(state_, kind_, job_)) return;
   const auto ranks = static_cast<double>(num_ranks());

@@ -216,6 +216,7 @@ class Replica {
   struct Judgement {
     std::map<std::string, double> sums;
     Verdict verdict;
+    float inverse_scale = 1;  // of the sum: by the loss scale that it was made with
     double norm = 0;  // of the gradient as the optimiser sees it, before clipping; where needed
     bool overflow = false;
   };

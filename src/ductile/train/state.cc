@@ -495,8 +495,7 @@ std::optional<std::string> JobState::digest() {
 JobState::EvaluationWeights JobState::evaluation_weights() {
   const optim::EvaluationInput in{flat.weights()};
   const bool of_the_rule = optimizer->evaluates_other_weights(in);
-  if (!average.span().empty())
-    return {{}, average.span(), buffer_average.span(), {}, of_the_rule};
+  if (!average.span().empty()) return {{}, average.span(), buffer_average.span(), {}, of_the_rule};
   if (!of_the_rule) return {};
   EvaluationWeights out;
   out.computed = untouched_zeros<float>(flat.layout().total_size());

@@ -1,6 +1,7 @@
 #include "ductile/train/statistics.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -20,12 +21,14 @@ namespace {
 // and m the momentum of its layer. So the mean of b over batches is known from what each of them
 // makes of the same s. Other buffers stay as they are.
 class MeanStatistics {
+  static constexpr double kLeastMomentum = 1e-5, kMostSpread = 0.1;
+
  public:
   // `from`: s. A pass is one of a batch in training, and moves `buffers`.
   MeanStatistics(std::vector<float> from, std::span<float> buffers)
       : from_(std::move(from)), buffers_(buffers), sum_(from_.size()) {}
 
-  // Before add(), of any batch: by two passes, of which one begins with s and one with s + 1.
+  // Before add(), of any batch: by two passes, of which one begins with s and one with s + d.
   void find_momenta(const std::vector<FlatModel::Entry>& entries,
                     const std::function<void()>& pass) {
     std::ranges::copy(from_, buffers_.begin());
@@ -40,15 +43,22 @@ class MeanStatistics {
       if (moves) moved.push_back({begin, end, 0});
     }
     std::ranges::copy(from_, buffers_.begin());
+    // As far away as s is large, since fp32 rounds.
     for (const Moved& m : moved)
-      for (size_t i = m.begin; i < m.end; ++i) buffers_[i] += 1;
+      for (size_t i = m.begin; i < m.end; ++i) buffers_[i] += 1 + std::abs(from_[i]);
+    const std::vector<float> shifted(buffers_.begin(), buffers_.end());
     pass();
     for (Moved& m : moved) {
-      double stays = 0;  // 1 - m
-      for (size_t i = m.begin; i < m.end; ++i) stays += double{buffers_[i]} - once[i];
-      m.momentum = 1 - stays / static_cast<double>(m.end - m.begin);
-      // Not what is only counted up.
-      if (m.momentum > 1e-3) moved_.push_back(m);
+      double sum = 0, least = 1, largest = 0;  // of what stays: 1 - m
+      for (size_t i = m.begin; i < m.end; ++i) {
+        const double stays = (double{buffers_[i]} - once[i]) / (double{shifted[i]} - from_[i]);
+        sum += stays;
+        least = std::min(least, stays);
+        largest = std::max(largest, stays);
+      }
+      m.momentum = 1 - sum / static_cast<double>(m.end - m.begin);
+      // Not what is only counted up, nor what moves by another rule.
+      if (m.momentum > kLeastMomentum && largest - least < kMostSpread) moved_.push_back(m);
     }
   }
 
