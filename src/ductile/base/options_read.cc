@@ -48,44 +48,50 @@ Json node_to_json(const toml::node& node, const std::string& path, Lines& lines)
   return Json::array({text.str(), nullptr});
 }
 
-// Of a line, the characters from one column to before another; both count from 1.
-std::string_view columns(std::string_view line, uint32_t begin, uint32_t end) {
-  std::vector<size_t> starts;  // in bytes
-  for (size_t i = 0; i < line.size(); ++i)
-    if ((static_cast<unsigned char>(line[i]) & 0xc0) != 0x80) starts.push_back(i);
-  const auto at = [&](uint32_t column) {
-    return column - 1 < starts.size() ? starts[column - 1] : line.size();
-  };
-  return line.substr(at(begin), at(end) - at(begin));
-}
-
-std::string_view line_of(std::string_view text, uint32_t number) {
-  for (; number > 1; --number) text.remove_prefix(std::min(text.find('\n'), text.size() - 1) + 1);
-  return text.substr(0, text.find('\n'));
-}
-
 // A number so close to 0 that a double holds 0 in its place, as it is written.
 struct LostNumber {
   uint32_t line = 0;
   std::string text;
 };
 
-std::optional<LostNumber> find_lost_number(const toml::node& node, std::string_view text) {
-  std::optional<LostNumber> lost;
+// Where numbers are written that are read as 0.
+void find_zeros(const toml::node& node, std::vector<toml::source_region>& out) {
   if (const toml::table* table = node.as_table()) {
-    for (const auto& [key, item] : *table)
-      if (!lost) lost = find_lost_number(item, text);
+    for (const auto& [key, item] : *table) find_zeros(item, out);
   } else if (const toml::array* array = node.as_array()) {
-    for (const toml::node& item : *array)
-      if (!lost) lost = find_lost_number(item, text);
+    for (const toml::node& item : *array) find_zeros(item, out);
   } else if (node.value_exact<double>() == 0.0) {
-    const auto [begin, end] = std::pair(node.source().begin, node.source().end);
-    const std::string_view written = columns(line_of(text, begin.line), begin.column, end.column);
+    out.push_back(node.source());
+  }
+}
+
+// The first of them in the text. It goes through the text once, however many zeros there are.
+std::optional<LostNumber> find_lost_number(const toml::node& node, std::string_view text) {
+  std::vector<toml::source_region> zeros;
+  find_zeros(node, zeros);
+  std::ranges::sort(zeros, {}, [](const toml::source_region& r) {
+    return std::pair(r.begin.line, r.begin.column);
+  });
+  uint32_t line = 1, column = 1;  // columns are characters, of one or more bytes
+  size_t at = 0;
+  const auto go_to = [&](const toml::source_position& to) {
+    while (at < text.size() && std::pair(line, column) < std::pair(to.line, to.column)) {
+      const bool is_break = text[at] == '\n';
+      do ++at;
+      while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80);
+      line += is_break ? 1 : 0;
+      column = is_break ? 1 : column + 1;
+    }
+    return at;
+  };
+  for (const toml::source_region& zero : zeros) {
+    const size_t begin = go_to(zero.begin), end = go_to(zero.end);
+    const std::string_view written = text.substr(begin, end - begin);
     const std::string_view digits = written.substr(0, written.find_first_of("eE"));
     if (digits.find_first_of("123456789") != std::string_view::npos)
-      lost = {begin.line, std::string(written)};
+      return LostNumber{zero.begin.line, std::string(written)};
   }
-  return lost;
+  return std::nullopt;
 }
 
 void require_kept(const std::optional<LostNumber>& lost, const std::string& where) {

@@ -11,7 +11,8 @@ std::vector<std::string> start_warnings(const JobOptions& job, const OptionSet& 
   const RuleTraits* rule = rule_traits(job.optimizer.name);
   if (rule == nullptr || job.train.rate_control == "lrtuner") return out;
   const OptionField* rate = options.find("optimizer.lr");
-  if (rule->adam && !job.tune.online && rate != nullptr && rate->origin.is_default()) {
+  if (rule->adam && !(job.tune.online && !job.tune.lr.empty()) && rate != nullptr &&
+      rate->origin.is_default()) {
     out.push_back(
         fmt::format("optimizer.lr = {} is the default, which is meant for sgd and far too large "
                     "for optimizer.name = \"{}\"; begin with optimizer.lr = {}",

@@ -44,6 +44,7 @@ TEST(StartWarnings, ARateThatIsGivenOrFoundIsNotSpokenOf) {
   EXPECT_EQ(warnings_of({"optimizer.name=adamw", "optimizer.lr=0.1"}), Lines{});
   EXPECT_EQ(warnings_of({"optimizer.name=adamw", "train.rate_control=lrtuner"}), Lines{});
   EXPECT_EQ(warnings_of({"optimizer.name=adamw", "tune.online=true"}), Lines{});
+  EXPECT_EQ(warnings_of({"optimizer.name=adamw", "tune.online=true", "tune.lr=[]"}).size(), 1U);
   EXPECT_EQ(warnings_of({"optimizer.name=adamw", "train.rate_control=noise"}).size(), 1U);
 }
 

@@ -167,13 +167,6 @@ OnlineTuner::OnlineTuner(const spec::JobOptions& job, int64_t train_size,
          "epochs; set a larger train.epochs, or a smaller tune.clock_epochs and train.batch_size",
          kClocksOfAFirstRun, clock_, job.train.epochs);
   }
-  if (trials_of_a_search() < 1 - 1e-9) {
-    fail(ErrorCode::invalid_argument,
-         "tune.budget = {:g}: a search may train {:g} epochs, and the shortest trial has {} clocks "
-         "of {:g} epochs; set a larger tune.budget or train.epochs, or a smaller tune.clock_epochs "
-         "and train.batch_size",
-         job.tune.budget, most_epochs_of_a_search(), kClocksOfAFirstRun, clock_);
-  }
 }
 
 double OnlineTuner::most_epochs_of_a_search() const {

@@ -156,6 +156,36 @@ TEST(SessionResult, ASearchThatWasOverGoesOnWithALargerBudget) {
   EXPECT_EQ(session.best(), 1);
 }
 
+// What the best one reached after the search is not lost where the search goes on: here another
+// one, which is no better at its end, looks better until then.
+TEST(SessionResult, ALargerBudgetNeverMakesTheResultWorse) {
+  const TempFolder place;
+  const fs::path folder = place.path() / "session";
+  Tuning tuning = one_look_each();
+  tuning.setup.finish = true;
+  const fs::path program =
+      told_runs(place.path(), accuracies(0.5, 0.9), accuracies(0.6, 0.4), Ends::done);
+  {
+    tuning.setup.budget = 1;
+    Session session = Session::create(folder, job_of_two_epochs(), tuning);
+    EXPECT_TRUE(session.run({.program = program}));
+    ASSERT_EQ(session.trials().size(), 1U);
+    EXPECT_EQ(session.trials()[0].status, "finished");
+    EXPECT_EQ(session.best(), 0);
+  }
+  for (const char* budget : {"budget=2", "budget = 2"}) {
+    Session session = Session::open(folder);
+    session.change({budget});
+    EXPECT_TRUE(session.run({.program = program}));
+    EXPECT_EQ(session.trials().size(), 2U);
+    EXPECT_EQ(session.trials()[0].status, "finished");
+    EXPECT_EQ(session.best(), 0);
+    EXPECT_EQ(session.value_of(0), 0.9);
+  }
+  Session session = Session::open(folder);
+  EXPECT_THROW(session.change({"budget=1"}), Error);
+}
+
 // A third epoch pays for no trial of two.
 TEST(SessionResult, FullBeginsNoTrialThatTheBudgetDoesNotRunToItsEnd) {
   const TempFolder place;

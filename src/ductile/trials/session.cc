@@ -313,7 +313,9 @@ void Session::fill(const Environment& environment) {
     launch(move.trial, environment);
   }
   // If the best one diverges there, the next one is.
-  if (over_.empty() || !running_.empty() || !tuning_.setup.finish) return;
+  if (over_.empty() || !running_.empty()) return;
+  take_back_the_end();
+  if (!tuning_.setup.finish) return;
   const int64_t winner = best();
   finishing_ = true;
   if (winner < 0) return;

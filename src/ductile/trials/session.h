@@ -29,6 +29,10 @@ struct TrialRecord {
   std::string reason;              // why it is in that state
   std::vector<tune::Observation>
       seen;  // epochs, and the metric as it is (accuracy: higher is better)
+  // Where a search that was over goes on: what came after it, of which the policy does not know,
+  // and the state that was reached.
+  std::vector<tune::Observation> later = {};
+  std::string later_status = {};
   double core_seconds = 0;
   double wall_seconds = 0;
 };
@@ -94,7 +98,8 @@ class Session {
           std::unique_ptr<run::RunLock> lock);
   void make_policy();
   void save() const;
-  void forget_finish();
+  void set_aside_the_end();
+  void take_back_the_end();
 
   struct Running;
   void restore(const nlohmann::json& state);

@@ -37,10 +37,17 @@ TrialRecord trial_from(const Json& json, double full, const std::string& where) 
     out.setting.push_back(fields.as_number(v, "setting", -kMost, kMost));
   out.status = fields.text("status");
   out.reason = fields.text("reason");
-  for (const Json& o : fields.array("seen")) {
-    if (!o.is_array() || o.size() != 2) fields.wrong("seen", "a list of pairs", o);
-    out.seen.push_back({fields.as_number(o[0], "seen", 0, full),
-                        o[1].is_null() ? NAN : fields.as_number(o[1], "seen", -kMost, kMost)});
+  const auto read = [&](const char* key, std::vector<tune::Observation>& observations) {
+    for (const Json& o : fields.array(key)) {
+      if (!o.is_array() || o.size() != 2) fields.wrong(key, "a list of pairs", o);
+      observations.push_back({fields.as_number(o[0], key, 0, full),
+                              o[1].is_null() ? NAN : fields.as_number(o[1], key, -kMost, kMost)});
+    }
+  };
+  read("seen", out.seen);
+  if (fields.has("later")) {  // not in a session of an earlier version
+    read("later", out.later);
+    out.later_status = fields.text("later_status");
   }
   out.core_seconds = fields.number("core_seconds", 0, kMost);
   out.wall_seconds = fields.number("wall_seconds", 0, kMost);
@@ -110,24 +117,30 @@ Session Session::open(const fs::path& folder) {
 }
 
 void Session::change(const std::vector<std::string>& assignments) {
-  constexpr std::string_view kFree[] = {"budget", "at_once", "finish"};
   Setup setup = tuning_.setup;
-  for (const std::string& assignment : assignments) {
-    set_option(setup, assignment);
-    const std::string key = assignment.substr(0, assignment.find('='));
-    if (std::ranges::find(kFree, key) == std::end(kFree))
-      fail(ErrorCode::invalid_argument,
-           "--tune {}: another {} would make another search; with --resume, --tune sets {}. Begin "
-           "another session without --resume",
-           to_utf8(assignment), key, fmt::join(kFree, ", "));
-  }
+  for (const std::string& assignment : assignments) set_option(setup, assignment);
+  Setup same = setup;
+  same.budget = tuning_.setup.budget;
+  same.at_once = tuning_.setup.at_once;
+  same.finish = tuning_.setup.finish;
+  if (!(same == tuning_.setup))
+    fail(ErrorCode::invalid_argument,
+         "--tune {}: that would make another search; with --resume, --tune sets budget, at_once, "
+         "finish. Begin another session without --resume",
+         to_utf8(fmt::format("{}", fmt::join(assignments, " "))));
   check_budget(setup, job_);
   if (setup == tuning_.setup) return;
-  const bool has_other_budget = setup.budget != tuning_.setup.budget;
+  const double before = budget();
+  const Setup old = std::exchange(tuning_.setup, setup);
+  if (const double after = budget(); after < before) {
+    tuning_.setup = old;
+    fail(ErrorCode::invalid_argument,
+         "--tune: budget = {:g} is less than the {:g} epochs that the session has", after, before);
+  }
+  const bool has_other_budget = setup.budget != old.budget;
   const bool is_finishing = finishing_ && !planned_.empty();
-  if (has_other_budget || (is_finishing && !setup.finish)) forget_finish();
+  if (has_other_budget || (is_finishing && !setup.finish)) set_aside_the_end();
   if (has_other_budget) over_.clear();
-  tuning_.setup = setup;
   const Json policy = policy_->save();
   make_policy();
   policy_->restore(policy);
@@ -136,17 +149,39 @@ void Session::change(const std::vector<std::string>& assignments) {
 
 // The policy was not told of what ran after the search. The runs keep it: a trial that is to go on
 // to where it has been already is not trained again.
-void Session::forget_finish() {
+void Session::set_aside_the_end() {
   const bool is_under_way = std::exchange(finishing_, false) && !planned_.empty();
   if (is_under_way) planned_.clear();
   for (size_t i = 0; i < trials_.size(); ++i) {
     TrialRecord& record = trials_[i];
     const double known = policy_->searcher().trials()[i].budget();
-    const bool is_ahead = !record.seen.empty() && record.seen.back().budget > known;
+    const auto later = std::ranges::find_if(
+        record.seen, [&](const tune::Observation& o) { return o.budget > known; });
+    const bool is_ahead = later != record.seen.end();
     if (!is_ahead && !(is_under_way && record.status == "running")) continue;
-    while (!record.seen.empty() && record.seen.back().budget > known) record.seen.pop_back();
+    if (is_ahead && record.status != "running") {
+      record.later.assign(later, record.seen.end());
+      record.later_status = record.status;
+    }
+    record.seen.erase(later, record.seen.end());
     record.status = "paused";
     record.reason = kOthers;
+  }
+}
+
+// What was reached after an earlier end of the search counts again, as far as it goes further.
+void Session::take_back_the_end() {
+  for (TrialRecord& record : trials_) {
+    const double reached = record.seen.empty() ? 0 : record.seen.back().budget;
+    const bool goes_on = record.status == "paused" || record.status == "dropped";
+    std::erase_if(record.later, [&](const tune::Observation& o) { return o.budget <= reached; });
+    if (goes_on && !record.later.empty()) {
+      record.seen.insert(record.seen.end(), record.later.begin(), record.later.end());
+      record.status = record.later_status;
+      record.reason =
+          record.status == "diverged" ? "the loss was not finite" : "it has run to its end";
+    }
+    record.later.clear();
   }
 }
 
@@ -155,11 +190,15 @@ void Session::save() const {
   for (const TrialRecord& t : trials_) {
     Json seen = Json::array();
     for (const tune::Observation& o : t.seen) seen.push_back(to_json(o));
+    Json later = Json::array();
+    for (const tune::Observation& o : t.later) later.push_back(to_json(o));
     trials.push_back({{"setting", t.setting},
                       {"values", tuning_.space.values(t.setting)},
                       {"status", t.status},
                       {"reason", t.reason},
                       {"seen", seen},
+                      {"later", later},
+                      {"later_status", t.later_status},
                       {"core_seconds", t.core_seconds},
                       {"wall_seconds", t.wall_seconds}});
   }

@@ -16,7 +16,7 @@
 namespace ductile::trials {
 
 // Where the first value of a trial stands for the loss before any training (tune/progress.h).
-inline constexpr int kValuesOfASlope = 3;
+inline constexpr int kValuesOfASlope = 2;
 
 struct Setup {
   std::string metric = "accuracy";  // of the evaluations; accuracy, loss or perplexity
