@@ -6,7 +6,9 @@ Usage: bench/train_vs_torch.py --model resnet20|cnn --data DIR [--precision fp32
                                [--rival-precision fp32|bf16] [-- RIVAL_ARGUMENT ...]
 
 Both sides train the same model with the same batch (128), precision, thread count and augmentation,
-data loading included; the rival is bench/train_rival.py, which picks its fastest data path. Each
+data loading included; the rival is bench/train_rival.py, which picks its
+fastest memory format and form of update by the CPU time of a step (torch runs eagerly, without
+torch.compile, and loads its data in the same process unless --workers says otherwise). Each
 round gives each side one burst of about --seconds, in turns; process start-up and the first
 seconds of each burst (thread pools, caches, loader warm-up) are not counted on either side.
 On a processor without bf16 arithmetic torch's bf16 is many times slower than its fp32: there
