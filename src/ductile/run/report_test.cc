@@ -26,6 +26,12 @@ void write_job(const RunFolder& run, const std::string& name) {
   write_file_atomic(run.job_file(), OptionSet(job).to_toml());
 }
 
+std::vector<std::string> titles_of(const json& data) {
+  std::vector<std::string> out;
+  for (const json& panel : data["panels"]) out.push_back(panel["title"]);
+  return out;
+}
+
 TEST(Report, ShowsWhatARunDid) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
@@ -98,10 +104,8 @@ TEST(Report, ShowsWhatARunDid) {
   EXPECT_EQ(page::page_fault(html), "");
 
   const json data = data_of(html);
-  std::vector<std::string> titles;
-  for (const json& panel : data["panels"]) titles.push_back(panel["title"]);
-  EXPECT_EQ(titles, (std::vector<std::string>{"Loss", "Accuracy", "Learning rate",
-                                              "Throughput (samples/s)", "Workers"}));
+  EXPECT_EQ(titles_of(data), (std::vector<std::string>{"Loss", "Accuracy", "Learning rate",
+                                                       "Throughput (samples/s)", "Workers"}));
   EXPECT_EQ(data["panels"][0]["series"][0]["name"], "train");
   EXPECT_EQ(data["panels"][0]["series"][0]["value"].size(), 10u);
   EXPECT_EQ(data["panels"][1]["target"], 0.9);
@@ -164,12 +168,10 @@ TEST(Report, ShowsWorkClassesAndNoise) {
     EXPECT_NE(html.find(text), std::string::npos) << text;
   }
   EXPECT_EQ(page::page_fault(html), "");
-  std::vector<std::string> titles;
-  const json data = data_of(html);
-  for (const json& panel : data["panels"]) titles.push_back(panel["title"]);
-  EXPECT_EQ(titles, (std::vector<std::string>{
-                        "Calibration error", "Batch size", "Gradient noise scale (samples)",
-                        "Throughput (samples/s)", "Samples chosen, per update"}));
+  EXPECT_EQ(
+      titles_of(data_of(html)),
+      (std::vector<std::string>{"Calibration error", "Batch size", "Gradient noise scale (samples)",
+                                "Throughput (samples/s)", "Samples chosen, per update"}));
   EXPECT_EQ(to_json(read_history(run)).at("noise").at("scale"), 412.3);
 }
 
