@@ -199,6 +199,7 @@ struct SelectiveOptions {
   double end = 1;
   int64_t interrupt = 0;
   bool half_resolution = false;
+  std::string precision = "training";
   std::string length = "epochs";
   int64_t stale_epochs = 3;
 };
@@ -375,6 +376,9 @@ void describe(Describer& d, CheckpointOptions& o);
 void describe(Describer& d, TuneOptions& o);
 void describe(Describer& d, TargetOptions& o);
 void describe(Describer& d, JobOptions& o);
+
+// Whether samples are looked at, for their losses, in another precision than they are trained in.
+bool looks_otherwise(const JobOptions& job);
 
 // The equal parts into which a batch is cut: one for each virtual rank, or the micro-batches of
 // pipelines, whose virtual ranks are stages: those of the first pipeline, then of the next one.

@@ -368,6 +368,8 @@ void check_python(const JobOptions& job, const Bad& bad) {
          "Ductile cannot cut its model into stages; set it to \"plain\"");
   refuse(o.selective.half_resolution, "train.selective.half_resolution",
          "Ductile does not see its images; set it to false");
+  refuse(o.selective.precision != "training", "train.selective.precision",
+         "its weights are float32; set it to \"training\"");
   refuse(o.precision != "fp32", fmt::format("train.precision = \"{}\"", o.precision),
          "its weights are float32; use torch.autocast in loss(), and set it to \"fp32\"");
   refuse(o.bn_group > 1, fmt::format("train.bn_group = {}", o.bn_group),
@@ -466,6 +468,12 @@ void check_tune(const JobOptions& job, const Bad& bad) {
 }  // namespace
 
 bool is_pipelined(const JobOptions& job) { return job.train.method == "pipelined"; }
+
+bool looks_otherwise(const JobOptions& job) {
+  const std::string& own = job.train.selective.precision;
+  return (job.train.method == "selective" || job.train.method == "stale_selective") &&
+         own != "training" && own != job.train.precision;
+}
 
 bool batch_is_ordered(const JobOptions& job) { return job.train.rate_control == "goodput"; }
 

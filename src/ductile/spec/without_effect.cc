@@ -147,6 +147,9 @@ constexpr Reader kReaders[] = {
        return is_one(j.train.method, {"selective", "stale_selective"});
      },
      "train.method = \"selective\" or \"stale_selective\""},
+    {"train.selective.precision",
+     [](Given j) { return j.train.selective.precision != j.train.precision; },
+     "a train.precision other than that"},
     {"train.selective.stale_epochs", [](Given j) { return j.train.method == "stale_selective"; },
      "train.method = \"stale_selective\""},
     {"train.infobatch", [](Given j) { return j.train.method == "infobatch"; },

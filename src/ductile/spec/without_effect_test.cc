@@ -42,6 +42,7 @@ TEST(WithoutEffect, AnOptionThatNobodyReadsIsNamedWithItsReader) {
                            Pair{"schedule.warmup_start=0.1", "schedule.warmup_epochs=1"},
                            Pair{"train.selective.stale_epochs=2", "train.method=stale_selective"},
                            Pair{"train.selective.beta=2", "train.method=selective"},
+                           Pair{"train.selective.precision=bf16", "train.method=selective"},
                            Pair{"train.infobatch.ratio=0.3", "train.method=infobatch"},
                            Pair{"train.lrtuner.batches=2", "train.rate_control=lrtuner"},
                            Pair{"train.noise.factor=2", "train.rate_control=noise"},

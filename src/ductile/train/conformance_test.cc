@@ -249,6 +249,7 @@ void Rows::add_chosen_samples() {
   spec::JobOptions stale = choosing("stale_selective");
   stale.train.selective.stale_epochs = 2;
   stale.train.selective.history = 30;
+  stale.train.selective.precision = "bf16";
   stale.train.shard_optimizer = true;
   add("stale_selective_spread", stale);
   spec::JobOptions groups = choosing("infobatch");

@@ -140,13 +140,21 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   check_size(job, info);
   const DataForm form = DataForm::of(job, info, given.augment);
   if (!given.model) {
-    const auto make = [model = job.model, info = form.model, precision = job.train.precision,
-                       seed = static_cast<uint64_t>(job.seed)] {
+    const auto make_in = [model = job.model, info = form.model,
+                          seed = static_cast<uint64_t>(job.seed)](const std::string& precision) {
       return nn::make_model(model, info, precision, seed);
     };
+    const auto make = [make_in, precision = job.train.precision] { return make_in(precision); };
     given.model = make();
+    if (spec::looks_otherwise(job)) given.look_model = make_in(job.train.selective.precision);
     // One from a file of its user's may draw its first values in another way.
     if (job.model.library.empty()) given.make_model = make;
+  }
+  if (spec::looks_otherwise(job) && !given.look_model) {
+    fail(ErrorCode::invalid_argument,
+         "train.selective.precision = \"{}\" needs a second model, and the program brings its own "
+         "alone; set the option to \"training\", or hand in a look_model of that precision",
+         job.train.selective.precision);
   }
   initialize(*given.model, given, job);
   if (given.flops_per_sample == 0)

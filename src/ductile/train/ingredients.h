@@ -35,6 +35,8 @@ struct Ingredients {
   spec::AugmentOptions augment;  // complete() resolves the job's against the training set; unused
                                  // for tokens
   std::unique_ptr<nn::Model> model;
+  // For passes that only look, where their precision is another one than the training's.
+  std::unique_ptr<nn::Model> look_model;
   // Makes it again, with the same first values; empty where nobody knows how.
   std::function<std::unique_ptr<nn::Model>()> make_model;
   std::function<std::unique_ptr<optim::Optimizer>(const optim::ParamLayout&)> make_optimizer;

@@ -36,6 +36,17 @@ class StatisticsStay {
   std::vector<float>& before_;
 };
 
+class InEvaluation {
+ public:
+  explicit InEvaluation(nn::Model& model) : model_(model) { model_.train(false); }
+  InEvaluation(const InEvaluation&) = delete;
+  InEvaluation& operator=(const InEvaluation&) = delete;
+  ~InEvaluation() { model_.train(true); }
+
+ private:
+  nn::Model& model_;
+};
+
 }  // namespace
 
 class RankRunner::Context final : public RankContext {
@@ -86,17 +97,11 @@ class RankRunner::Context final : public RankContext {
   nn::LossOutput look(const data::Batch& batch, bool half) override {
     figures_[runner_.figures_.place(kSamplesForward)] += static_cast<float>(batch.num_samples);
     const at::NoGradGuard no_grad;
-    model().train(false);
-    try {
-      const at::Tensor logits = half ? model().forward(at::avg_pool2d(input_of(batch), 2))
-                                     : train::forward(model(), batch);
-      nn::LossOutput out = model().loss(logits, labels_of(batch), job().train.label_smoothing);
-      model().train(true);
-      return out;
-    } catch (...) {
-      model().train(true);
-      throw;
-    }
+    nn::Model& model = runner_.model_for_looks();
+    const InEvaluation mode(model);
+    const at::Tensor logits = half ? model.forward(at::avg_pool2d(input_of(batch), 2))
+                                   : train::forward(model, batch);
+    return model.loss(logits, labels_of(batch), job().train.label_smoothing);
   }
 
   at::Tensor mean(const at::Tensor& losses) override {
@@ -131,6 +136,7 @@ RankRunner::RankRunner(const spec::JobOptions& job, Ingredients& ingredients, Jo
   if (ingredients_.method->runs_stages()) {
     stages_ = std::make_unique<StageRunner>(job_, ingredients_, state_.flat);
   }
+  if (ingredients_.look_model) look_model_.emplace(*ingredients_.look_model);
   for (const FlatModel::Entry& buffer : state_.flat.buffers()) {
     num_batch_norms_ += buffer.name.ends_with("running_mean");
   }
@@ -236,6 +242,7 @@ void RankRunner::compute(const StepKind& kind, const Samples* samples, int64_t c
                          std::span<float> out, const Ready& ready) {
   kind_ = kind;
   samples_ = samples;
+  looked_ = false;
   begin_step();
   if (kind_.gradient) {
     compute_gradients(count, out, ready);
@@ -389,6 +396,13 @@ void RankRunner::advance() {
   if (++next_rank_ < hosted_.end) return;
   next_rank_ = hosted_.begin;
   next_part_ = 0;
+}
+
+nn::Model& RankRunner::model_for_looks() {
+  if (!look_model_) return *ingredients_.model;
+  if (!looked_) look_model_->take_over(state_.flat);
+  looked_ = true;
+  return look_model_->model();
 }
 
 const data::Batch& RankRunner::batch_of(int64_t rank) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "ductile/parallel/exchange.h"
 #include "ductile/parallel/gradient_tree.h"
 #include "ductile/train/ingredients.h"
+#include "ductile/train/look_model.h"
 #include "ductile/train/stage_runner.h"
 #include "ductile/train/state.h"
 #include "ductile/train/step_method.h"
@@ -109,6 +111,8 @@ class RankRunner {
   uint64_t step_seed() const;  // of what is drawn in this step
   void run_part(size_t part, const Backward& backward);
   void run_rank(int64_t rank, const Backward& backward);
+  // The one that looks, with the weights that the trained one has.
+  nn::Model& model_for_looks();
   // The samples have to be fetched; the stream is left alone.
   bool fetches() const { return samples_ != nullptr && !samples_->of_stream; }
   const data::Batch& batch_of(int64_t rank);
@@ -121,6 +125,7 @@ class RankRunner {
   const bool channels_last_;
   int64_t num_batch_norms_ = 0;
   parallel::GradientTree tree_;
+  std::optional<LookModel> look_model_;  // where looks have a precision of their own
   AlignedArray<float> other_weights_;  // that a step computes with
   std::vector<float> buffers_before_;  // the state before the step, while its virtual ranks run
 
@@ -138,6 +143,7 @@ class RankRunner {
   // The present step:
   StepKind kind_;
   const Samples* samples_ = nullptr;
+  bool looked_ = false;  // the model for looks has its weights
   // Where in the stream, and of which size, the step is whose batches are loaded; -1: none.
   int64_t loaded_cursor_ = -1, loaded_batch_size_ = 0;
   size_t next_part_ = 0;                                           // to run

@@ -8,9 +8,12 @@
 
 #include <gtest/gtest.h>
 
+#include <ATen/core/grad_mode.h>
+
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
 #include "ductile/optim/schedule.h"
+#include "ductile/train/data_form.h"
 #include "ductile/train/selection.h"
 #include "ductile/train/testing/watched_run.h"
 
@@ -28,6 +31,23 @@ using testing::WatchedRun;
 struct SelectiveTwin : Bench {
   using Bench::Bench;
   std::vector<Indices> trained, looked;
+
+  // By a model that was never used before, if looks have a precision of their own.
+  std::vector<float> look(const Indices& samples, int64_t epoch) {
+    if (!spec::looks_otherwise(job)) return Bench::look(samples, epoch);
+    const DataForm form = DataForm::of(job, parts.train_set->info(), parts.augment);
+    auto other = nn::make_model(job.model, form.model, job.train.selective.precision, 99);
+    const auto copy = [](std::vector<nn::NamedTensor> to, const std::vector<nn::NamedTensor>& from) {
+      const at::NoGradGuard no_grad;
+      for (size_t i = 0; i < to.size(); ++i) to[i].tensor.copy_(from[i].tensor);
+    };
+    copy(other->parameters(), parts.model->parameters());
+    copy(other->buffers(), parts.model->buffers());
+    std::swap(other, parts.model);
+    std::vector<float> out = Bench::look(samples, epoch);
+    std::swap(other, parts.model);
+    return out;
+  }
 
   void run(int64_t stale) {
     const spec::SelectiveOptions& o = job.train.selective;
@@ -232,6 +252,37 @@ TEST(Selective, ARunOfUpdatesTrainsAsOftenAsAPlainOne) {
     EXPECT_DOUBLE_EQ(s.lr, 0.05 * (1 - static_cast<double>(update) / 56)) << update;
     ++update;
   }
+}
+
+TEST(Selective, LooksInBf16WithTheWeightsOfTheTraining) {
+  for (const char* method : {"selective", "stale_selective"}) {
+    spec::JobOptions job = selection_job(method);
+    job.model.name = "resnet8";  // whose batch norms have running statistics
+    job.model.width = 4;
+    job.train.epochs = 3;
+    job.train.selective.precision = "bf16";
+    SelectiveTwin twin(job);
+    twin.run(job.train.method == "selective" ? 0 : job.train.selective.stale_epochs);
+    WatchedRun run(job);
+    run.finish();
+    EXPECT_EQ(run.story->trained(), twin.trained) << method;
+    expect_same_weights(run.replica, twin);
+    job.train.selective.precision = "training";
+    WatchedRun other(job);
+    other.finish();
+    EXPECT_FALSE(std::ranges::equal(other.replica.state().flat.weights(),
+                                    run.replica.state().flat.weights()))
+        << method << ": the precision of looks changes nothing";
+  }
+}
+
+TEST(Selective, AModelThatAProgramBringsHasNoSecondOneForLooks) {
+  spec::JobOptions job = selection_job("selective");
+  job.train.selective.precision = "bf16";
+  const std::string text = refusal_of([&] {
+    WatchedRun run(job, [&](Ingredients& given) { given.model = std::move(Bench(job).parts.model); });
+  });
+  EXPECT_NE(text.find("train.selective.precision"), std::string::npos) << text;
 }
 
 TEST(Selective, HalfTheResolutionCostsAQuarterAndNeedsAModelThatPools) {
