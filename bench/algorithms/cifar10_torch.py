@@ -9,9 +9,13 @@
                                                        on a GPU, where recipes are searched; another network
 
 DIR holds CIFAR-10's binary files. The recipe is that of KellerJordan/cifar10-airbench (airbench94_muon): frozen
-whitening filters, Muon on the filters, Nesterov SGD on the rest, flips that alternate by epoch, and test-time views
-(here for the least certain share only). The clock counts everything from the first look at the images on, the last
-evaluation included; reading the files is not counted.
+whitening filters, Muon on the filters, Nesterov SGD on the rest, flips that alternate by epoch, and test-time views.
+It differs from the published file in this: views are for the least certain share only; the rate of the whitening
+layer's bias falls with the others, where theirs reaches 0 when the bias is frozen; the whitening filters are of every
+tenth image, where theirs are of the first 5,000.
+
+The clock counts everything from the first look at the images on, the last evaluation included; reading the files is not
+counted.
 
 What is done for speed: the OpenMP waiting policy, no malloc trimming, channels-last tensors, denormals flushed, images
 padded once and cropped a batch at a time, and bf16 autocast where it is faster (--precision).
