@@ -10,7 +10,7 @@
 
 DIR holds CIFAR-10's binary files. The recipe is that of KellerJordan/cifar10-airbench (airbench94_muon): frozen
 whitening filters, Muon on the filters, Nesterov SGD on the rest, flips that alternate by epoch, and test-time views.
-It differs from the published file in this: views are for the least certain share only; the rate of the whitening
+Known differences from the published file: views are for the least certain share only; the rate of the whitening
 layer's bias falls with the others, where theirs reaches 0 when the bias is frozen; the whitening filters are of every
 tenth image, where theirs are of the first 5,000.
 
