@@ -249,6 +249,17 @@ class Trials(Folder):
         self.assertEqual(len(eighths), 8, "one in each eighth, on the logarithmic scale")
         self.assertEqual({p["optimizer.momentum"] for p in points}, {0.0, 0.9})
 
+    def test_the_first_five_points_lie_one_in_each_fifth_of_each_range(self):
+        space = {key: {"low": 0.0, "high": 1.0, "scale": "linear"} for key in ("a", "b", "c")}
+        points = [experiment.draw(space, n) for n in range(1, 6)]
+        for key in space:
+            self.assertEqual({int(5 * p[key]) for p in points}, set(range(5)))
+
+    def test_the_points_of_earlier_results_can_be_drawn(self):
+        old = experiment.read_submission("sgd", self.folder / "files" / "submissions", 20)
+        rates = [dict(t.settings)["optimizer.lr"] for t in experiment.tuning_trials(self.workload, [old], 2)]
+        self.assertEqual(rates, [0.02545, 0.01431])
+
     def test_seeds_change_nothing_but_the_seed(self):
         one, two = (dict(experiment.trial(self.workload, self.sgd, "fixed", 0, s).settings) for s in (11, 12))
         self.assertEqual({k for k in one if one[k] != two[k]}, {"seed"})
@@ -449,6 +460,16 @@ class Sweeps(Folder):
         done = self.sweep(self.folder / "out", "--submissions", "adam", "--rulesets", "fixed", "--seeds", "1")
         self.assertEqual(done.returncode, 1)
         self.assertIn("adma", done.stderr)
+
+    def test_what_cannot_be_run_is_said_before_anything_is(self):
+        for words, told in ((("--rulesets", "fixd"), '"fixd" is neither fixed nor tuned'), (("--seeds", "0"), "--seeds: 0"),
+                            (("--trials", "-1"), "--trials: -1"), (("--at-once", "0"), "--at-once: 0"),
+                            (("--build", "nowhere"), "nowhere/bin/ductile: no such program")):
+            done = self.sweep(self.folder / "out", *words)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(told, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+        self.assertFalse((self.folder / "out").exists())
 
     def test_two_sweeps_do_not_share_a_folder(self):
         import fcntl

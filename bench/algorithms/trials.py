@@ -29,13 +29,18 @@ class Place:
     build: pathlib.Path
 
 
+def programs_of(build):
+    """Those that train."""
+    return [build / "bin" / name for name in ("ductile", "ductile-worker")]
+
+
 def as_text(value):
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def words_of(trial, place, run):
     """The command that begins or resumes a trial."""
-    words = [str(place.build / "bin" / "ductile"), "-q", "train"]
+    words = [str(programs_of(place.build)[0]), "-q", "train"]
     if (run / "job.toml").exists():
         return words + ["--resume", str(run)]
     words += ["--out", str(run)]
