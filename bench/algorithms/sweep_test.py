@@ -183,9 +183,17 @@ class Curves(unittest.TestCase):
         curve = results.curve_of(events, self.samples((100, 100, 0), (100, 110, 10), (200, 208, 8), (200, 213, 13)))
         self.assertEqual([(c["step"], c["cpu"]) for c in curve], [(10, 10.0), (20, 20.0)])
 
-    def test_nothing_is_drawn_between_two_launches(self):
-        clock = results.Clock(self.samples((100, 100, 0), (100, 110, 10), (200, 200, 0), (200, 210, 10)))
-        self.assertEqual([clock.at(t) for t in (99, 105, 150, 200, 205, 300)], [0, 5, 10, 0, 5, 10])
+    def test_behind_its_last_sample_a_launch_goes_on_at_the_pace_of_its_last_second(self):
+        clock = results.Clock(self.samples((100, 100, 0), (100, 108, 0), (100, 109.5, 2), (100, 110, 3), (200, 200, 0),
+                                           (200, 210, 5)))
+        self.assertEqual([clock.at(t) for t in (99, 104, 109.5, 112, 200, 205, 220)], [0, 0, 2, 6, 0, 2.5, 10])
+
+    def test_what_is_done_between_the_kill_of_a_sweep_and_the_saved_state_counts(self):
+        events = [{"kind": "start", "time": 100}, self.evaluation(105, 10, 0),
+                  {"kind": "checkpoint", "time": 108, "write_seconds": 1, "step": 14},
+                  {"kind": "resume", "time": 203, "step": 14}, self.evaluation(209, 20, 0)]
+        curve = results.curve_of(events, self.samples((100, 100, 0), (100, 105.5, 5.5), (200, 200, 0), (200, 210, 10)))
+        self.assertEqual([(c["step"], c["cpu"]) for c in curve], [(10, 5.0), (20, 13.0)])
 
     def test_losses_that_are_not_finite_are_worse_than_all(self):
         event = dict(self.evaluation(110, 10, 0), loss="NaN")
