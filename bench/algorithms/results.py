@@ -110,15 +110,29 @@ def ended(run):
     return "done", end
 
 
+def different(values):
+    """Each value once, in the order in which they came, without what was not recorded."""
+    out = []
+    for value in values:
+        if value is not None and value not in out:
+            out.append(value)
+    return out
+
+
 def result_of_run(trial, run):
-    """What a run directory says of a trial that has ended."""
+    """What a run directory says of a trial that has ended.
+
+    A trial that was resumed may have several hosts, programs (trials.hash_of) and numbers of trials at once.
+    """
     status, end = ended(run)
     events = lines_of(run / "events.jsonl")
-    start = next((e for e in events if e.get("kind") == "start"), {})
+    samples = lines_of(run / "clock.jsonl")
     out = {"workload": trial.workload.name, "submission": trial.submission.name, "stage": trial.stage,
            "number": trial.number, "seed": trial.seed, "settings": dict(trial.settings), "status": status,
-           "host": start.get("host"), "curve": curve_of(events, lines_of(run / "clock.jsonl")),
-           "core_seconds": end["cost"]["core_seconds"]}
+           "hosts": different(e.get("host") for e in events if e.get("kind") in ("start", "resume")),
+           "programs": different(s.get("program") for s in samples),
+           "at_once": different(s.get("at_once") for s in samples),
+           "curve": curve_of(events, samples), "core_seconds": end["cost"]["core_seconds"]}
     for key in ("step", "updates", "samples", "samples_forward", "flops", "digest"):
         out[key] = end.get(key)
     return out

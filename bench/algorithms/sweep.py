@@ -67,10 +67,13 @@ def flags():
                         help="folder with workloads/ and submissions/")
     parser.add_argument("--rulesets", type=rulesets, default="fixed,tuned", help="fixed, tuned, or both with a comma")
     parser.add_argument("--seeds", type=positive, default=5, help="that are scored (default %(default)s)")
-    parser.add_argument("--trials", type=positive, default=5, help="points that the tuned ruleset tries (default %(default)s)")
+    parser.add_argument("--trials", type=positive, default=5,
+                        help="points that the tuned ruleset tries (default %(default)s)")
     parser.add_argument("--draw-seed", type=int, default=experiment.DRAW_SEED,
-                        help="of the points of the tuned ruleset (default %(default)s; results until November 2026: 20)")
-    parser.add_argument("--at-once", type=positive, default=2, help="run: so many trials at a time (default %(default)s)")
+                        help="of the points of the tuned ruleset (default %(default)s; of results until November "
+                             "2026: 20)")
+    parser.add_argument("--at-once", type=positive, default=2,
+                        help="run: so many trials at a time (default %(default)s)")
     parser.add_argument("--build", type=pathlib.Path, default=experiment.HERE.parent.parent / "build" / "release",
                         help="run: folder of the build whose bin/ductile trains (default: build/release)")
     parser.add_argument("-o", "--output", type=pathlib.Path, help="report: path without .md")
@@ -132,24 +135,35 @@ def run(args):
                                    "and --build names the folder of another build")
     sweep = Sweep(args)
     lock = take(sweep.out)
-    place = trials.Place(sweep.out / "runs", args.data.resolve(), args.build.resolve())
+    build = args.build.resolve()
+    place = trials.Place(sweep.out / "runs", args.data.resolve(), build, trials.hash_of(build), args.at_once)
     failures = []
     for workload in sweep.workloads:
         for stage in sweep.stages(workload):
+            tell_of_other_programs(sweep, stage, place)
             waiting = [t for t in stage if not sweep.result(t)]
-            failures += run_all(waiting, place, sweep, args.at_once)
+            failures += run_all(waiting, place, sweep)
     lock.close()
     for name, why in failures:
         print(f"{name}: {why}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def run_all(waiting, place, sweep, at_once):
+def tell_of_other_programs(sweep, stage, place):
+    """Of results that are kept, though the program that is there now may train otherwise."""
+    found = [sweep.result_path(t) for t in stage if sweep.result(t) and
+             sweep.result(t).get("programs") != [place.program]]
+    if found:
+        print(f"results of another build of Ductile than {place.program}, or of none that is recorded, are kept: "
+              f"{len(found)}, such as {found[0]}; in another folder all are trained anew", file=sys.stderr)
+
+
+def run_all(waiting, place, sweep):
     running, failures, left = [], [], len(waiting)
     waiting = list(reversed(waiting))
     try:
         while waiting or running:
-            while waiting and len(running) < at_once:
+            while waiting and len(running) < place.at_once:
                 running.append(trials.Running(waiting.pop(), place))
             time.sleep(trials.SAMPLE_EVERY)
             for r in [r for r in running if r.over()]:

@@ -17,6 +17,7 @@ import page  # noqa: E402
 import results  # noqa: E402
 import scoring  # noqa: E402
 import text  # noqa: E402
+import trials  # noqa: E402
 
 BUILD = pathlib.Path("build/release")
 
@@ -338,7 +339,7 @@ class Pages(Folder):
     def write(self, found):
         class Args:
             output, title, note, at_once = self.folder / "page", "Title", "A busy machine.", 2
-            workloads, submissions, rulesets, seeds, trials = "digits", "sgd,adam", "fixed", 3, 5
+            workloads, submissions, rulesets, seeds, trials, draw_seed = "digits", "sgd,adam", ["fixed"], 9, 5, 20
         page.write(Args, [self.workload], [self.sgd, self.adam], found)
         return (self.folder / "page.md").read_text()
 
@@ -361,6 +362,43 @@ class Pages(Folder):
             tree.parse(picture)
         kept = json.loads((self.folder / "page.json").read_text())["results"]
         self.assertEqual(kept[0]["settings"]["optimizer.lr"], 0.05)
+
+    def fixed(self, number, **told):
+        trials = experiment.fixed_trials(self.workload, [self.sgd], number)
+        return [{**self.result(t, (1, 0.5), (2, 0.9)), **told} for t in trials]
+
+    def test_machine_build_and_load_are_those_of_the_results(self):
+        host = {"cpu": "A", "cores": 2, "torch": "1.13"}
+        told = self.write(self.fixed(3, hosts=[host], programs=["abc"], at_once=[1]))
+        self.assertIn("\n\nA, 2 cores, torch 1.13. Build of Ductile, by its hash: `abc`. One compute thread per trial, at "
+                      "most 1 trial at a time. Seeds 11 to 13 ", told)
+        self.assertIn("--rulesets fixed --seeds 3 --at-once 1`", told)
+        kept = json.loads((self.folder / "page.json").read_text())
+        self.assertEqual((kept["hosts"], [r["hosts"] for r in kept["results"]]), ([host], [[0]] * 3))
+
+    def test_several_machines_and_builds_are_told(self):
+        a, b = ({"cpu": name, "cores": 2, "torch": "1.13"} for name in "AB")
+        found = self.fixed(1, hosts=[a], programs=["abc"], at_once=[1])
+        found += self.fixed(3, hosts=[a, b], programs=["abc", "def"], at_once=[2])[1:]
+        found += self.fixed(4, host=b)[3:]  # as they were until November 2026
+        told = self.write(found)
+        self.assertIn("Several machines, so seconds of different results do not compare: A, 2 cores, torch 1.13 (1 result), "
+                      "A, 2 cores, torch 1.13, then B, 2 cores, torch 1.13 (2 results), B, 2 cores, torch 1.13 (1 result). "
+                      "Several builds of Ductile, by their hashes: `abc` (1 result)", told)
+        self.assertIn("not recorded (1 result). One compute thread per trial, at most 1 or 2 trials", told)
+        kept = json.loads((self.folder / "page.json").read_text())
+        self.assertEqual([r["hosts"] for r in kept["results"]], [[0], [0, 1], [0, 1], [1]])
+
+    def test_the_settings_of_a_tuned_point_name_what_is_not_tuned(self):
+        found = [self.result(experiment.trial(self.workload, self.sgd, "tuned", 2, seed), (1, 0.5)) for seed in (11, 12)]
+        told = self.write(found)
+        self.assertIn("| digits | sgd | point 2 | `optimizer.lr = ", told)
+        self.assertIn("`schedule.warmup_epochs = 2.0` |", told)
+        self.assertIn("--rulesets tuned --seeds 2 --trials 5 --draw-seed 20`", told)
+
+    def test_before_a_seed_is_scored_the_page_has_no_seeds(self):
+        found = [self.result(t, (1, 0.5)) for t in experiment.tuning_trials(self.workload, [self.sgd], 2)]
+        self.assertNotIn("Seeds", self.write(found))
 
     def test_a_ruleset_without_results_has_no_table(self):
         found = [self.result(experiment.trial(self.workload, self.sgd, "tuned", 1, seed), (1, 0.5), (2, 0.9))
@@ -457,6 +495,22 @@ class Sweeps(Folder):
         self.assertIn(f"{file}: no whole result", again.stderr)
         self.assertEqual(file.read_text(), right)
         self.assertEqual((run / "events.jsonl").read_bytes(), events, "its run directory still knows it")
+
+    def test_results_of_another_build_are_told_and_kept(self):
+        out = self.folder / "out"
+        words = ("--submissions", "adam", "--rulesets", "fixed", "--seeds", "1", "--at-once", "3")
+        self.assertEqual(self.sweep(out, *words).returncode, 0)
+        file = next((out / "results").rglob("*.json"))
+        result = json.loads(file.read_text())["result"]
+        self.assertEqual((result["programs"], result["at_once"]), ([trials.hash_of(BUILD)], [3]))
+        self.assertEqual(len(result["hosts"]), 1)
+        self.assertEqual(self.sweep(out, *words).stderr, "")
+        results.write_result(file, {**result, "programs": ["another"]})
+        kept = file.read_text()
+        again = self.sweep(out, *words)
+        self.assertEqual((again.returncode, again.stdout, file.read_text()), (0, "", kept))
+        self.assertIn("results of another build", again.stderr)
+        self.assertIn(f"1, such as {file}", again.stderr)
 
     def test_a_run_that_diverges_is_a_result_and_one_that_fails_is_none(self):
         folder = self.folder / "files" / "submissions"
