@@ -75,7 +75,8 @@ def workload_part(workload, submissions, found, profiles):
     if baseline is None:
         return [f"## {workload.title}", "", "No baseline has a result."]
     targets = [baseline * m for m in workload.targets]
-    names = [w.name for w in submissions if w.baseline]
+    there = Scores(workload, submissions, found, source).groups
+    names = [s.name for s in submissions if s.baseline and s.name in there]
     out = [f"## {workload.title}", "",
            f"Targets: the least median of {' and '.join(f'`{n}`' for n in names)} ({source}) is "
            f"{workload.shown(baseline)}; the others allow its error times "

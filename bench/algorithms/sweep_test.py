@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Tests of bench/algorithms/sweep.py. Usage: sweep_test.py BUILD [-v] (the last class trains)"""
+import dataclasses
 import json
 import math
 import os
@@ -399,6 +400,11 @@ class Pages(Folder):
     def test_before_a_seed_is_scored_the_page_has_no_seeds(self):
         found = [self.result(t, (1, 0.5)) for t in experiment.tuning_trials(self.workload, [self.sgd], 2)]
         self.assertNotIn("Seeds", self.write(found))
+
+    def test_a_baseline_without_results_is_not_named_as_one(self):
+        baselines = [self.sgd, dataclasses.replace(self.adam, baseline=True)]
+        told = page.workload_part(self.workload, baselines, self.fixed(2), {})
+        self.assertIn("the least median of `sgd` (fixed) is 90.00 %", told[2])
 
     def test_a_ruleset_without_results_has_no_table(self):
         found = [self.result(experiment.trial(self.workload, self.sgd, "tuned", 1, seed), (1, 0.5), (2, 0.9))
