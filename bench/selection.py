@@ -2,12 +2,13 @@
 """What choosing examples saves: CPU seconds to an accuracy, and of a look against a step.
 
 Usage: bench/selection.py target --data FASHION_MNIST_FOLDER [--seeds 3] [--epochs 10] [--target 0.90]
-                                 [--methods plain,selective:1,...] [--build build/release]
+                                 [--methods plain,selective:beta=1,...] [--build FOLDER]
        bench/selection.py look --data CIFAR10_FOLDER [--model resnet8] [--rounds 3]
 
 target: the job of examples/fashion_mnist_cnn.toml with each method; a method is NAME or
-  NAME:KEY=VALUE+KEY=VALUE, where KEY is one of the method's options. Runs have one compute thread and
-  one loader thread. A run ends at the target, and at the end of its epochs where it does not reach it;
+  NAME:KEY=VALUE+KEY=VALUE, where KEY is one of the method's options (train.NAME.KEY, but train.selective.KEY of
+  stale_selective), or with a dot any option. Runs have one compute thread and one loader thread. A run
+  ends at the target, and at the end of its epochs where it does not reach it;
   its CPU seconds are those of its worker then, start-up and evaluations included. With --ends
   a second run without a target tells the accuracy at the end.
 look: CPU seconds per sample of a look (a forward pass in evaluation mode) against a whole step, from
@@ -24,6 +25,8 @@ import resource
 import statistics
 import subprocess
 import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def train(args, sets, run):
@@ -44,7 +47,7 @@ def lines_of(file):
 def sets_of(method):
     name, _, options = method.partition(":")
     out = [f"train.method={name}"]
-    group = "infobatch" if name == "infobatch" else "selective"
+    group = name if name in ("infobatch", "graded") else "selective"
     for option in filter(None, options.split("+")):
         out.append(option if "." in option.split("=")[0] else f"train.{group}.{option}")
     return out
@@ -156,7 +159,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("target", "look"))
     parser.add_argument("--data", required=True)
-    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/release"))
+    parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--eval-every", type=float, default=0.5, help="epochs between evaluations")

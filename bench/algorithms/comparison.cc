@@ -12,6 +12,14 @@
 namespace ductile::replay {
 namespace {
 
+void leave_out_small(Comparison& c) {
+  const size_t least = c.request.least_runs;
+  c.left_out = std::erase_if(c.tasks, [&](const Task& t) { return t.curves.size() < least; });
+  if (c.tasks.empty())
+    fail(ErrorCode::invalid_argument, "--least-runs {}: none of {} tasks has so many runs", least,
+         c.left_out);
+}
+
 // The tasks that choose the settings come first, and `tuned` is their number.
 void keep_apart(Comparison& c) {
   const std::string& text = c.request.apart;
@@ -65,6 +73,7 @@ Comparison compare(const Request& request) {
   Comparison out;
   out.request = request;
   out.tasks = read_tasks(request.file, request.metric, request.only);
+  leave_out_small(out);
   keep_apart(out);
   for (const double s : kShares)
     if (s <= request.until + 1e-9) out.shares.push_back(s);

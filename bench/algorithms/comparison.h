@@ -15,8 +15,9 @@ struct Request {
   std::string methods = "random,tpe,gp,one_epoch,halving,hyperband,asha,bohb,mltuner,ductile";
   Metric metric;
   int seeds = 50;
-  size_t tuned = 0;   // so many tasks, the first ones, chose the settings; 0: all of them
-  std::string apart;  // or those whose names do not contain this; empty: `tuned` says how many
+  size_t least_runs = 2;  // tasks with fewer are left out
+  size_t tuned = 0;       // so many tasks, the first ones, chose the settings; 0: all of them
+  std::string apart;      // or those whose names do not contain this; empty: `tuned` says how many
   double share = 0.01, until = 0.5;
 };
 
@@ -38,6 +39,7 @@ inline constexpr int kCurvePoints = 100;
 struct Comparison {
   Request request;
   std::vector<Task> tasks;
+  size_t left_out = 0;         // tasks with fewer runs than asked for
   std::vector<int64_t> needs;  // of each task
   std::vector<double> shares;  // those of kShares within `until`
   std::vector<MethodResult> results;
@@ -50,7 +52,8 @@ struct Comparison {
   bool has(const std::string& group) const;
 };
 
-// Throws invalid_argument where no task is kept apart that was to be, or all are.
+// Throws invalid_argument where no task has so many runs, or none is kept apart that was to be, or
+// all are.
 Comparison compare(const Request& request);
 
 // The share of (task, seed) pairs where `a` has the lower regret; ties count as a half.

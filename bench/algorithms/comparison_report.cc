@@ -52,6 +52,14 @@ double mean_of(const Regrets& values) {
   return sum / static_cast<double>(values.size());
 }
 
+// What is not among the tasks; begins with a space, or is empty.
+std::string told_of_left_out(const Comparison& c) {
+  if (c.left_out == 0) return "";
+  return fmt::format(" {} task{} with fewer than {} runs {} left out.", c.left_out,
+                     c.left_out == 1 ? "" : "s", c.request.least_runs,
+                     c.left_out == 1 ? "is" : "are");
+}
+
 std::string percent(double share) { return fmt::format("{:g} %", 100 * share); }
 
 Json number(double x) { return std::isfinite(x) ? Json(x) : Json(nullptr); }
@@ -111,6 +119,7 @@ std::string to_json(const Comparison& c) {
   return dump_json(Json{{"file", fs::path(c.request.file).filename().string()},
                         {"seeds", c.request.seeds},
                         {"share_of_best", c.request.share},
+                        {"least_runs", c.request.least_runs},
                         {"tasks", std::move(tasks)},
                         {"summary", std::move(summary)},
                         {"methods", std::move(methods)}},
@@ -127,7 +136,7 @@ std::string to_markdown(const Comparison& c) {
       fs::path(c.request.file).filename().string(), c.request.seeds, percent(c.request.share));
   for (size_t t = 0; t < c.tasks.size(); ++t)
     out += fmt::format("{} {} {}", t == 0 ? "" : ",", c.tasks[t].name, c.needs[t]);
-  out += ".\n";
+  out += "." + told_of_left_out(c) + "\n";
   const bool has_ours = c.has(c.request.ours);
   for (const Half& half : halves(c)) {
     out +=
@@ -216,11 +225,12 @@ std::string to_page(const Comparison& c) {
   page::Page out;
   out.title = "Tuning methods on recorded curves";
   out.kind = "Ductile replay";
-  out.about = {page::escape_html(fmt::format(
-      "{}, {} seeds. Regret is how far the best value so far is from the best of all "
-      "runs, in units of the median run's. Budgets are shares of what random full runs "
-      "need to reach the best {} of the runs.",
-      fs::path(c.request.file).filename().string(), c.request.seeds, percent(c.request.share)))};
+  out.about = {page::escape_html(
+      fmt::format("{}, {} seeds. Regret is how far the best value so far is from the best of all "
+                  "runs, in units of the median run's. Budgets are shares of what random full runs "
+                  "need to reach the best {} of the runs.{}",
+                  fs::path(c.request.file).filename().string(), c.request.seeds,
+                  percent(c.request.share), told_of_left_out(c)))};
   out.body = page::section("Regret against spent budget, median of the seeds",
                            "<div id=\"curves\"></div>", false) +
              page::section("At shares of the budget", table.html());

@@ -1,10 +1,13 @@
 """The page of a sweep: tables in Markdown, all results with their settings in JSON, pictures in SVG."""
+import collections
 import datetime
 import json
 import math
 import shlex
 import statistics
 
+import experiment
+import results
 import scoring
 
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2", "#7f7f7f",
@@ -72,7 +75,8 @@ def workload_part(workload, submissions, found, profiles):
     if baseline is None:
         return [f"## {workload.title}", "", "No baseline has a result."]
     targets = [baseline * m for m in workload.targets]
-    names = [w.name for w in submissions if w.baseline]
+    there = Scores(workload, submissions, found, source).groups
+    names = [s.name for s in submissions if s.baseline and s.name in there]
     out = [f"## {workload.title}", "",
            f"Targets: the least median of {' and '.join(f'`{n}`' for n in names)} ({source}) is "
            f"{workload.shown(baseline)}; the others allow its error times "
@@ -123,7 +127,7 @@ def profile_part(profiles, workloads, chart):
 
 
 def settings_part(submissions, found):
-    """The points that were chosen; the JSON file beside this page has all options of all trials."""
+    """The points that were chosen, and what a submission always has; the JSON file has all options of all trials."""
     rows, seen = [], set()
     for s in submissions:
         for r in found:
@@ -131,7 +135,7 @@ def settings_part(submissions, found):
             if r["submission"] != s.name or r["stage"] == "tuning" or key in seen:
                 continue
             seen.add(key)
-            keys = list(s.space) if r["number"] else sorted({**s.options, **s.point})
+            keys = sorted(k for k in {**s.options, **s.point, **s.space} if k in r["settings"])
             told = ", ".join(f"`{k} = {r['settings'][k]}`" for k in keys)
             rows.append([r["workload"], s.name, f"point {r['number']}" if r["number"] else "fixed", told])
     return ["## Settings", ""] + table(["workload", "submission", "point", "options"], rows) + [""]
@@ -222,6 +226,69 @@ def curve_chart(workload, scores, told):
                  [(y, f"{y:.3f}") for y in ticks], lines)
 
 
+# ---- What the results say of how they came about; those until November 2026 name one host and no more.
+
+def hosts_of(result):
+    return result.get("hosts") or [h for h in [result.get("host")] if h]
+
+
+def counted(texts, one, several):
+    """"a (2 results), b (1 result)" behind `several`; "a" behind `one` where there is nothing else."""
+    counts = collections.Counter(texts)
+    if len(counts) == 1:
+        return one + next(iter(counts))
+    return several + ", ".join(f"{t} ({n} result{'s' if n > 1 else ''})" for t, n in counts.items())
+
+
+def told_of_hosts(found):
+    def told(result):
+        hosts = [f"{h.get('cpu', 'unknown processor')}, {h.get('cores', '?')} cores, torch {h.get('torch', '?')}"
+                 + (f", kernels {h['kernels']}" if "kernels" in h else "") for h in hosts_of(result)]
+        return ", then ".join(dict.fromkeys(hosts)) or "unknown processor"
+
+    return counted(map(told, found), "", "Several machines, so seconds of different results do not compare: ")
+
+
+def told_of_programs(found):
+    def told(result):
+        return ", then ".join(f"`{p}`" for p in result.get("programs", [])) or "not recorded"
+
+    return counted(map(told, found), "Build of Ductile, by its hash: ", "Several builds of Ductile, by their hashes: ")
+
+
+def told_of_load(found):
+    numbers = sorted({n for r in found for n in r.get("at_once", [])})
+    if not numbers:
+        return "trials at a time: not recorded"
+    return f"at most {' or '.join(map(str, numbers))} trial{'s' if numbers[-1] > 1 else ''} at a time"
+
+
+def command_of(args, found, tried):
+    """The one that makes these results, by what is there and not by what the report was asked for."""
+    stages = {r["stage"] for r in found}
+    seeds = [r["seed"] for r in found if r["stage"] != "tuning"]
+    rulesets = ["fixed"] * ("fixed" in stages) + ["tuned"] * bool(stages & {"tuning", "tuned"})
+    words = ["bench/algorithms/sweep.py", "run", "OUT", "--data", "DATA", "--workloads", args.workloads, "--submissions",
+             args.submissions, "--rulesets", ",".join(rulesets)]
+    if seeds:
+        words += ["--seeds", str(max(seeds) - experiment.FIRST_SEED + 1)]
+    if "tuned" in rulesets:
+        words += ["--trials", str(tried or args.trials), "--draw-seed", str(args.draw_seed)]
+    numbers = [n for r in found for n in r.get("at_once", [])]
+    return shlex.join(words + (["--at-once", str(max(numbers))] if numbers else []))
+
+
+def as_json(found):
+    """All results, a line each; "hosts" of a result are places in the list of all hosts."""
+    hosts = results.different(h for r in found for h in hosts_of(r))
+    lines = []
+    for r in found:
+        kept = {k: v for k, v in r.items() if k != "host"}
+        lines.append(json.dumps({**kept, "hosts": [hosts.index(h) for h in hosts_of(r)]}, sort_keys=True))
+    lines = ",\n".join(lines)
+    return f'{{"hosts": {json.dumps(hosts, sort_keys=True)}, "results": [\n{lines}\n]}}\n'
+
+
 def write(args, workloads, submissions, found):
     args.output.parent.mkdir(parents=True, exist_ok=True)
 
@@ -230,17 +297,12 @@ def write(args, workloads, submissions, found):
         path.write_text(svg)
         return path.name
 
-    host = next((r["host"] for r in found if r.get("host")), {})
     seeds = sorted({r["seed"] for r in found if r["stage"] != "tuning"})
     tried = max((r["number"] for r in found if r["stage"] == "tuning"), default=0)
-    command = shlex.join(["bench/algorithms/sweep.py", "run", "OUT", "--data", "DATA", "--workloads", args.workloads,
-                          "--submissions", args.submissions, "--rulesets", args.rulesets, "--seeds", str(args.seeds),
-                          "--trials", str(args.trials), "--at-once", str(args.at_once)])
-    out = [f"# {args.title}", "", f"{datetime.date.today()}. `{command}`", "",
-           f"{host.get('cpu', 'unknown processor')}, {host.get('cores', '?')} cores, torch {host.get('torch', '?')}; "
-           f"one compute thread per trial, {args.at_once} trials at a time. Seeds {seeds[0]} to {seeds[-1]} change "
-           "initial weights and data order. CPU seconds of training are without start and evaluations, core-seconds in "
-           "all are with them. "
+    out = [f"# {args.title}", "", f"{datetime.date.today()}. `{command_of(args, found, tried)}`", "",
+           f"{told_of_hosts(found)}. {told_of_programs(found)}. One compute thread per trial, {told_of_load(found)}. "
+           + (f"Seeds {seeds[0]} to {seeds[-1]} change initial weights and data order. " if seeds else "") +
+           "CPU seconds of training are without start and evaluations, core-seconds in all are with them. "
            + (f"Tuned ruleset: {tried} quasi-random points for each submission on another seed, of which the best at "
               "its end is scored. " if tried else "") +
            "All options of all trials: the JSON file beside this page.", ""]
@@ -257,7 +319,4 @@ def write(args, workloads, submissions, found):
         out += profile_part(profiles, workloads, chart)
     out += settings_part(submissions, found)
     args.output.with_name(args.output.name + ".md").write_text("\n".join(out).rstrip() + "\n")
-    slim = [{k: v for k, v in r.items() if k != "host"} for r in found]
-    args.output.with_name(args.output.name + ".json").write_text(
-        json.dumps({"host": host, "results": slim}, sort_keys=True).replace('{"core_seconds"', '\n{"core_seconds"')
-        + "\n")
+    args.output.with_name(args.output.name + ".json").write_text(as_json(found))

@@ -4,11 +4,13 @@
   record.py OUT --data DIR                                     examples/cifar10_airbench.toml, 3 seeds, both in turns
   record.py OUT --data DIR --example examples/cifar10_92.toml --target 0.92 --seeds 5
   record.py OUT --data DIR --ours-only --set train.precision=fp32
+  record.py OUT --data DIR --rival-precision bf16              PyTorch's faster form on processors that have bf16
   record.py OUT --data DIR --table-only -o page.md             what is there by now, as Markdown
 
 DIR holds CIFAR-10's binary files. Results lie in the folder OUT, one for each seed and side. Called again, it leaves
 out what is done, goes on with a run that was stopped, and begins a PyTorch run that was stopped anew. Options that
-change what is trained make other results beside those that are there.
+change what is trained make other results beside those that are there. Whatever the PyTorch side cannot say of a job
+is refused by name; with --ours-only every job is trained.
 
 Ductile's clock is that of the run, from the start of its processes to the end of an evaluation. PyTorch's
 (cifar10_torch.py) begins when the files are read. Both end with an evaluation, views included.
@@ -36,16 +38,31 @@ from page import table
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 RIVAL = HERE / "cifar10_torch.py"
-# What the rival is written with; another value has no twin there.
+# What the rival is written with; another value has no twin there. Of options that are named nowhere here it has the
+# default.
 OF_THE_RIVAL = {
+    "data.format": "cifar10", "train.eval_every_epochs": 0,
     "model.name": "airbench", "optimizer.name": "muon", "optimizer.muon.rest": "sgd", "optimizer.muon.steps": 3,
-    "optimizer.muon.nesterov": True, "optimizer.muon.adjust_lr": "none", "optimizer.muon.renormalize_every": 1,
+    "optimizer.muon.coefficients": [3.4445, -4.775, 2.0315], "optimizer.muon.nesterov": True,
+    "optimizer.muon.adjust_lr": "none", "optimizer.muon.renormalize_every": 1,
     "optimizer.muon.exclude": ["head"], "optimizer.sgd.nesterov": True, "optimizer.no_decay": ["conv"],
     "optimizer.clip_norm": 0, "schedule.name": "linear", "schedule.warmup_epochs": 0, "schedule.final_fraction": 0,
     "augment.pad_mode": "reflect", "augment.flip": True, "augment.flip_mode": "alternating", "train.method": "plain",
     "train.rate_control": "schedule", "train.ema_decay": 0, "train.tail_average": 0, "train.max_steps": 0,
     "train.bn_group": 1, "train.staleness": 0, "tune.online": False,
 }
+# What rival_arguments() says to it, and of some of these the values that it knows.
+SAID = {
+    "train.epochs", "train.batch_size", "train.label_smoothing", "optimizer.lr", "optimizer.momentum",
+    "optimizer.weight_decay", "optimizer.muon.rest_lr", "optimizer.muon.rest_momentum", "optimizer.lr_factors",
+    "optimizer.freeze", "model.width", "model.later_width", "augment.pad", "augment.cutout", "eval.views_share",
+}
+CHOICES = {"eval.views": ["one", "flip_translate"], "model.activation": ["gelu", "silu"], "model.convolutions": [2, 3],
+           "train.precision": ["fp32", "bf16"]}
+# What changes place, speed and output of a run alone; seeds and threads have options of their own here.
+PLACES = {"name", "runs", "seed", "data.path", "train.threads", "train.log_every", "train.eval_batch_size",
+          "loader.threads", "loader.prefetch", "loader.cache_mb"}
+PLACE_SECTIONS = ("checkpoint.", "elastic.")
 
 
 class Wrong(Exception):
@@ -74,15 +91,36 @@ class Result:
 
 # ---- What is run.
 
-def job_of(example, assignments, build):
-    """The values of all options of the job, by their names."""
-    words = [str(build / "bin" / "ductile"), "-q", "config", str(example), "--json"]
-    for assignment in assignments:
-        words += ["--set", assignment]
-    done = subprocess.run(words, capture_output=True, text=True)
+def options_of(build, *words):
+    """All options as `ductile config` has them: by name, a value and where it is from."""
+    done = subprocess.run([str(build / "bin" / "ductile"), "-q", "config", "--json", *words], capture_output=True,
+                          text=True)
     if done.returncode != 0:
         raise Wrong(done.stderr.strip())
-    return {key: entry["value"] for key, entry in json.loads(done.stdout).items()}
+    return json.loads(done.stdout)
+
+
+def job_of(example, assignments, build):
+    """The values of all options of the job, by their names."""
+    words = [word for assignment in assignments for word in ("--set", assignment)]
+    return {key: entry["value"] for key, entry in options_of(build, str(example), *words).items()}
+
+
+def defaults_of(build):
+    """Without those that are set for every job, by a file of the user's or in the environment."""
+    return {key: entry["value"] for key, entry in options_of(build).items() if entry["origin"] == "default"}
+
+
+def check_rival(job, defaults):
+    """Throws where the rival would train another job than this one."""
+    for key, value in job.items():
+        if key in SAID or key in PLACES or key.startswith(PLACE_SECTIONS):
+            continue
+        known = CHOICES.get(key, [OF_THE_RIVAL.get(key, defaults.get(key))])
+        if value not in known:
+            told = " and ".join(json.dumps(k) for k in known) if known != [None] else "its default"
+            raise Wrong(f"the PyTorch side knows {key} = {told} alone, and the job has {json.dumps(value)}; "
+                        "use --ours-only")
 
 
 def factor_of(job, option, name):
@@ -93,14 +131,9 @@ def factor_of(job, option, name):
     return rules.get(name)
 
 
-def rival_arguments(job, threads):
+def rival_arguments(job, threads, defaults):
     """The options of cifar10_torch.py that say what the job says."""
-    for key, value in OF_THE_RIVAL.items():
-        if job[key] != value:
-            raise Wrong(f"the PyTorch side knows {key} = {json.dumps(value)} alone, and the job has "
-                        f"{json.dumps(job[key])}; use --ours-only")
-    if job["eval.views"] not in ("one", "flip_translate"):
-        raise Wrong("the PyTorch side knows eval.views = \"one\" and \"flip_translate\" alone; use --ours-only")
+    check_rival(job, defaults)
     batch = job["train.batch_size"]
     # Losses are summed there, so what is a rate here is divided by the batch.
     bias_rate = job["optimizer.lr"] * job["optimizer.muon.rest_lr"] / batch
@@ -191,7 +224,7 @@ class Rival:
 
     def __init__(self, args, job):
         self.out = args.out
-        self.words = rival_arguments(job, args.threads)
+        self.words = rival_arguments(job, args.threads, defaults_of(args.build))
         self.digest = digest_of(self.words)
         self.data = args.data
 
@@ -291,6 +324,8 @@ def parse(words):
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--target", type=float, default=0.92, help="accuracy")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rival-precision", choices=CHOICES["train.precision"],
+                        help="of PyTorch; without it: the job's")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build" / "release")
     parser.add_argument("-o", "--output", type=pathlib.Path, help="the page; without it: stdout")
     which = parser.add_mutually_exclusive_group()
@@ -308,9 +343,14 @@ def parse(words):
 
 
 def record(args):
+    where = f"{processor()}, {args.threads} threads. {datetime.date.today()}."
     sides = [] if args.rival_only else [Ours(args)]
     if not args.ours_only:
-        sides.append(Rival(args, job_of(args.example, args.set, args.build)))
+        job = job_of(args.example, args.set, args.build)
+        ours = job["train.precision"]
+        theirs = args.rival_precision or ours
+        sides.append(Rival(args, {**job, "train.precision": theirs}))
+        where += f" Ductile trains in {ours}, PyTorch in {theirs}."
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     for seed in seeds if not args.table_only else ():
         for side in sides:  # in turns, so that both meet the same machine
@@ -320,7 +360,6 @@ def record(args):
     found = {side.title: [r for r in map(side.result, seeds) if r is not None] for side in sides}
     if not any(found.values()):
         raise Wrong(f"{args.out}: no result of these options yet")
-    where = f"{processor()}, {args.threads} threads. {datetime.date.today()}."
     page = markdown(args.example.stem, args.target, sides, found, where)
     if args.output:
         args.output.write_text(page)

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """Tests of bench/algorithms/record.py. Usage: record_test.py BUILD [-v] (the last class trains, on both sides)"""
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -80,7 +82,7 @@ class Recipes(unittest.TestCase):
         return record.job_of(EXAMPLES / example, assignments, BUILD)
 
     def options(self, *job):
-        words = record.rival_arguments(self.job(*job), 2)
+        words = record.rival_arguments(self.job(*job), 2, record.defaults_of(BUILD))
         return {w: v for w, v in zip(words, words[1:] + [""]) if w.startswith("--")}
 
     def test_the_published_recipe_is_what_the_rival_has_by_default(self):
@@ -109,11 +111,53 @@ class Recipes(unittest.TestCase):
                 ("cifar10_airbench.toml", "schedule.name=cosine", "schedule.name"),
                 ("cifar10_airbench.toml", "optimizer.freeze=[\"norm:2\"]", "optimizer.freeze"),
                 ("cifar10_airbench.toml", "eval.views=flip", "eval.views"),
-                ("cifar10_airbench.toml", "train.ema_decay=0.9", "train.ema_decay")):
+                ("cifar10_airbench.toml", "train.ema_decay=0.9", "train.ema_decay"),
+                ("cifar10_airbench.toml", "train.precision=fp16", "train.precision"),
+                ("cifar10_airbench.toml", "model.activation=relu", "model.activation"),
+                ("cifar10_airbench.toml", "train.eval_every_epochs=1", "train.eval_every_epochs"),
+                ("cifar10_airbench.toml", "optimizer.muon.coefficients=[1.5, -0.5, 0]", "optimizer.muon.coefficients"),
+                ("cifar10_airbench.toml", "data.train_limit=2000", "data.train_limit"),
+                ("cifar10_airbench.toml", "data.test_limit=2000", "data.test_limit"),
+                ("cifar10_airbench.toml", "target.value=0.5", "target.value"),
+                ("cifar10_airbench.toml", "loader.shuffle=false", "loader.shuffle"),
+                ("cifar10_airbench.toml", "augment.normalize=false", "augment.normalize"),
+                ("cifar10_airbench.toml", "augment.resize=16", "augment.resize")):
             with self.assertRaises(record.Wrong) as raised:
-                record.rival_arguments(self.job(example, assignment), 2)
+                record.rival_arguments(self.job(example, assignment), 2, record.defaults_of(BUILD))
             self.assertIn(name, str(raised.exception))
             self.assertIn("--ours-only", str(raised.exception))
+
+    def test_what_changes_no_result_is_not_refused(self):
+        plain = self.options("cifar10_airbench.toml")
+        for assignment in ("name=other", "seed=3", "loader.threads=1", "checkpoint.every_steps=5", "train.log_every=1",
+                           "elastic.peer_deadline=60", "augment.resize=0"):
+            self.assertEqual(self.options("cifar10_airbench.toml", assignment), plain, assignment)
+
+    def test_every_option_that_is_named_is_one_of_a_job(self):
+        named = {*record.OF_THE_RIVAL, *record.SAID, *record.CHOICES, *record.PLACES}
+        self.assertEqual(named - set(self.job("cifar10_airbench.toml")), set())
+
+    def test_what_is_set_for_every_job_is_refused_too(self):
+        defaults = {k: v for k, v in record.defaults_of(BUILD).items() if k != "augment.resize"}
+        with self.assertRaisesRegex(record.Wrong, "augment.resize = its default alone"):
+            record.rival_arguments(self.job("cifar10_airbench.toml"), 2, defaults)
+
+    def test_the_rival_may_have_a_precision_of_its_own_and_the_page_names_both(self):
+        with tempfile.TemporaryDirectory() as out:
+            words = [out, "--build", str(BUILD), "--rival-precision", "bf16", "--rival-only", "--table-only", "--seeds", "1",
+                     "--set", "train.precision=fp16"]
+            args = record.parse(words)
+            job = {**self.job("cifar10_airbench.toml"), "train.precision": "bf16"}
+            line = {"seconds": 3.0, "accuracy": 0.9, "cpu_seconds": 6.0}
+            record.Rival(args, job).file(1).write_text(json.dumps(line))
+            page = io.StringIO()
+            with contextlib.redirect_stdout(page):
+                self.assertEqual(record.main(words), 0)
+        self.assertIn("Ductile trains in fp16, PyTorch in bf16.", page.getvalue())
+        self.assertIn("--precision bf16", page.getvalue())
+
+    def test_the_folder_of_a_result_is_the_same_for_later_versions(self):
+        self.assertEqual(record.digest_of(["text", ["train.epochs=2", "train.threads=2"]]), "52e69e96")
 
     def test_an_option_that_there_is_not_is_answered_by_ductile(self):
         with self.assertRaises(record.Wrong) as raised:

@@ -1,6 +1,6 @@
 // Replays tuning methods on recorded learning curves.
 //   replay FILE [--methods A,B,...] [--seeds N] [--metric NAME[:max|:min]] [--tasks TEXT]
-//          [--tuned N | --apart TEXT] [--share S] [--until S] [--ours METHOD]
+//          [--least-runs N] [--tuned N | --apart TEXT] [--share S] [--until S] [--ours METHOD]
 //          [--json] [--html PAGE]
 #include <cstdio>
 #include <cstdlib>
@@ -27,6 +27,7 @@ FILE holds learning curves, one JSON object a line (.jsonl or .jsonl.zst): task 
   --seeds N          runs of each method on each task (default 50)
   --metric NAME      the measure to tune, with :max or :min if its name does not say
   --tasks TEXT       only tasks whose name contains TEXT
+  --least-runs N     leaves out tasks with fewer runs (default 2)
   --tuned N          the first N tasks in alphabetical order chose the settings; report them apart
   --apart TEXT       tasks whose name contains TEXT are kept apart; the others chose the settings
   --share S          random full runs "need" what takes them to the best S of all runs (default 0.01)
@@ -69,6 +70,8 @@ int main(int argc, char** argv) {
         request.metric = parse_metric(value());
       } else if (arg == "--tasks") {
         request.only = value();
+      } else if (arg == "--least-runs") {
+        request.least_runs = static_cast<size_t>(number(2, 1e9));
       } else if (arg == "--tuned") {
         request.tuned = static_cast<size_t>(number(0, 1e6));
       } else if (arg == "--apart") {

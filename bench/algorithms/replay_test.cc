@@ -232,5 +232,35 @@ TEST(ComparisonTest, ReportsBothHalvesTheChosenSettingsAndWins) {
       1);
 }
 
+TEST(ComparisonTest, LeavesOutTasksOfFewRunsAndSaysSo) {
+  const TempFolder folder;
+  std::string text;
+  for (const auto& [task, runs] : {std::pair{"a", 5}, {"b", 12}, {"c", 12}})
+    for (int i = 0; i < runs; ++i)
+      text += fmt::format(R"({{"task":"{}","hp":{{"x":{}}},"valid_loss":[{}]}})"
+                          "\n",
+                          task, i, std::abs(i - 3));
+  Request request;
+  request.file = (folder.path() / "x.jsonl").string();
+  write_file_atomic(fs::path(request.file), text);
+  request.methods = "random";
+  request.seeds = 2;
+  EXPECT_EQ(to_markdown(compare(request)).find("left out"), std::string::npos);
+  request.least_runs = 12;
+  request.apart = "c";
+  const Comparison c = compare(request);
+  const nlohmann::json json = parse_json(to_json(c));
+  ASSERT_EQ(json["tasks"].size(), 2u);
+  EXPECT_EQ(json["least_runs"], 12);
+  EXPECT_EQ(json["tasks"][0]["task"], "b");  // which alone chooses the settings
+  EXPECT_EQ(json["tasks"][0]["tuned_on"], true);
+  EXPECT_EQ(json["tasks"][1]["tuned_on"], false);
+  const std::string told = " 1 task with fewer than 12 runs is left out.";
+  EXPECT_NE(to_markdown(c).find(told), std::string::npos);
+  EXPECT_NE(to_page(c).find(told), std::string::npos);
+  request.least_runs = 13;
+  EXPECT_EQ(code_of([&] { compare(request); }), ErrorCode::invalid_argument);
+}
+
 }  // namespace
 }  // namespace ductile::replay

@@ -26,7 +26,11 @@ def lines_of(path):
 
 
 class Clock:
-    """CPU seconds of a run's workers at a time, from samples (time, CPU seconds) of each launch."""
+    """CPU seconds of a run's workers at a time, from samples (time, CPU seconds) of each launch.
+
+    Behind a launch's last sample they go on at the pace of its last second: where the sweep was killed,
+    nobody looks while the workers go on until their state is saved.
+    """
 
     def __init__(self, samples):
         self.samples = []
@@ -43,10 +47,20 @@ class Clock:
             return 0.0
         before = self.samples[i - 1]
         if i == len(self.samples) or self.samples[i]["launch"] != before["launch"]:
-            return before["cpu"]
-        after = self.samples[i]
-        share = (time - before["time"]) / max(after["time"] - before["time"], 1e-9)
-        return before["cpu"] + share * (after["cpu"] - before["cpu"])
+            return before["cpu"] + self.pace(i - 1) * (time - before["time"])
+        return before["cpu"] + pace_of(before, self.samples[i]) * (time - before["time"])
+
+    def pace(self, last):
+        """CPU seconds per second, in the last second of a launch whose last sample has this index."""
+        first = last
+        while (first > 0 and self.samples[first - 1]["launch"] == self.samples[last]["launch"]
+               and self.times[last] - self.times[first] < 1):
+            first -= 1
+        return pace_of(self.samples[first], self.samples[last])
+
+
+def pace_of(before, after):
+    return (after["cpu"] - before["cpu"]) / max(after["time"] - before["time"], 1e-9)
 
 
 def curve_of(events, samples):
@@ -96,15 +110,29 @@ def ended(run):
     return "done", end
 
 
+def different(values):
+    """Each value once, in the order in which they came, without what was not recorded."""
+    out = []
+    for value in values:
+        if value is not None and value not in out:
+            out.append(value)
+    return out
+
+
 def result_of_run(trial, run):
-    """What a run directory says of a trial that has ended."""
+    """What a run directory says of a trial that has ended.
+
+    A trial that was resumed may have several hosts, programs (trials.hash_of) and numbers of trials at once.
+    """
     status, end = ended(run)
     events = lines_of(run / "events.jsonl")
-    start = next((e for e in events if e.get("kind") == "start"), {})
+    samples = lines_of(run / "clock.jsonl")
     out = {"workload": trial.workload.name, "submission": trial.submission.name, "stage": trial.stage,
            "number": trial.number, "seed": trial.seed, "settings": dict(trial.settings), "status": status,
-           "host": start.get("host"), "curve": curve_of(events, lines_of(run / "clock.jsonl")),
-           "core_seconds": end["cost"]["core_seconds"]}
+           "hosts": different(e.get("host") for e in events if e.get("kind") in ("start", "resume")),
+           "programs": different(s.get("program") for s in samples),
+           "at_once": different(s.get("at_once") for s in samples),
+           "curve": curve_of(events, samples), "core_seconds": end["cost"]["core_seconds"]}
     for key in ("step", "updates", "samples", "samples_forward", "flops", "digest"):
         out[key] = end.get(key)
     return out

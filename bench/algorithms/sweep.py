@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """Training algorithms against each other, in the manner of AlgoPerf.
 
-Usage: bench/algorithms/sweep.py run OUT --data FOLDER [options]
-       bench/algorithms/sweep.py report OUT -o bench/results/NAME [options]
-       bench/algorithms/sweep.py text FOLDER
+  sweep.py run OUT --data FOLDER --workloads A,B --submissions C,D [options]
+  sweep.py report OUT -o bench/results/NAME [the same options]
+  sweep.py text FOLDER
 
 run: every submission on every workload, and its results in OUT. Stopped or killed, it goes on where it
   was when it is called again: a trial with a whole result is not run again, one that was stopped
-  resumes its own run directory. Trials run two at a time with one compute thread each.
+  resumes its own run directory. A trial has one compute thread.
 report: a page, the results with all settings, and the pictures, from what OUT holds.
 text: makes the text of the workload gpt_docs in FOLDER/docs, from this repository's documentation and
-  that below /usr/share/doc.
+  that below /usr/share/doc. FOLDER is then the --data of "run".
 
 FOLDER of --data has fashion-mnist/ (the four .gz files), cifar10/ (the binary version) and docs/.
+Ruleset "fixed": each submission has its one point on all workloads. Ruleset "tuned": of --trials points,
+drawn from the submission's space, the one with the least error at its end is scored on other seeds; a
+submission without a space has its one point there, too.
 The clock is the CPU time of training: wall times mean nothing on a machine that does other work.
 """
 import argparse
@@ -20,6 +23,7 @@ import fcntl
 import pathlib
 import signal
 import sys
+import textwrap
 import time
 
 import experiment
@@ -29,21 +33,49 @@ import text
 import trials
 
 
+def positive(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: a number of at least 1 is wanted")
+    return int(text)
+
+
+def rulesets(text):
+    names = text.split(",")
+    for name in names:
+        if name not in ("fixed", "tuned"):
+            raise argparse.ArgumentTypeError(f"\"{name}\" is neither fixed nor tuned")
+    return names
+
+
+def names_in(folder):
+    """As help shows them."""
+    return textwrap.fill(", ".join(sorted(path.stem for path in folder.glob("*.toml"))), 100)
+
+
 def flags():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"workloads:\n{names_in(experiment.HERE / 'workloads')}\n\n"
+               f"submissions:\n{names_in(experiment.HERE / 'submissions')}")
     parser.add_argument("what", choices=("run", "report", "text"))
-    parser.add_argument("out", type=pathlib.Path)
-    parser.add_argument("--data", type=pathlib.Path)
-    parser.add_argument("--workloads", default="fashion_mnist_cnn")
+    parser.add_argument("out", type=pathlib.Path, help="folder of the results; text: the folder of the data sets")
+    parser.add_argument("--data", type=pathlib.Path, help="run: the folder of the data sets")
+    parser.add_argument("--workloads", default="fashion_mnist_cnn", help="names with commas (default %(default)s)")
     parser.add_argument("--submissions", default="sgd_cosine,adamw_cosine,nadamw,muon,schedule_free,ademamix,"
-                        "knee,lrtuner")
+                        "knee,lrtuner", help="names with commas (default %(default)s)")
     parser.add_argument("--files", type=pathlib.Path, default=experiment.HERE,
                         help="folder with workloads/ and submissions/")
-    parser.add_argument("--rulesets", default="fixed,tuned")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--trials", type=int, default=5, help="points that the tuned ruleset tries")
-    parser.add_argument("--at-once", type=int, default=2)
-    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/release"))
+    parser.add_argument("--rulesets", type=rulesets, default="fixed,tuned", help="fixed, tuned, or both with a comma")
+    parser.add_argument("--seeds", type=positive, default=5, help="that are scored (default %(default)s)")
+    parser.add_argument("--trials", type=positive, default=5,
+                        help="points that the tuned ruleset tries (default %(default)s)")
+    parser.add_argument("--draw-seed", type=int, default=experiment.DRAW_SEED,
+                        help="of the points of the tuned ruleset (default %(default)s; of results until November "
+                             "2026: 20)")
+    parser.add_argument("--at-once", type=positive, default=2,
+                        help="run: so many trials at a time (default %(default)s)")
+    parser.add_argument("--build", type=pathlib.Path, default=experiment.HERE.parent.parent / "build" / "release",
+                        help="run: folder of the build whose bin/ductile trains (default: build/release)")
     parser.add_argument("-o", "--output", type=pathlib.Path, help="report: path without .md")
     parser.add_argument("--title", default="Training algorithms")
     parser.add_argument("--note", default="", help="report: a paragraph below the title, such as the machine's load")
@@ -57,9 +89,8 @@ class Sweep:
         self.args = args
         self.out = args.out.resolve()
         self.workloads = [experiment.read_workload(n, args.files / "workloads") for n in args.workloads.split(",")]
-        self.submissions = [experiment.read_submission(n, args.files / "submissions")
+        self.submissions = [experiment.read_submission(n, args.files / "submissions", args.draw_seed)
                             for n in args.submissions.split(",")]
-        self.rulesets = args.rulesets.split(",")
         self.known = {}
 
     def result(self, trial):
@@ -77,9 +108,9 @@ class Sweep:
 
     def stages(self, workload):
         """Lists of trials, each made when those before it are over."""
-        if "fixed" in self.rulesets:
+        if "fixed" in self.args.rulesets:
             yield experiment.fixed_trials(workload, self.submissions, self.args.seeds)
-        if "tuned" in self.rulesets:
+        if "tuned" in self.args.rulesets:
             yield experiment.tuning_trials(workload, self.submissions, self.args.trials)
             yield experiment.tuned_trials(workload, self.submissions, self.args.seeds, self.args.trials, self.result)
 
@@ -98,26 +129,41 @@ def take(out):
 def run(args):
     if args.data is None:
         raise experiment.Wrong("run: --data is missing; it names the folder with the data sets")
+    for program in trials.programs_of(args.build):
+        if not program.is_file():
+            raise experiment.Wrong(f"{program}: no such program; scripts/build release ductile ductile-worker makes it, "
+                                   "and --build names the folder of another build")
     sweep = Sweep(args)
     lock = take(sweep.out)
-    place = trials.Place(sweep.out / "runs", args.data.resolve(), args.build.resolve())
+    build = args.build.resolve()
+    place = trials.Place(sweep.out / "runs", args.data.resolve(), build, trials.hash_of(build), args.at_once)
     failures = []
     for workload in sweep.workloads:
         for stage in sweep.stages(workload):
+            tell_of_other_programs(sweep, stage, place)
             waiting = [t for t in stage if not sweep.result(t)]
-            failures += run_all(waiting, place, sweep, args.at_once)
+            failures += run_all(waiting, place, sweep)
     lock.close()
     for name, why in failures:
         print(f"{name}: {why}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def run_all(waiting, place, sweep, at_once):
+def tell_of_other_programs(sweep, stage, place):
+    """Of results that are kept, though the program that is there now may train otherwise."""
+    found = [sweep.result_path(t) for t in stage if sweep.result(t) and
+             sweep.result(t).get("programs") != [place.program]]
+    if found:
+        print(f"results of another build of Ductile than {place.program}, or of none that is recorded, are kept: "
+              f"{len(found)}, such as {found[0]}; in another folder all are trained anew", file=sys.stderr)
+
+
+def run_all(waiting, place, sweep):
     running, failures, left = [], [], len(waiting)
     waiting = list(reversed(waiting))
     try:
         while waiting or running:
-            while waiting and len(running) < at_once:
+            while waiting and len(running) < place.at_once:
                 running.append(trials.Running(waiting.pop(), place))
             time.sleep(trials.SAMPLE_EVERY)
             for r in [r for r in running if r.over()]:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Tests of bench/algorithms/sweep.py. Usage: sweep_test.py BUILD [-v] (the last class trains)"""
+import dataclasses
 import json
 import math
 import os
@@ -17,6 +18,7 @@ import page  # noqa: E402
 import results  # noqa: E402
 import scoring  # noqa: E402
 import text  # noqa: E402
+import trials  # noqa: E402
 
 BUILD = pathlib.Path("build/release")
 
@@ -183,9 +185,17 @@ class Curves(unittest.TestCase):
         curve = results.curve_of(events, self.samples((100, 100, 0), (100, 110, 10), (200, 208, 8), (200, 213, 13)))
         self.assertEqual([(c["step"], c["cpu"]) for c in curve], [(10, 10.0), (20, 20.0)])
 
-    def test_nothing_is_drawn_between_two_launches(self):
-        clock = results.Clock(self.samples((100, 100, 0), (100, 110, 10), (200, 200, 0), (200, 210, 10)))
-        self.assertEqual([clock.at(t) for t in (99, 105, 150, 200, 205, 300)], [0, 5, 10, 0, 5, 10])
+    def test_behind_its_last_sample_a_launch_goes_on_at_the_pace_of_its_last_second(self):
+        clock = results.Clock(self.samples((100, 100, 0), (100, 108, 0), (100, 109.5, 2), (100, 110, 3), (200, 200, 0),
+                                           (200, 210, 5)))
+        self.assertEqual([clock.at(t) for t in (99, 104, 109.5, 112, 200, 205, 220)], [0, 0, 2, 6, 0, 2.5, 10])
+
+    def test_what_is_done_between_the_kill_of_a_sweep_and_the_saved_state_counts(self):
+        events = [{"kind": "start", "time": 100}, self.evaluation(105, 10, 0),
+                  {"kind": "checkpoint", "time": 108, "write_seconds": 1, "step": 14},
+                  {"kind": "resume", "time": 203, "step": 14}, self.evaluation(209, 20, 0)]
+        curve = results.curve_of(events, self.samples((100, 100, 0), (100, 105.5, 5.5), (200, 200, 0), (200, 210, 10)))
+        self.assertEqual([(c["step"], c["cpu"]) for c in curve], [(10, 5.0), (20, 13.0)])
 
     def test_losses_that_are_not_finite_are_worse_than_all(self):
         event = dict(self.evaluation(110, 10, 0), loss="NaN")
@@ -248,6 +258,17 @@ class Trials(Folder):
         eighths = {int(8 * math.log(p["optimizer.lr"] / 0.01) / math.log(10)) for p in points}
         self.assertEqual(len(eighths), 8, "one in each eighth, on the logarithmic scale")
         self.assertEqual({p["optimizer.momentum"] for p in points}, {0.0, 0.9})
+
+    def test_the_first_five_points_lie_one_in_each_fifth_of_each_range(self):
+        space = {key: {"low": 0.0, "high": 1.0, "scale": "linear"} for key in ("a", "b", "c")}
+        points = [experiment.draw(space, n) for n in range(1, 6)]
+        for key in space:
+            self.assertEqual({int(5 * p[key]) for p in points}, set(range(5)))
+
+    def test_the_points_of_earlier_results_can_be_drawn(self):
+        old = experiment.read_submission("sgd", self.folder / "files" / "submissions", 20)
+        rates = [dict(t.settings)["optimizer.lr"] for t in experiment.tuning_trials(self.workload, [old], 2)]
+        self.assertEqual(rates, [0.02545, 0.01431])
 
     def test_seeds_change_nothing_but_the_seed(self):
         one, two = (dict(experiment.trial(self.workload, self.sgd, "fixed", 0, s).settings) for s in (11, 12))
@@ -319,7 +340,7 @@ class Pages(Folder):
     def write(self, found):
         class Args:
             output, title, note, at_once = self.folder / "page", "Title", "A busy machine.", 2
-            workloads, submissions, rulesets, seeds, trials = "digits", "sgd,adam", "fixed", 3, 5
+            workloads, submissions, rulesets, seeds, trials, draw_seed = "digits", "sgd,adam", ["fixed"], 9, 5, 20
         page.write(Args, [self.workload], [self.sgd, self.adam], found)
         return (self.folder / "page.md").read_text()
 
@@ -342,6 +363,48 @@ class Pages(Folder):
             tree.parse(picture)
         kept = json.loads((self.folder / "page.json").read_text())["results"]
         self.assertEqual(kept[0]["settings"]["optimizer.lr"], 0.05)
+
+    def fixed(self, number, **told):
+        trials = experiment.fixed_trials(self.workload, [self.sgd], number)
+        return [{**self.result(t, (1, 0.5), (2, 0.9)), **told} for t in trials]
+
+    def test_machine_build_and_load_are_those_of_the_results(self):
+        host = {"cpu": "A", "cores": 2, "torch": "1.13"}
+        told = self.write(self.fixed(3, hosts=[host], programs=["abc"], at_once=[1]))
+        self.assertIn("\n\nA, 2 cores, torch 1.13. Build of Ductile, by its hash: `abc`. One compute thread per trial, at "
+                      "most 1 trial at a time. Seeds 11 to 13 ", told)
+        self.assertIn("--rulesets fixed --seeds 3 --at-once 1`", told)
+        kept = json.loads((self.folder / "page.json").read_text())
+        self.assertEqual((kept["hosts"], [r["hosts"] for r in kept["results"]]), ([host], [[0]] * 3))
+
+    def test_several_machines_and_builds_are_told(self):
+        a, b = ({"cpu": name, "cores": 2, "torch": "1.13"} for name in "AB")
+        found = self.fixed(1, hosts=[a], programs=["abc"], at_once=[1])
+        found += self.fixed(3, hosts=[a, b], programs=["abc", "def"], at_once=[2])[1:]
+        found += self.fixed(4, host=b)[3:]  # as they were until November 2026
+        told = self.write(found)
+        self.assertIn("Several machines, so seconds of different results do not compare: A, 2 cores, torch 1.13 (1 result), "
+                      "A, 2 cores, torch 1.13, then B, 2 cores, torch 1.13 (2 results), B, 2 cores, torch 1.13 (1 result). "
+                      "Several builds of Ductile, by their hashes: `abc` (1 result)", told)
+        self.assertIn("not recorded (1 result). One compute thread per trial, at most 1 or 2 trials", told)
+        kept = json.loads((self.folder / "page.json").read_text())
+        self.assertEqual([r["hosts"] for r in kept["results"]], [[0], [0, 1], [0, 1], [1]])
+
+    def test_the_settings_of_a_tuned_point_name_what_is_not_tuned(self):
+        found = [self.result(experiment.trial(self.workload, self.sgd, "tuned", 2, seed), (1, 0.5)) for seed in (11, 12)]
+        told = self.write(found)
+        self.assertIn("| digits | sgd | point 2 | `optimizer.lr = ", told)
+        self.assertIn("`schedule.warmup_epochs = 2.0` |", told)
+        self.assertIn("--rulesets tuned --seeds 2 --trials 5 --draw-seed 20`", told)
+
+    def test_before_a_seed_is_scored_the_page_has_no_seeds(self):
+        found = [self.result(t, (1, 0.5)) for t in experiment.tuning_trials(self.workload, [self.sgd], 2)]
+        self.assertNotIn("Seeds", self.write(found))
+
+    def test_a_baseline_without_results_is_not_named_as_one(self):
+        baselines = [self.sgd, dataclasses.replace(self.adam, baseline=True)]
+        told = page.workload_part(self.workload, baselines, self.fixed(2), {})
+        self.assertIn("the least median of `sgd` (fixed) is 90.00 %", told[2])
 
     def test_a_ruleset_without_results_has_no_table(self):
         found = [self.result(experiment.trial(self.workload, self.sgd, "tuned", 1, seed), (1, 0.5), (2, 0.9))
@@ -439,6 +502,22 @@ class Sweeps(Folder):
         self.assertEqual(file.read_text(), right)
         self.assertEqual((run / "events.jsonl").read_bytes(), events, "its run directory still knows it")
 
+    def test_results_of_another_build_are_told_and_kept(self):
+        out = self.folder / "out"
+        words = ("--submissions", "adam", "--rulesets", "fixed", "--seeds", "1", "--at-once", "3")
+        self.assertEqual(self.sweep(out, *words).returncode, 0)
+        file = next((out / "results").rglob("*.json"))
+        result = json.loads(file.read_text())["result"]
+        self.assertEqual((result["programs"], result["at_once"]), ([trials.hash_of(BUILD)], [3]))
+        self.assertEqual(len(result["hosts"]), 1)
+        self.assertEqual(self.sweep(out, *words).stderr, "")
+        results.write_result(file, {**result, "programs": ["another"]})
+        kept = file.read_text()
+        again = self.sweep(out, *words)
+        self.assertEqual((again.returncode, again.stdout, file.read_text()), (0, "", kept))
+        self.assertIn("results of another build", again.stderr)
+        self.assertIn(f"1, such as {file}", again.stderr)
+
     def test_a_run_that_diverges_is_a_result_and_one_that_fails_is_none(self):
         folder = self.folder / "files" / "submissions"
         (folder / "adam.toml").write_text(UNTUNED.replace("adam\"", "sgd\"").replace("0.002", "1e6"))
@@ -449,6 +528,16 @@ class Sweeps(Folder):
         done = self.sweep(self.folder / "out", "--submissions", "adam", "--rulesets", "fixed", "--seeds", "1")
         self.assertEqual(done.returncode, 1)
         self.assertIn("adma", done.stderr)
+
+    def test_what_cannot_be_run_is_said_before_anything_is(self):
+        for words, told in ((("--rulesets", "fixd"), '"fixd" is neither fixed nor tuned'), (("--seeds", "0"), "--seeds: 0"),
+                            (("--trials", "-1"), "--trials: -1"), (("--at-once", "0"), "--at-once: 0"),
+                            (("--build", "nowhere"), "nowhere/bin/ductile: no such program")):
+            done = self.sweep(self.folder / "out", *words)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(told, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+        self.assertFalse((self.folder / "out").exists())
 
     def test_two_sweeps_do_not_share_a_folder(self):
         import fcntl

@@ -2,6 +2,7 @@
 import ctypes
 import dataclasses
 import fcntl
+import hashlib
 import json
 import os
 import pathlib
@@ -27,6 +28,21 @@ class Place:
     runs: pathlib.Path
     data: pathlib.Path
     build: pathlib.Path
+    program: str  # hash_of(build)
+    at_once: int  # trials, at most
+
+
+def programs_of(build):
+    """Those that train."""
+    return [build / "bin" / name for name in ("ductile", "ductile-worker")]
+
+
+def hash_of(build):
+    """The same for the same programs."""
+    digest = hashlib.sha256()
+    for program in programs_of(build):
+        digest.update(program.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def as_text(value):
@@ -35,7 +51,7 @@ def as_text(value):
 
 def words_of(trial, place, run):
     """The command that begins or resumes a trial."""
-    words = [str(place.build / "bin" / "ductile"), "-q", "train"]
+    words = [str(programs_of(place.build)[0]), "-q", "train"]
     if (run / "job.toml").exists():
         return words + ["--resume", str(run)]
     words += ["--out", str(run)]
@@ -120,7 +136,8 @@ class Running:
                 self.seen[pid] = max(self.seen.get(pid, 0.0), cpu)
         if not self.run.is_dir():
             return
-        line = {"launch": self.launch, "time": time.time(), "cpu": round(sum(self.seen.values()), 2)}
+        line = {"launch": self.launch, "time": time.time(), "cpu": round(sum(self.seen.values()), 2),
+                "program": self.place.program, "at_once": self.place.at_once}
         with open(self.run / "clock.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
 
