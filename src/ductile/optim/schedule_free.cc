@@ -27,6 +27,7 @@ class ScheduleFree final : public FlatOptimizer {
     if (num_steps() == 0) return {Term{}};
     return {{"x", 1}};
   }
+  bool means_others() const override { return true; }
 
   void set_options(const spec::OptimizerOptions& o) override { eps_ = o.adam.eps; }
 

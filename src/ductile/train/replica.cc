@@ -94,7 +94,7 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe, bool may_be_
   }
   require_trained(job_, layout(), train_info().size);
   if (ingredients_.task && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty() &&
-      state_.optimizer->evaluates_other_weights({})) {
+      state_.optimizer->means_others()) {
     fail(ErrorCode::invalid_argument,
          "optimizer.name = \"{}\" evaluates weights that were never trained, and the running "
          "statistics that belong to them are not computed for a model of your own; choose another "
