@@ -117,7 +117,7 @@ TEST(Optimizer, EveryFormOfARuleFollowsTheTwin) {
   }
 }
 
-TEST(Optimizer, FactorsOnTheRateLeaveTheDecayAsItIs) {
+TEST(Optimizer, FactorsOnTheRateFollowTheTwin) {
   for (const char* name : {"sgd", "adam", "adamw", "nadamw", "ademamix", "muon"}) {
     spec::OptimizerOptions o = options_of(name);
     o.lr_factors = {"norm:0.3", "b.weight:2", "bias:8", "weight:0.5"};
@@ -179,6 +179,27 @@ TEST(Optimizer, TheAverageOfAFrozenParameterGoesOn) {
   const Segment& s = b.layout.segment("b.weight");
   for (int64_t i = 0; i < s.size; ++i) {
     EXPECT_NEAR(Buffers::at(b.ema, s, i), Buffers::at(b.weights, s, i), 1e-6);
+  }
+}
+
+// As with PyTorch's parameter groups: what is far from the others' rate is trained as by a rule
+// that has this rate for all.
+TEST(Optimizer, AFactorOnAdamsRateIsThatRateWhateverTheDecay) {
+  spec::OptimizerOptions o = options_of("adam");
+  o.weight_decay = 5e-4;
+  Buffers plain(o);
+  o.lr_factors = {"b.weight:0.001"};
+  Buffers b(o);
+  const auto optimizer = make_optimizer(o, b.layout), twin = make_optimizer(o, plain.layout);
+  for (uint64_t step = 0; step < 30; ++step) {
+    b.draw_gradient(step);
+    plain.draw_gradient(step);
+    optimizer->step(moved(b.input(1), step));
+    twin->step(moved(plain.input(0.001), step));
+  }
+  const Segment& s = b.layout.segment("b.weight");
+  for (int64_t i = 0; i < s.size; ++i) {
+    ASSERT_NEAR(Buffers::at(b.weights, s, i), Buffers::at(plain.weights, s, i), 1e-6) << i;
   }
 }
 
