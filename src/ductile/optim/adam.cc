@@ -5,7 +5,9 @@ namespace ductile::optim {
 namespace {
 
 // Adam (Kingma and Ba, ICLR'15, algorithm 1) with L2 in the gradient, or AdamW (Loshchilov and
-// Hutter, ICLR'19, algorithm 2) with w *= 1 - lr * weight_decay; both as torch.optim has them.
+// Hutter, ICLR'19, algorithm 2) with w *= 1 - lr * weight_decay; both as torch.optim has them. A
+// factor on lr leaves the decay of AdamW alone, and multiplies the whole step of Adam: L2 that it
+// divided would be most of what the gradient is divided by where the factor is small.
 class Adam final : public FlatOptimizer {
  public:
   Adam(const spec::OptimizerOptions& options, const ParamLayout& layout, bool decoupled)
@@ -27,7 +29,6 @@ class Adam final : public FlatOptimizer {
     update_pieces(in, blocks, [&](const Piece& piece) {
       kernels::AdamScalars scalars = decays(piece) ? decayed : plain;
       scalars.rate *= static_cast<float>(lr_factor(piece));
-      scalars.l2 /= static_cast<float>(lr_factor(piece));
       float* const first = state_at(0, piece.begin);
       float* const second = state_at(1, piece.begin);
       update_strips(in, piece, [&](int64_t i, int64_t n) {

@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "ductile/optim/adam_impl.h"
 #include "ductile/optim/flat_optimizer_impl.h"
 
 namespace ductile::optim {
@@ -44,7 +45,7 @@ class Ademamix final : public FlatOptimizer {
         .m_part = static_cast<float>(1 / (1 - std::pow(h.beta1, t))),
         .alpha = static_cast<float>(risen * options_.alpha),
         .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(h.beta2, t))),
-        .eps = static_cast<float>(eps_)};
+        .eps = above_zero(eps_)};
     kernels::AdemamixScalars decayed = plain;
     decayed.keep = static_cast<float>(1 - h.lr * h.weight_decay);
     update_pieces(in, blocks, [&](const Piece& piece) {

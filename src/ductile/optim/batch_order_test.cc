@@ -83,7 +83,7 @@ TEST(BatchOrderTest, TheControlObeysAndRemembers) {
     EXPECT_EQ(control->next(seen, memory).batch_size, 32);
     EXPECT_EQ(decisions_of(memory), Json::array());
 
-    seen.updates = seen.position = 12;
+    seen.position = seen.updates = 12;
     seen.figures[std::string(kBatchOrder)] = 96;
     const Hyper larger = control->next(seen, memory);
     EXPECT_EQ(larger.batch_size, 96);

@@ -81,9 +81,9 @@ TEST(RateControl, TheScheduleIsThePureFunctionAndLeavesTheRestAlone) {
   const auto control = make_rate_control(job);
   nlohmann::json memory = nlohmann::json::object();
   for (int64_t step = 0; step <= 50; ++step) {
-    const Hyper hyper =
-        control->next({.position = step, .total = 50, .steps_per_epoch = 10}, memory);
-    EXPECT_EQ(hyper.lr, learning_rate(job.schedule, job.optimizer.lr, step, 50, 10));
+    const auto at = static_cast<double>(step);
+    const Hyper hyper = control->next({.position = at, .total = 50, .steps_per_epoch = 10}, memory);
+    EXPECT_EQ(hyper.lr, learning_rate(job.schedule, job.optimizer.lr, at, 50, 10));
     EXPECT_EQ(hyper.momentum, 0.8);
     EXPECT_EQ(hyper.batch_size, 96);
     EXPECT_EQ(hyper.staleness, 2);
@@ -112,9 +112,10 @@ std::vector<Hyper> chosen_by_noise(const spec::JobOptions& job, const Noises& no
   Hyper last = Hyper::of(job);
   for (size_t i = 0; i < noises.size(); ++i) {
     Observed seen;
-    seen.updates = seen.position = static_cast<int64_t>(i);
+    seen.updates = static_cast<int64_t>(i);
+    seen.position = static_cast<double>(i);
     seen.total = 1000;
-    seen.steps_per_epoch = samples / last.batch_size;
+    seen.steps_per_epoch = samples / job.train.batch_size;
     seen.last = last;
     seen.noise = noises[i];
     out.push_back(last = control->next(seen, memory));

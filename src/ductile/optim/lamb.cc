@@ -1,6 +1,7 @@
 #include <array>
 #include <cmath>
 
+#include "ductile/optim/adam_impl.h"
 #include "ductile/optim/flat_optimizer_impl.h"
 
 namespace ductile::optim {
@@ -75,7 +76,7 @@ class Lamb final : public FlatOptimizer {
             .one_minus_beta2 = static_cast<float>(1 - h.beta2),
             .first_scale = static_cast<float>(1 / (1 - std::pow(h.beta1, t))),
             .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(h.beta2, t))),
-            .eps = static_cast<float>(eps_),
+            .eps = above_zero(eps_),
             .decay = decays(piece) ? static_cast<float>(h.weight_decay) : 0.0F};
   }
 

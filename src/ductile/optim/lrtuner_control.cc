@@ -111,7 +111,7 @@ class Lrtuner final : public RateControl {
   double first_rate() const { return std::clamp(kFirst * hyper_.lr, kLeastFirst, kMostFirst); }
 
   static int64_t first_spacing(const Observed& observed) {
-    return std::clamp<int64_t>(observed.total / 100, 2, kFirstSpacing);
+    return std::clamp<int64_t>(static_cast<int64_t>(observed.total) / 100, 2, kFirstSpacing);
   }
 
   // The weights after the next update are its beginning.
@@ -123,15 +123,13 @@ class Lrtuner final : public RateControl {
   }
 
   bool exploring(const Observed& observed) const {
-    return static_cast<double>(observed.position) <
-           options_.explore * static_cast<double>(observed.total);
+    return observed.position < options_.explore * observed.total;
   }
 
   // The share of the exploit phase that is left.
   double share_left(const Observed& observed) const {
-    const double begin = options_.explore * static_cast<double>(observed.total);
-    return (static_cast<double>(observed.total - observed.position)) /
-           std::max(static_cast<double>(observed.total) - begin, 1.0);
+    const double begin = options_.explore * observed.total;
+    return (observed.total - observed.position) / std::max(observed.total - begin, 1.0);
   }
 
   // At most the line of the exploit phase: rounds compare with, cut and report what is trained

@@ -81,7 +81,9 @@ struct Descent {
   void run(const spec::JobOptions& job, int64_t updates, bool through_text = false) {
     const auto control = make_rate_control(job);
     Json memory = Json::object();
-    Observed seen{.total = updates, .steps_per_epoch = updates / 10, .last = Hyper::of(job)};
+    Observed seen{.total = static_cast<double>(updates),
+                  .steps_per_epoch = updates / 10,
+                  .last = Hyper::of(job)};
     Hyper hyper = control->next(seen, memory);
     while (seen.updates < updates) {
       if (through_text) memory = Json::parse(memory.dump());

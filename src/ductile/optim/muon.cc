@@ -83,7 +83,7 @@ class Muon final : public FlatOptimizer {
 
   void begin_steps() {
     newton_schulz_.steps = options_.steps;
-    newton_schulz_.eps = static_cast<float>(options_.eps);
+    newton_schulz_.eps = above_zero(options_.eps);
   }
 
   double rest_lr(const StepInput& in, const Piece& piece) const {

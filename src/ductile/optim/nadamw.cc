@@ -1,5 +1,6 @@
 #include <cmath>
 
+#include "ductile/optim/adam_impl.h"
 #include "ductile/optim/flat_optimizer_impl.h"
 
 namespace ductile::optim {
@@ -47,7 +48,7 @@ class Nadamw final : public FlatOptimizer {
         .m_part = static_cast<float>(m_part),
         .g_part = static_cast<float>(g_part),
         .root_scale = static_cast<float>(1 / std::sqrt(1 - std::pow(h.beta2, t))),
-        .eps = static_cast<float>(eps_)};
+        .eps = above_zero(eps_)};
     kernels::NadamScalars decayed = plain;
     decayed.keep = static_cast<float>(1 - h.lr * h.weight_decay);
     update_pieces(in, blocks, [&](const Piece& piece) {

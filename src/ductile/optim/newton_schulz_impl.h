@@ -29,7 +29,7 @@ struct NewtonSchulz {
   // matrix of norm 1 to about 0.7 to 1.2 (Jordan et al., "Muon: an optimizer for hidden layers in
   // neural networks", 2024), if none of them is much below 0.01.
   std::array<float, 3> coefficients = {3.4445F, -4.7750F, 2.0315F};
-  float eps = 1e-7F;  // added to the norm by which the matrix is divided at first
+  float eps = 1e-7F;  // above 0; added to the norm by which the matrix is divided at first
 };
 
 // Replaces the matrix by one with the same singular vectors and singular values near 1. A matrix of

@@ -23,7 +23,7 @@ class Noise final : public RateControl {
     const auto& noise = observed.noise;
     // Twice the batch has to fit in an epoch.
     if (noise && observed.updates - since >= options_.patience && 2 * batch <= most_ &&
-        observed.steps_per_epoch >= 2 &&
+        2 * batch <= observed.steps_per_epoch * grown_.first() &&
         static_cast<double>(2 * batch) <=
             options_.factor * noise::noise_scale(*noise, static_cast<double>(grown_.first()))) {
       batch *= 2;

@@ -138,6 +138,9 @@ class Optimizer {
   // moving average, if one is kept (it averages the weights that the rule means), or else those
   // that the rule means.
   bool evaluates_other_weights(const EvaluationInput& in) const;
+  // Whether the rule means others than the trained ones at some time of a run: before its first
+  // step evaluated() need not say so.
+  virtual bool means_others() const { return evaluates_other_weights({}); }
   // Writes these weights into `out`, a buffer of the layout, for `blocks`, which must be held.
   void evaluation_weights(const EvaluationInput& in, BlockRange blocks, std::span<float> out);
 

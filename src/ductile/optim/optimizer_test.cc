@@ -117,7 +117,7 @@ TEST(Optimizer, EveryFormOfARuleFollowsTheTwin) {
   }
 }
 
-TEST(Optimizer, FactorsOnTheRateLeaveTheDecayAsItIs) {
+TEST(Optimizer, FactorsOnTheRateFollowTheTwin) {
   for (const char* name : {"sgd", "adam", "adamw", "nadamw", "ademamix", "muon"}) {
     spec::OptimizerOptions o = options_of(name);
     o.lr_factors = {"norm:0.3", "b.weight:2", "bias:8", "weight:0.5"};
@@ -182,6 +182,27 @@ TEST(Optimizer, TheAverageOfAFrozenParameterGoesOn) {
   }
 }
 
+// As with PyTorch's parameter groups: what is far from the others' rate is trained as by a rule
+// that has this rate for all.
+TEST(Optimizer, AFactorOnAdamsRateIsThatRateWhateverTheDecay) {
+  spec::OptimizerOptions o = options_of("adam");
+  o.weight_decay = 5e-4;
+  Buffers plain(o);
+  o.lr_factors = {"b.weight:0.001"};
+  Buffers b(o);
+  const auto optimizer = make_optimizer(o, b.layout), twin = make_optimizer(o, plain.layout);
+  for (uint64_t step = 0; step < 30; ++step) {
+    b.draw_gradient(step);
+    plain.draw_gradient(step);
+    optimizer->step(moved(b.input(1), step));
+    twin->step(moved(plain.input(0.001), step));
+  }
+  const Segment& s = b.layout.segment("b.weight");
+  for (int64_t i = 0; i < s.size; ++i) {
+    ASSERT_NEAR(Buffers::at(b.weights, s, i), Buffers::at(plain.weights, s, i), 1e-6) << i;
+  }
+}
+
 TEST(Optimizer, LarsWithoutAGradientStillDecaysPlainly) {
   Buffers b(options_of("lars"));
   Twin twin(options_of("lars"), b);
@@ -196,7 +217,9 @@ TEST(Optimizer, ARateOfZeroAndAGradientOfZeroMoveNothing) {
   for (const std::string& name : kRules) {
     spec::OptimizerOptions o = options_of(name);
     o.weight_decay = 0;
-    for (const bool still : {false, true}) {
+    for (const auto& [still, eps] :
+         {std::pair{false, 1e-8}, {true, 1e-8}, {true, 0.0}, {true, 1e-50}}) {
+      o.adam.eps = o.muon.eps = eps;  // 1e-50 is 0 in fp32
       Buffers b(o);
       const auto optimizer = make_optimizer(o, b.layout);
       const std::vector<float> before = b.weights;
@@ -206,7 +229,7 @@ TEST(Optimizer, ARateOfZeroAndAGradientOfZeroMoveNothing) {
       }
       // The Neumann regulariser and the interpolation of schedule_free may round.
       for (size_t i = 0; i < before.size(); ++i) {
-        ASSERT_NEAR(b.weights[i], before[i], 1e-6 * std::fabs(before[i])) << name << still;
+        ASSERT_NEAR(b.weights[i], before[i], 1e-6 * std::fabs(before[i])) << name << still << eps;
       }
     }
   }

@@ -19,10 +19,11 @@ namespace ductile::optim {
 // What a rate control sees of a job between two steps; it is the same on every worker, to the bit.
 // All values are those of the state before the step for which the control is asked.
 struct Observed {
-  // Progress through the planned run, in steps of the present batch size. If the batch size never
-  // changed, these are the numbers of updates done and planned.
-  int64_t position = 0;
-  int64_t total = 1;
+  // Progress through the planned run, in steps of the job's own train.batch_size. If the batch size
+  // never changed, these are the numbers of updates done and planned; else they are fractions,
+  // whose share is what a schedule goes by.
+  double position = 0;
+  double total = 1;
   int64_t steps_per_epoch = 1;
 
   int64_t updates = 0;  // done

@@ -33,15 +33,13 @@ double fall_begin(const spec::ScheduleOptions& options, double warmup, double to
 
 }  // namespace
 
-double learning_rate(const spec::ScheduleOptions& options, double peak, int64_t step,
-                     int64_t total_steps, int64_t steps_per_epoch) {
-  if (total_steps < 1 || steps_per_epoch < 1 || step < 0) {
+double learning_rate(const spec::ScheduleOptions& options, double peak, double at, double total,
+                     int64_t steps_per_epoch) {
+  if (total <= 0 || steps_per_epoch < 1 || at < 0) {
     fail(ErrorCode::invalid_argument,
-         "learning rate of step {} of {}, {} steps an epoch: a run has at least one step", step,
-         total_steps, steps_per_epoch);
+         "learning rate of step {} of {}, {} steps an epoch: a run has at least one step", at,
+         total, steps_per_epoch);
   }
-  const double total = static_cast<double>(total_steps);
-  const double at = static_cast<double>(step);
   const double start = options.warmup_start * peak;
   const double final = options.final_fraction * peak;
   const double warmup =
@@ -72,10 +70,10 @@ double learning_rate(const spec::ScheduleOptions& options, double peak, int64_t 
     return peak + (final - peak) * way;
   }
   if (options.name == "step") {
-    const int64_t epoch = step / steps_per_epoch;
+    const double epoch = at / static_cast<double>(steps_per_epoch);
     const auto passed =
         std::count_if(options.step.milestones.begin(), options.step.milestones.end(),
-                      [&](int64_t milestone) { return epoch >= milestone; });
+                      [&](int64_t m) { return epoch >= static_cast<double>(m); });
     return peak * std::pow(options.step.gamma, static_cast<double>(passed));
   }
   spec::schedules().at(options.name);

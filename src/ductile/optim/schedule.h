@@ -6,12 +6,13 @@
 
 namespace ductile::optim {
 
-// The learning rate of step `step` (counted from 0) of a run of `total_steps`. It is a pure
-// function, so resuming needs no state, and a longer run only has another total. It is never
-// negative; at and after total_steps it stays at the final value.
+// The learning rate of step `at` (counted from 0) of a run of `total` steps; both may be fractions
+// where the batch has changed. It is a pure function, so resuming needs no state, and a longer run
+// only has another total. It is never negative; at and after `total` it stays at the final
+// value.
 //
-// With W = warm-up steps (warmup_epochs rounded to steps, at most the run), N = total_steps and
-// p = (step - W) / (N - W):
+// With W = warm-up steps (warmup_epochs rounded to steps, at most the run), N = total and
+// p = (at - W) / (N - W):
 //   warm-up     from warmup_start * peak at step 0, linear (one_cycle: half a cosine), to peak at
 //               step W
 //   constant    peak
@@ -20,7 +21,7 @@ namespace ductile::optim {
 //   linear      final + (peak - final) * (1 - p)
 //   polynomial  final + (peak - final) * (1 - p) ^ power
 //   knee        peak for E = explore_epochs, or by itself for explore_share of the run; then
-//               final + (peak - final) * (1 - (step - W - E) / (N - W - E)) (Iyer et al.,
+//               final + (peak - final) * (1 - (at - W - E) / (N - W - E)) (Iyer et al.,
 //               "Wide-minima density hypothesis and the explore-exploit learning rate schedule",
 //               arXiv 2003.03977v5, section 4). Where W + E >= N the run ends at the peak.
 //   trapezoid   peak until the last `decay` of the run, then final + (peak - final) * (1 - q) with
@@ -29,9 +30,9 @@ namespace ductile::optim {
 //   one_cycle   half cosines (Smith and Topin, arXiv 1708.07120, as torch's OneCycleLR places them)
 //               from warmup_start * peak at step 0 to peak at step peak_at * N - 1 to final at the
 //               last step; a warm-up replaces the rise, the peak then stands at step W
-// where final = final_fraction * peak. Throws invalid_argument for an unknown name or a run of
-// less than one step.
-double learning_rate(const spec::ScheduleOptions& options, double peak, int64_t step,
-                     int64_t total_steps, int64_t steps_per_epoch);
+// where final = final_fraction * peak. Throws invalid_argument for an unknown name or a run without
+// a step.
+double learning_rate(const spec::ScheduleOptions& options, double peak, double at, double total,
+                     int64_t steps_per_epoch);
 
 }  // namespace ductile::optim

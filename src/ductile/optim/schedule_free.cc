@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ductile/optim/adam_impl.h"
 #include "ductile/optim/flat_optimizer_impl.h"
 
 namespace ductile::optim {
@@ -27,6 +28,7 @@ class ScheduleFree final : public FlatOptimizer {
     if (num_steps() == 0) return {Term{}};
     return {{"x", 1}};
   }
+  bool means_others() const override { return true; }
 
   void set_options(const spec::OptimizerOptions& o) override { eps_ = o.adam.eps; }
 
@@ -43,7 +45,7 @@ class ScheduleFree final : public FlatOptimizer {
         .rate = static_cast<float>(gamma),
         .decay = 0,
         .c = squares > 0 ? static_cast<float>(gamma * gamma / squares) : 0.0F,
-        .eps = static_cast<float>(eps_)};
+        .eps = above_zero(eps_)};
     kernels::ScheduleFreeScalars decayed = plain;
     decayed.decay = static_cast<float>(gamma * h.weight_decay);
     update_pieces(in, blocks, [&](const Piece& piece) {

@@ -38,7 +38,7 @@ TEST(Schedule, EqualsTorchsSchedulersAtEveryStep) {
     const auto rates = item.at("rates").get<std::vector<double>>();
     const double peak = item.at("peak");
     for (size_t step = 0; step < rates.size(); ++step) {
-      EXPECT_NEAR(learning_rate(options, peak, static_cast<int64_t>(step), item.at("total_steps"),
+      EXPECT_NEAR(learning_rate(options, peak, static_cast<double>(step), item.at("total_steps"),
                                 item.at("steps_per_epoch")),
                   rates[step], 1e-9 * peak)
           << item.at("options") << " step " << step;
@@ -69,9 +69,12 @@ RC_GTEST_PROP(Schedule, StaysBetweenZeroAndThePeakForEveryRunLength, ()) {
   const int64_t total = *rc::gen::inRange<int64_t>(1, 60);
   const int64_t per_epoch = *rc::gen::inRange<int64_t>(1, 12);
   for (int64_t step = 0; step < total + 3; ++step) {
-    const double lr = learning_rate(o, 0.7, step, total, per_epoch);
-    RC_ASSERT(lr >= 0.0);
-    RC_ASSERT(lr <= 0.7 * (1 + 1e-12));
+    for (const double part : {0.0, 0.3}) {  // of a step, where the batch has changed
+      const double lr = learning_rate(o, 0.7, static_cast<double>(step) + part,
+                                      static_cast<double>(total) + part, per_epoch);
+      RC_ASSERT(lr >= 0.0);
+      RC_ASSERT(lr <= 0.7 * (1 + 1e-12));
+    }
   }
 }
 
@@ -87,8 +90,9 @@ RC_GTEST_PROP(Schedule, IsContinuousAtItsJoints, ()) {
   o.trapezoid.shape = "linear";  // 1 - sqrt(q) begins steeply
   o.trapezoid.decay = std::max(o.trapezoid.decay, 0.1);
   for (int64_t step = 1; step < total; ++step) {
-    const double before = learning_rate(o, 1.0, step - 1, total, per_epoch);
-    const double now = learning_rate(o, 1.0, step, total, per_epoch);
+    const auto at = static_cast<double>(step);
+    const double before = learning_rate(o, 1.0, at - 1, total, per_epoch);
+    const double now = learning_rate(o, 1.0, at, total, per_epoch);
     RC_ASSERT(std::fabs(now - before) < 5.0 / 1000);
   }
 }

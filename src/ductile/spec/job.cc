@@ -248,8 +248,8 @@ void describe(Describer& d, OptimizerOptions& o) {
   d.field(
       "lr_factors", o.lr_factors,
       "factors on lr by parameter, for example [\"head:2\", \"bias:64\"]; the name is bias, norm, "
-      "or a part of the parameter's, and the first that fits counts; weight decay stays as it "
-      "is (sgd, adam, adamw, nadamw, ademamix, muon)");
+      "or a part of the parameter's, and the first that fits counts; what a step takes by weight "
+      "decay stays as it is, but for adam (sgd, adam, adamw, nadamw, ademamix, muon)");
   d.field("freeze", o.freeze,
           "parameters that are not trained, for example [\"stem\", \"head.bias:3\"]; with a number "
           "they are trained in that many first epochs; names as in lr_factors");
@@ -342,9 +342,10 @@ void describe(Describer& d, SelectiveOptions& o) {
   d.field("half_resolution", o.half_resolution,
           "find losses with images of half the width and height (models that pool over the whole "
           "image)");
-  d.field("precision", o.precision,
-          "arithmetic of the passes that find losses: that of the training, or bf16, which is faster "
-          "on processors that have instructions for it")
+  d.field(
+       "precision", o.precision,
+       "arithmetic of the passes that find losses: that of the training, or bf16, which is faster "
+       "on processors that have instructions for it")
       .one_of({"training", "bf16"});
   d.field(
        "length", o.length,

@@ -158,7 +158,9 @@ TEST(Job, ABetaOfOneIsRefusedWhereARuleDividesByItsRest) {
     expect_refused(job + "beta2 = 1}}\n", "optimizer.adam.beta2 = 1");
     if (rule != "schedule_free") expect_refused(job + "beta1 = 1}}\n", "optimizer.adam.beta1 = 1");
   }
+  expect_refused("optimizer = {name = \"muon\", momentum = 1}\n", "optimizer.momentum = 1");
   for (const std::string toml : {"optimizer = {adam = {beta1 = 1, beta2 = 1}}\n",  // sgd
+                                 "optimizer = {name = \"lars\", momentum = 1}\n",
                                  "optimizer = {name = \"schedule_free\", adam = {beta1 = 1}}\n"}) {
     JobOptions job;
     OptionSet(job).read_toml_text(toml, "t");
@@ -330,6 +332,16 @@ TEST(Job, LrtunerNeedsNoLearningRate) {
   }
   expect_refused("[train]\nrate_control = \"lrtuner\"\nshard_optimizer = true\n",
                  "needs whole weights on every worker");
+}
+
+TEST(Job, AScheduleThatIsNotReadIsNotJudged) {
+  for (const std::string schedule :
+       {"schedule = {name = \"step\"}\n", "schedule = {warmup_epochs = 20}\n"}) {
+    expect_refused(schedule, "schedule.");
+    JobOptions job;
+    OptionSet(job).read_toml_text(schedule + "train = {rate_control = \"lrtuner\"}\n", "t");
+    EXPECT_NO_THROW(check(job)) << schedule;
+  }
 }
 
 // Formerly the reason of its failure named the part before the byte, which was not what was asked.

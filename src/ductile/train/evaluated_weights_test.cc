@@ -1,11 +1,17 @@
 // Which weights are evaluated and deployed, and that they have the statistics that belong to them.
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 
 #include <ATen/core/grad_mode.h>
 
+#include "ductile/base/error.h"
 #include "ductile/base/files.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/train/evaluate.h"
@@ -134,6 +140,58 @@ TEST(EvaluatedWeights, HaveTheMeanStatisticsOfTheFirstTrainingBatches) {
         EXPECT_NEAR(saved[i], want, 2e-4 * (1 + std::fabs(want))) << rule << " " << b.name;
       }
     }
+  }
+}
+
+// A job with a task, of which nothing is asked but its model.
+class OnlyAModel final : public Task {
+ public:
+  explicit OnlyAModel(const char* model) { job_.model.name = model; }
+
+  const data::DatasetInfo& train_info() const override { return info_; }
+  const data::DatasetInfo& test_info() const override { return info_; }
+  SampleOrder order() const override { return SampleOrder::sequential; }
+  const std::vector<std::string>& metrics() const override { return metrics_; }
+  std::unique_ptr<nn::Model> make_model(uint64_t) override { return complete({}, job_).model; }
+  void host(const comm::LeafRange&) override {}
+  TaskLoss loss(const RankSamples&) override { return {}; }
+  Evaluation evaluate(const std::function<void(int64_t)>&) override { return {}; }
+  void take_weights(std::span<const ckpt::TensorView>, const std::string&) override {}
+
+ private:
+  spec::JobOptions job_ = job_of("cnn", "sgd");
+  data::DatasetInfo info_ = {.size = 96};
+  std::vector<std::string> metrics_;
+};
+
+// A task has no data of ours to compute statistics from. Rules differ in when they begin to mean
+// other weights.
+TEST(EvaluatedWeights, OfATaskWithRunningStatisticsAreRefusedBeforeTheFirstStep) {
+  const auto refusal = [](const char* model, const char* rule, int64_t batches) -> std::string {
+    spec::JobOptions job = job_of(model, rule);
+    job.train.statistics_batches = batches;
+    const Recipe recipe = [&] {
+      Ingredients given;
+      given.task = std::make_shared<OnlyAModel>(model);
+      return complete(std::move(given), job);
+    };
+    try {
+      Replica replica(job, recipe);
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+      return e.what();
+    }
+    return "";
+  };
+  for (const optim::OptimizerEntry& entry : optim::optimizers()) {
+    const std::string name(entry.name);
+    const bool other = name == "schedule_free" || name == "neumann";
+    EXPECT_EQ(
+        refusal("cnn", name.c_str(), 32).find("train.statistics_batches = 0") != std::string::npos,
+        other)
+        << name;
+    EXPECT_EQ(refusal("cnn", name.c_str(), 0), "") << name;
+    EXPECT_EQ(refusal("mlp", name.c_str(), 32), "") << name << ": no batch norm";
   }
 }
 

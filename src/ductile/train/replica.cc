@@ -94,7 +94,7 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe, bool may_be_
   }
   require_trained(job_, layout(), train_info().size);
   if (ingredients_.task && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty() &&
-      state_.optimizer->evaluates_other_weights({})) {
+      state_.optimizer->means_others()) {
     fail(ErrorCode::invalid_argument,
          "optimizer.name = \"{}\" evaluates weights that were never trained, and the running "
          "statistics that belong to them are not computed for a model of your own; choose another "
@@ -131,15 +131,17 @@ int64_t Replica::total_updates() const {
 int64_t Replica::num_epochs() const {
   const int64_t all = job_.train.epochs;
   if (job_.train.max_steps == 0 || all == 0) return all;
-  const double passes = epoch_at(position() + total_updates() - updates());
+  const auto left = static_cast<double>(total_updates() - updates());
+  const double passes = epoch_at(progress().position + left);
   return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(passes)), 1, all);
 }
 
 optim::Observed Replica::observed() const {
   optim::Observed seen;
-  seen.position = position();
-  seen.total = position() + total_updates() - updates();
-  seen.steps_per_epoch = steps_per_epoch();
+  const Way way = this->way();
+  seen.position = way.done;
+  seen.total = way.total;
+  seen.steps_per_epoch = train_info().size / job_.train.batch_size;
   seen.updates = updates();
   seen.last = state_.last_hyper;
   seen.loss = state_.loss;
@@ -238,8 +240,8 @@ optim::StepInput Replica::step_input(std::span<const float> sum, const Judgement
   in.hyper = state_.hyper;
   in.loss = judgement.verdict.loss;
   in.epoch = epoch();
-  in.progress = static_cast<double>(position()) /
-                static_cast<double>(position() + std::max<int64_t>(1, total_updates() - updates()));
+  const Way way = this->way();
+  in.progress = way.done / way.total;
   in.gradient_scale = judgement.inverse_scale *
                       static_cast<float>(optim::clip_factor(judgement.norm, in.hyper.clip_norm));
   in.half_weights = state_.flat.half_weights();
@@ -263,11 +265,10 @@ double Replica::average_decay() const {
   return 1 - 1 / (done + 1);
 }
 
-// Of the position in the data; below 0 before the tail.
+// Of the way through the schedule; below 0 before the tail.
 double Replica::steps_in_tail() const {
-  const auto total = static_cast<double>(position() + total_updates() - updates());
-  const double begin = total - std::max(1.0, std::round(job_.train.tail_average * total));
-  return static_cast<double>(position()) - begin;
+  const auto [done, total] = way();
+  return done - (total - std::max(1.0, std::round(job_.train.tail_average * total)));
 }
 
 void Replica::count_tail(double decay) {
@@ -553,8 +554,9 @@ Json Replica::upgraded(const ckpt::Checkpoint& checkpoint) const {
       {"flops", ingredients_.flops_per_sample * 3 * static_cast<double>(samples)}};
   const auto hyper_at = [&](int64_t step) {
     optim::Observed seen;
-    seen.position = seen.updates = step;
-    seen.total = total_updates();
+    seen.updates = step;
+    seen.position = static_cast<double>(step);
+    seen.total = static_cast<double>(total_updates());
     seen.steps_per_epoch = size / batch_size;
     Json memory = Json::object();
     return to_json(ingredients_.rate_control->next(seen, memory));

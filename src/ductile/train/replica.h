@@ -62,7 +62,7 @@ class Replica {
   int64_t step() const { return state_.counters.step; }
   int64_t updates() const { return state_.counters.updates; }
   int64_t total_updates() const;
-  double epoch() const { return epoch_at(position()); }
+  double epoch() const { return epoch_at(progress().position); }
   // As many epochs as it is to begin: fewer than train.epochs where train.max_steps ends it before.
   int64_t num_epochs() const;
   // The hyperparameters of the last step; before the first step, those of the first.
@@ -205,10 +205,10 @@ class Replica {
   nlohmann::json upgraded(const ckpt::Checkpoint& checkpoint) const;
   optim::Observed observed() const;
   Progress progress() const;
-  int64_t position() const { return progress().position; }
+  Way way() const { return way_of(progress(), state_, job_, train_info().size); }
   int64_t steps_per_epoch() const;
-  double epoch_at(int64_t position) const {
-    return static_cast<double>(position) / static_cast<double>(steps_per_epoch());
+  double epoch_at(double position) const {
+    return position / static_cast<double>(steps_per_epoch());
   }
   void choose_hyper();
   void obey();

@@ -82,7 +82,7 @@ Progress ScoredMethod::progress(const JobState& state, const Progress&) const {
   const int64_t whole = order_.num_samples() / batch_size_;  // updates in an epoch without a choice
   const int64_t position = state.counters.cursor / order_.num_samples() * whole +
                            updates_done(state) * whole / updates_of(state);
-  return {position, std::max<int64_t>(0, epochs_ * whole - position)};
+  return {static_cast<double>(position), std::max<int64_t>(0, epochs_ * whole - position)};
 }
 
 at::Tensor ScoredMethod::contribute(RankContext& rank) {

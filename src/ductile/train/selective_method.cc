@@ -136,14 +136,18 @@ std::optional<Samples> SelectiveMethod::samples(const JobState& state, const Ste
 
 Progress SelectiveMethod::progress(const JobState& state, const Progress& by_stream) const {
   const int64_t total = planned(state);
-  int64_t position = by_stream.position;
   if (by_updates_) {
-    position = state.counters.updates;
-  } else if (const auto [length, epoch] = waiting(state); length > 0) {
-    // An epoch is over when its last sample is trained.
-    position = std::min(position, (epoch + 1) * (total / epochs_) - 1);
+    const int64_t updates = state.counters.updates;
+    return {static_cast<double>(updates), std::max<int64_t>(0, total - updates)};
   }
-  return {position, std::max<int64_t>(0, total - position)};
+  Progress out{by_stream.position, by_stream.left};
+  if (const auto [length, epoch] = waiting(state); length > 0) {
+    // An epoch is over when its last sample is trained.
+    const int64_t most = (epoch + 1) * (total / epochs_) - 1;
+    out.position = std::min(out.position, static_cast<double>(most));
+    out.left = std::max(out.left, total - most);
+  }
+  return out;
 }
 
 at::Tensor SelectiveMethod::contribute(RankContext& rank) {

@@ -41,8 +41,44 @@ Progress progress_of(const StepMethod& method, const JobState& state, int64_t nu
                      int64_t epochs) {
   const int64_t batch = state.hyper.batch_size, cursor = state.counters.cursor;
   const int64_t per_epoch = num_samples / batch;
-  const int64_t position = cursor / num_samples * per_epoch + cursor % num_samples / batch;
-  return method.progress(state, {position, std::max<int64_t>(0, epochs * per_epoch - position)});
+  const int64_t epoch = cursor / num_samples, done = cursor % num_samples;
+  // What does not fill a batch is dropped, as samples_of_step() does. The epoch is the samples that
+  // were used and those that will be: other batches before may have used up another number.
+  const int64_t left = (num_samples - done) / batch;
+  const int64_t used = done + left * batch;
+  const auto in_epoch = used == per_epoch * batch
+                            ? static_cast<double>(per_epoch - left)
+                            : static_cast<double>(per_epoch) *
+                                  (static_cast<double>(done) / static_cast<double>(used));
+  return method.progress(state,
+                         {static_cast<double>(epoch * per_epoch) + in_epoch,
+                          std::max<int64_t>(0, (epochs - epoch - 1) * per_epoch + left), true});
+}
+
+Way way_of(const Progress& progress, const JobState& state, const spec::JobOptions& job,
+           int64_t num_samples) {
+  const int64_t own = num_samples / job.train.batch_size;
+  const int64_t present = num_samples / state.hyper.batch_size;
+  // Whole epochs stay whole, to the bit: schedules change there.
+  const auto in_own = [&](double steps) {
+    return own == present ? steps : steps / static_cast<double>(present) * static_cast<double>(own);
+  };
+  Way out;
+  out.done = in_own(progress.position);
+  const int64_t most = job.train.max_steps, updates = state.counters.updates;
+  if (most > 0 && !progress.by_batches) {
+    const int64_t left = std::min(progress.left, std::max<int64_t>(0, most - updates));
+    out.total = std::max(1.0, in_own(progress.position + static_cast<double>(left)));
+    return out;
+  }
+  out.total = static_cast<double>(job.train.epochs * own);
+  if (most > 0) {
+    // Of two ends the nearer one: the total with which the share of the updates is done.
+    const double of_done = updates > 0 ? out.done / static_cast<double>(updates) : 1;
+    out.total = std::min(out.total, of_done * static_cast<double>(most));
+  }
+  out.total = std::max(out.total, out.done);
+  return out;
 }
 
 Verdict StepMethod::judge(const JobState&, const StepKind& kind,

@@ -44,10 +44,18 @@ struct Samples {
   bool of_stream = false;   // they are the stream's next ones, which the loader reads ahead
 };
 
-// How far a run is, in updates with the present batch size.
+// How far a run is in its epochs, in updates with the present batch size.
 struct Progress {
-  int64_t position = 0;  // of the epochs and of the schedule
-  int64_t left = 0;      // updates to be done, at most; 0: the run is over
+  double position = 0;      // a whole number while the batch has never changed
+  int64_t left = 0;         // updates to be done, at most; 0: the run is over
+  bool by_batches = false;  // every update is one batch of the stream
+};
+
+// How far a run is in its schedule, in updates with the job's own batch size: a step that changes
+// the batch moves neither of the two.
+struct Way {
+  double done = 0;
+  double total = 1;
 };
 
 // Names of the figures that every step has; a method adds its own.
@@ -192,9 +200,14 @@ class StepMethod {
   virtual void commit(JobState&, const StepKind&, const Outcome&) const {}
 };
 
-// How far a run of `epochs` over `num_samples` training samples is.
+// How far a run of `epochs` over `num_samples` training samples is. The position never falls from
+// one step to the next, whatever the batch becomes.
 Progress progress_of(const StepMethod& method, const JobState& state, int64_t num_samples,
                      int64_t epochs);
+// The same for the schedule of the job. Where train.max_steps ends the run before its epochs do,
+// the share that is done is that of the updates.
+Way way_of(const Progress& progress, const JobState& state, const spec::JobOptions& job,
+           int64_t num_samples);
 
 // A row of the table of methods; the rows are in spec/methods.h.
 struct StepMethodEntry {

@@ -85,7 +85,7 @@ class TaskContext final : public RankContext {
   double epoch_after(const StepMethod& method) const {
     const Progress now = progress_of(method, state(), train_size(), job().train.epochs);
     const int64_t per_epoch = train_size() / state().hyper.batch_size;
-    return static_cast<double>(now.position + 1) / static_cast<double>(per_epoch);
+    return (now.position + 1) / static_cast<double>(per_epoch);
   }
 
   // What the runner would load.

@@ -236,12 +236,14 @@ void Twin::step(const StepInput& in) {
     for (size_t i = 0; i < size; ++i) g[i] = double{in.gradient[begin + i]} * in.gradient_scale;
     const auto part = [&](Vector& of) { return std::span(of).subspan(begin, size); };
     const bool free = o_.name == "schedule_free";
+    // What a step takes by decay does not depend on the factor, but for L2 in Adam's gradient.
+    const double wd = o_.name == "adam" ? h.weight_decay : h.weight_decay / s.lr_factor;
     const Tensor t{part(w),
                    part(state(free ? "z" : "m")),
                    part(state("v")),
                    part(state("x")),
                    g,
-                   s.decay ? h.weight_decay / s.lr_factor : 0,
+                   s.decay ? wd : 0,
                    h.lr * s.lr_factor,
                    s.decay};
     if (o_.name == "sgd") sgd(o_, h, t);

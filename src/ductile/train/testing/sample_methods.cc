@@ -139,7 +139,7 @@ class Restless final : public optim::RateControl {
     optim::Hyper hyper = hyper_;
     hyper.lr *= 1 / (1 + std::abs(smooth)) + 0.01 * observed.eval_loss.value_or(0);
     hyper.momentum *= observed.updates % 2 == 0 ? 1.0 : 0.9;
-    hyper.weight_decay *= 1 + static_cast<double>(observed.position) / 10;
+    hyper.weight_decay *= 1 + observed.position / 10;
     hyper.batch_size = ranks_ * (1 + observed.updates % 3);
     // Grows and shrinks, and is sometimes 0: for a job of 3 it is 0, 0, 3, 3, 2, 2, 1, 1.
     hyper.staleness = observed.updates / 2 * 3 % (hyper_.staleness + 1);
