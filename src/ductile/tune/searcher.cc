@@ -42,10 +42,10 @@ void describe(Describer& d, SearcherOptions& o) {
   d.field("ard", o.ard, "gp, curves: a length scale for each dimension, not one for all");
 }
 
-double Trial::best() const {
+double Trial::best(double up_to) const {
   double best = std::numeric_limits<double>::infinity();
   for (const Observation& o : seen)
-    if (std::isfinite(o.value)) best = std::min(best, o.value);
+    if (o.budget <= up_to && std::isfinite(o.value)) best = std::min(best, o.value);
   return best;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,8 +32,8 @@ struct Trial {
   bool diverged = false;
 
   double budget() const { return seen.empty() ? 0 : seen.back().budget; }
-  // The least value so far; infinite before the first.
-  double best() const;
+  // The least value so far, or of those up to a budget; infinite before the first.
+  double best(double up_to = std::numeric_limits<double>::infinity()) const;
 };
 
 struct SearcherOptions {

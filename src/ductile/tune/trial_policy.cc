@@ -202,10 +202,10 @@ int64_t TrialPolicy::kept() const {
   return best;
 }
 
-std::vector<int64_t> TrialPolicy::ranked(std::vector<int64_t> of) const {
+std::vector<int64_t> TrialPolicy::ranked(std::vector<int64_t> of, double up_to) const {
   // One that diverged cannot go on, whatever it had reached.
   const auto key = [&](int64_t t) {
-    return std::pair(status(t) == Status::diverged, trials()[static_cast<size_t>(t)].best());
+    return std::pair(status(t) == Status::diverged, trials()[static_cast<size_t>(t)].best(up_to));
   };
   std::stable_sort(of.begin(), of.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
   return of;

@@ -130,8 +130,9 @@ class TrialPolicy {
   double left() const { return options_.total_budget - spent_; }
   // A whole number of units, at least one, at most the full budget.
   double rounded(double budget) const;
-  // Trials by their least value, the best first; those that diverged before anything last.
-  std::vector<int64_t> ranked(std::vector<int64_t> of) const;
+  // Trials by their least value up to a budget, the best first; those that diverged last.
+  std::vector<int64_t> ranked(std::vector<int64_t> of,
+                              double up_to = std::numeric_limits<double>::infinity()) const;
 
  private:
   Move committed(Move move);
