@@ -149,6 +149,27 @@ TEST_F(MlTunerTest, KeepsTheBestSlopeAmongTrialsOfTheSameLength) {
   EXPECT_EQ(policy_->kept(), 1) << "the length of trial 2 was cut by the budget";
 }
 
+// Where the budget ends before all that begin together are through.
+TEST_F(MlTunerTest, KeepsTheOneThatConvergesAndNotOneThatGainedMoreWithLeaps) {
+  const auto leaps = [](double b) { return b == 1 ? 10.0 : b == 2 ? 12 : b == 3 ? 5 : 0; };
+  const auto steady = [](double b) { return 13 - 3 * b; };
+  for (const bool leaps_first : {true, false}) {
+    begin(64, 8, 14, 3);
+    for (int64_t t = 0; t < 3; ++t) expect(MoveKind::start, t, 2, rises);
+    expect(MoveKind::start, 3, 4, leaps_first ? +leaps : +steady);
+    expect(MoveKind::start, 4, 4, leaps_first ? +steady : +leaps);
+    expect(MoveKind::stop, -1, 0);
+    EXPECT_EQ(policy_->kept(), leaps_first ? 4 : 3);
+  }
+  // One that the budget cut off is not compared by its slope.
+  begin(64, 8, 13, 3);
+  for (int64_t t = 0; t < 3; ++t) expect(MoveKind::start, t, 2, rises);
+  expect(MoveKind::start, 3, 4, leaps);
+  expect(MoveKind::start, 4, 3, steady);
+  expect(MoveKind::stop, -1, 0);
+  EXPECT_EQ(policy_->kept(), 3);
+}
+
 TEST_F(MlTunerTest, KeepsWhatGainedMostWhileNothingConverges) {
   const auto unsteady = [](double b) { return b == 2 ? 12.0 : 10 - b; };
   begin(64, 8, 7);
