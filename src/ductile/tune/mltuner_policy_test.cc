@@ -102,6 +102,16 @@ TEST_F(MlTunerTest, TrialsAtTheBoundAreDroppedButTheBestUnstableOne) {
   EXPECT_TRUE(dropped_.contains(2));
 }
 
+// As with a learning rate of next to nothing: its length would hold for all others.
+TEST_F(MlTunerTest, ATrialThatStandsStillDoesNotConverge) {
+  begin(64, 8);
+  expect(MoveKind::start, 0, 2, stays);
+  expect(MoveKind::resume, 0, 4, stays);
+  expect(MoveKind::start, 1, 4, falls);
+  expect(MoveKind::start, 2, 4, stays);
+  EXPECT_TRUE(dropped_.contains(0));
+}
+
 TEST_F(MlTunerTest, SeveralTrialsMayBeginTogether) {
   begin(64, 8, 1e9, 3);
   expect(MoveKind::start, 0, 2, falls);
