@@ -121,10 +121,11 @@ class HalvingPolicy final : public BracketPolicy {
     if (!std::isfinite(left()))
       return {rungs, whole(std::pow(options().halving.eta, static_cast<double>(rungs - 1)))};
     // As many as the budget pays for. The cost grows with their number.
+    const double most = left() + kRounding * options().unit;
     int64_t low = 1, high = whole(left() / options().least_budget) + 1;
     while (high - low > 1) {
       const int64_t middle = low + (high - low) / 2;
-      (cost(rungs, middle) <= left() ? low : high) = middle;
+      (cost(rungs, middle) <= most ? low : high) = middle;
     }
     return {rungs, low};
   }

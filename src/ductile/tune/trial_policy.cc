@@ -118,9 +118,11 @@ double TrialPolicy::rounded(double budget) const {
   return std::min(units * options_.unit, options_.full_budget);
 }
 
+double TrialPolicy::units_left() const { return std::floor(left() / options_.unit + kRounding); }
+
 Move TrialPolicy::next() {
   if (drops_.empty() && !held_) {
-    if (left() < options_.unit) return wait_or_stop("the total budget is spent");
+    if (units_left() < 1) return wait_or_stop("the total budget is spent");
     Move move = decide();
     if (drops_.empty()) return committed(std::move(move));
     // Where nothing is run, the same is decided anew after the drops.
@@ -137,8 +139,8 @@ Move TrialPolicy::committed(Move move) {
   states_.resize(trials().size());
   State& state = states_[static_cast<size_t>(move.trial)];
   const double from = trials()[static_cast<size_t>(move.trial)].budget();
-  if (move.budget - from > left()) {
-    move.budget = from + std::floor(left() / options_.unit) * options_.unit;
+  if (move.budget - from > left() + kRounding * options_.unit) {
+    move.budget = std::min(move.budget, rounded(from + units_left() * options_.unit));
     move.reason += "; the total budget ends there";
   }
   DUCTILE_CHECK(move.budget > from && state.status == Status::paused,

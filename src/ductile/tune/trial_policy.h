@@ -42,6 +42,9 @@ struct Result {
   bool ended = false;  // the trial cannot go on for another reason than that it diverged
 };
 
+// Of a unit: sums of budgets such as 0.1 are rounded, and none is lost for that.
+inline constexpr double kRounding = 1e-9;
+
 // Options of one policy alone have its name before them, as in job files.
 struct PolicyOptions {
   double full_budget = 1;   // of a trial that is run to its end
@@ -76,7 +79,8 @@ struct PolicyOptions {
 void describe(Describer& d, PolicyOptions& o);
 
 // One thread uses it at a time. As with searchers, everything is a function of the options and the
-// calls so far. The budgets of all moves together are never above the total budget.
+// calls so far. The budgets of all moves together are never above the total budget, but for
+// rounding.
 class TrialPolicy {
  public:
   TrialPolicy(std::string_view name, std::unique_ptr<Searcher> searcher,
@@ -128,6 +132,7 @@ class TrialPolicy {
   Status status(int64_t trial) const { return states_[static_cast<size_t>(trial)].status; }
   int64_t num_running() const { return num_running_; }
   double left() const { return options_.total_budget - spent_; }
+  double units_left() const;  // whole ones
   // A whole number of units, at least one, at most the full budget.
   double rounded(double budget) const;
   // Trials by their least value up to a budget, the best first; those that diverged last.

@@ -207,6 +207,40 @@ TEST_P(TrialPolicyTest, RunsToTheEndOfAFullBudgetThatIsNoMultipleOfTheUnit) {
   EXPECT_TRUE(!has_whole_runs || longest == 10) << longest;
 }
 
+// 1.2 is a little less than three times 0.4.
+TEST_P(TrialPolicyTest, LosesNoUnitOfTheBudgetToRounding) {
+  int seen = 0;
+  for (const double unit : {0.1, 0.07, 0.3, 0.4}) {
+    for (const int units : {1, 2, 3, 6, 7, 13, 24, 39}) {
+      PolicyOptions options;
+      options.full_budget = 12 * unit;
+      options.unit = options.least_budget = unit;
+      options.total_budget = std::round(100 * units * unit) / 100;  // as one writes it
+      const auto policy = make(GetParam(), options);
+      while (true) {
+        const Move move = policy->next();
+        if (move.kind == MoveKind::stop) break;
+        if (move.kind == MoveKind::drop) continue;
+        const Trial& trial = policy->searcher().trials()[static_cast<size_t>(move.trial)];
+        Result result;
+        result.trial = move.trial;
+        // As whoever runs it counts: in whole units.
+        const auto from = std::llround(trial.budget() / unit);
+        const auto to = std::llround(move.budget / unit);
+        ASSERT_NEAR(move.budget, static_cast<double>(to) * unit, 1e-12);
+        for (int64_t i = from + 1; i <= to; ++i) {
+          const double budget = std::min(static_cast<double>(i) * unit, move.budget);
+          result.seen.push_back({budget, testing::far_from_optimum(trial.setting) + 1 / budget});
+        }
+        policy->tell(result);
+      }
+      seen += std::llround(policy->spent() / unit) == units;
+    }
+  }
+  // MLtuner may stop before the budget ends.
+  EXPECT_TRUE(seen == 32 || GetParam() == "mltuner") << seen;
+}
+
 TEST_P(TrialPolicyTest, StopsWhereTheSpaceIsUsedUp) {
   const Space space = Space::from_json(parse_json(R"({"a": {"choices": [1, 2, 3, 4, 5]}})"), "s");
   PolicyOptions options;
