@@ -25,7 +25,7 @@ class TrialProcess;
 // One setting and what came of it.
 struct TrialRecord {
   tune::Setting setting;
-  std::string status = "waiting";  // waiting, running, paused, finished, diverged, dropped
+  std::string status = "waiting";  // waiting, running, paused, finished, diverged, refused, dropped
   std::string reason;              // why it is in that state
   std::vector<tune::Observation>
       seen;  // epochs, and the metric as it is (accuracy: higher is better)
@@ -114,7 +114,11 @@ class Session {
   bool reached(int64_t trial) const;   // whether its evaluations go as far as it is to run
   bool complete(int64_t trial) const;  // whether there is nothing left to do until then
   void ended(int64_t trial, const TrialProcess& process, const Environment& environment);
-  void refused(int64_t trial, const std::string& why, const Environment& environment);
+  void refused(int64_t trial, const std::string& why);
+  bool judge_refused(const Environment& environment);
+  bool has_value() const;
+  int64_t refused_in_a_row() const;
+  [[noreturn]] void refuse(int64_t trial, const std::string& why) const;
   void retry(int64_t trial, const std::string& why, std::map<int64_t, int>& times, int most,
              const Environment& environment);
   void stop_all();
@@ -129,6 +133,7 @@ class Session {
   std::unique_ptr<tune::TrialPolicy> policy_;
   std::vector<TrialRecord> trials_;
   std::map<int64_t, double> planned_;        // trials under way and their budgets
+  std::map<int64_t, std::string> refused_;   // of these: why, until it is known what that means
   std::map<int64_t, int> failures_, waits_;  // and how often its run was another process's
   std::string over_;
   bool finishing_ = false;  // the best trial runs to its end

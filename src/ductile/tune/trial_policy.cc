@@ -169,12 +169,18 @@ void TrialPolicy::tell(const Result& result) {
     last = o.budget;
     diverged = !std::isfinite(o.value);
   }
+  if (result.refused && last > 0)
+    fail(ErrorCode::invalid_argument,
+         "trial {} is refused, and it has come as far as budget {} already", trial, last);
+  diverged = diverged || result.refused;
   if (last < state.planned && !diverged && !result.ended)
     fail(ErrorCode::invalid_argument,
          "trial {}: its values end at budget {}, {} was asked for, and it neither diverged nor "
          "ended",
          trial, last, state.planned);
   for (const Observation& o : result.seen) searcher_->tell(trial, o);
+  if (result.refused)
+    searcher_->tell(trial, {options_.unit, std::numeric_limits<double>::quiet_NaN()});
   spent_ -= state.planned - last;
   --num_running_;
   state.planned = last;

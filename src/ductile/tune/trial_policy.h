@@ -40,6 +40,9 @@ struct Result {
   int64_t trial = -1;
   std::vector<Observation> seen = {};  // since the last result, in order; the last at the budget
   bool ended = false;  // the trial cannot go on for another reason than that it diverged
+  // It could not even begin with its setting, and has no values: it takes nothing of the budget,
+  // and the searcher learns of it as of one that diverged at once.
+  bool refused = false;
 };
 
 // Of a unit: sums of budgets such as 0.1 are rounded, and none is lost for that.

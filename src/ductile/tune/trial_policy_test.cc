@@ -267,9 +267,45 @@ TEST_P(TrialPolicyTest, RefusesResultsThatCannotBe) {
   EXPECT_EQ(code({{move.budget + 1, 1}}, false), ErrorCode::invalid_argument);
   EXPECT_EQ(code({{0, 1}}, true), ErrorCode::invalid_argument);
   EXPECT_EQ(code({{0.5, kNan}, {move.budget, 1}}, false), ErrorCode::invalid_argument);
+  EXPECT_EQ(code_of([&] {
+              policy->tell({0, {{move.budget, 1}}, false, true});
+            }),
+            ErrorCode::invalid_argument);
   policy->tell({0, {}, true});  // it could not even begin
   EXPECT_EQ(policy->spent(), 0);
   EXPECT_EQ(code({}, true), ErrorCode::conflict);
+}
+
+// A setting of values that contradict one another: it costs nothing, and the searcher learns of it.
+TEST_P(TrialPolicyTest, ARefusedTrialTakesNothingOfTheBudget) {
+  PolicyOptions options;
+  options.full_budget = 9;
+  options.total_budget = 60;
+  const auto policy = make(GetParam(), options);
+  int refused = 0, others = 0;
+  while (true) {
+    const Move move = policy->next();
+    if (move.kind == MoveKind::stop) break;
+    if (move.kind == MoveKind::drop) continue;
+    if (move.kind == MoveKind::start && move.trial % 3 == 1 && move.trial < 30) {
+      const double before = policy->spent() - move.budget;
+      Result result;
+      result.trial = move.trial;
+      result.refused = true;
+      policy->tell(result);
+      EXPECT_DOUBLE_EQ(policy->spent(), before);
+      EXPECT_TRUE(policy->searcher().trials()[static_cast<size_t>(move.trial)].diverged);
+      ++refused;
+      continue;
+    }
+    ++others;
+    policy->tell(answer(*policy, move));
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_GT(others, refused);
+  const auto again = make(GetParam(), options);
+  again->restore(policy->save());
+  EXPECT_EQ(dump_json(again->save()), dump_json(policy->save()));
 }
 
 // Else the total budget cuts the last one off, as it does with the other policies.
