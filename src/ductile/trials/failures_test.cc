@@ -122,5 +122,34 @@ TEST(SessionFailures, ASearchEndsWhereAllIsRefused) {
   EXPECT_GE(session.best(), 0);
 }
 
+// Each piece of a trial has its tries: two that fail, in the first one and in the last one.
+TEST(SessionFailures, ATrialThatGotOnHasAllItsTriesAgain) {
+  const TempFolder place;
+  const std::string first = evaluation(1, R"("accuracy":0.5)");
+  write_file_atomic(place.path() / "events3",
+                    first + R"({"kind":"end","status":"interrupted"})" + "\n");
+  write_file_atomic(place.path() / "events6", first + evaluation(2, R"("accuracy":0.6)") +
+                                                  R"({"kind":"end","status":"done"})" + "\n");
+  const fs::path program = place.path() / "failing";
+  write_file_atomic(
+      program, fmt::format("#!/bin/sh\necho >> {0}/calls\ncall=$(wc -l < {0}/calls)\n"
+                           "case $call in 3|6) ;; *) exit 1;; esac\n"
+                           "while [ \"$1\" != --out ] && [ \"$1\" != --resume ]; do shift; done\n"
+                           "mkdir -p \"$2\"; touch \"$2/job.toml\"\n"
+                           "cp {0}/events$call \"$2/events.jsonl\"\n",
+                           place.path().string()));
+  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
+  Tuning tuning = two_rates({});
+  tuning.setup.policy = "freeze_thaw";
+  tuning.setup.searcher = "curves";
+  tuning.setup.budget = 1;
+  Session session = Session::create(place.path() / "session", job_of_two_epochs(), tuning);
+  EXPECT_TRUE(session.run({.program = program}));
+  EXPECT_EQ(read_file(place.path() / "calls").size(), 6U);
+  ASSERT_EQ(session.trials().size(), 1U);
+  EXPECT_EQ(session.trials()[0].status, "finished");
+  EXPECT_EQ(session.value_of(0), 0.6);
+}
+
 }  // namespace
 }  // namespace ductile::trials

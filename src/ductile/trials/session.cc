@@ -534,6 +534,8 @@ void Session::tell(int64_t trial, bool is_over, bool has_diverged, const Environ
   // Until the policy has taken them the trial is under way: an error here loses none of them.
   if (!finishing_) policy_->tell(result);
   planned_.erase(trial);
+  failures_.erase(trial);  // what was mended since is no reason to end the session later
+  waits_.erase(trial);
   record.seen.insert(record.seen.end(), seen.begin(), seen.end());
   record.status = has_diverged ? "diverged" : is_over || planned >= full() ? "finished" : "paused";
   const double epochs = record.seen.empty() ? 0 : record.seen.back().budget;
