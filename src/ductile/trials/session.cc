@@ -197,6 +197,7 @@ std::string Session::job_with(int64_t trial) const {
 bool Session::run(const Environment& environment) {
   const Clock::time_point begin = Clock::now();
   const double before = wall_seconds_;
+  double saved = before;  // of the time
   const auto note_time = [&] {
     wall_seconds_ = before + std::chrono::duration<double>(Clock::now() - begin).count();
   };
@@ -227,11 +228,13 @@ bool Session::run(const Environment& environment) {
                folder_.string());
         break;
       }
-      if (poll(environment)) {
-        note_time();
+      const bool has_happened = poll(environment);
+      note_time();
+      if (has_happened || wall_seconds_ - saved >= environment.seconds_between_saves) {
         save();
-        leave_report(*this);
+        saved = wall_seconds_;
       }
+      if (has_happened) leave_report(*this);
       std::this_thread::sleep_for(kLook);
     }
     note_time();
@@ -352,7 +355,9 @@ void Session::launch(int64_t trial, const Environment& environment) {
   launch.folder = trial_folder(trial);
   launch.log = folder_ / "trials" / fmt::format("{:04}.log", trial);
   launch.mask = environment.mask;
-  const size_t shares = std::max<size_t>(1, std::min(at_once, cores.size()));
+  // The last run is alone, and has all cores where the result does not depend on their number.
+  const bool is_alone = finishing_ && has_built_in_model(job_);
+  const size_t shares = is_alone ? 1 : std::max<size_t>(1, std::min(at_once, cores.size()));
   launch.cpus =
       core_share(static_cast<int64_t>(place % shares), static_cast<int64_t>(shares), cores);
   auto running = std::make_unique<Running>();

@@ -66,6 +66,7 @@ class Session {
     const sigset_t* mask = nullptr;                        // of the trials' processes
     std::function<void(const std::string& text)> on_news;  // a line for people
     std::function<bool()> interrupted;                     // looked at several times per second
+    double seconds_between_saves = 60;  // at most: what a kill takes from wall_seconds()
   };
   // Runs trials until the search is over and, if the tuning says so, the best one is finished.
   // False if it was interrupted; run() may be called again, in another process too. Throws

@@ -70,10 +70,8 @@ void check_same_job(const JsonFields& fields, const spec::JobOptions& job, const
   spec::JobOptions then, now = job;  // options that are newer than the session have their defaults
   OptionSet saved(then);
   saved.read_json(fields.at("job"), (folder / "tune.json").string(), Moved::follow);
-  // Every built-in model has the same bits with any number of threads (spec/models.h).
-  const bool is_built_in = job.model.library.empty() && job.python.object.empty();
   const std::vector<std::string> changed =
-      spec::changed_options(saved.to_json(), OptionSet(now).to_json(), is_built_in);
+      spec::changed_options(saved.to_json(), OptionSet(now).to_json(), has_built_in_model(job));
   if (changed.empty()) return;
   fail(ErrorCode::conflict,
        "{} was changed since the session began in what shapes the result: {}; put the old "

@@ -328,6 +328,10 @@ Tuning default_tuning(const spec::JobOptions& job) {
   return tuning;
 }
 
+bool has_built_in_model(const spec::JobOptions& job) {
+  return job.model.library.empty() && job.python.object.empty();
+}
+
 std::optional<tune::Setting> setting_of(const tune::Space& space, const spec::JobOptions& job) {
   spec::JobOptions own = job, other = job;
   OptionSet options(own), chosen(other);

@@ -68,6 +68,9 @@ void check_budget(const Setup& setup, const spec::JobOptions& job);
 // A sentence for each option of the space that trials with some of the choices do not read.
 std::vector<std::string> read_by_some(const tune::Space& space, const spec::JobOptions& job);
 
+// Every built-in model has the same bits with any number of threads (spec/models.h).
+bool has_built_in_model(const spec::JobOptions& job);
+
 // The job's own setting, by the options of the space. Nothing where a value of the job is not in
 // it.
 std::optional<tune::Setting> setting_of(const tune::Space& space, const spec::JobOptions& job);
