@@ -85,6 +85,41 @@ TEST(SessionResult, GoesOnAsItWasBegun) {
   EXPECT_NE(session.trials()[0].setting, *setting_of(tuning.space, {}));
 }
 
+// ASHA had one rung in a job of one epoch, and has three. What was begun with one goes on so.
+TEST(SessionResult, ARunOfOneEpochIsEndedEarly) {
+  spec::JobOptions job;
+  job.train.epochs = 1;
+  job.train.eval_every_epochs = 0.1;
+  std::string lines;
+  for (int tenth = 1; tenth <= 10; ++tenth) lines += evaluation(0.1 * tenth, R"("accuracy":0.5)");
+  for (const bool is_old : {false, true}) {
+    const TempFolder place;
+    const fs::path folder = place.path() / "session";
+    Tuning tuning = default_tuning(job);
+    tuning.setup.policy = "asha";
+    tuning.setup.at_once = 1;
+    tuning.setup.budget = 2;
+    { const Session session = Session::create(folder, OptionSet(job).to_toml(), tuning); }
+    if (is_old) {
+      nlohmann::json state = nlohmann::json::parse(read_file(folder / "tune.json"));
+      ASSERT_EQ(state.at("policy").at("state").at("done").size(), 3U);
+      state.erase("rules");
+      for (const char* key : {"done", "promoted"})
+        state["policy"]["state"][key] = nlohmann::json::parse("[[]]");
+      write_file_atomic(folder / "tune.json", state.dump());
+    }
+    for (int opened = 0; opened < 2; ++opened) {
+      Session session = Session::open(folder);
+      EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+      if (is_old) {
+        EXPECT_EQ(session.trials().size(), 2U);
+      } else {
+        EXPECT_GT(session.trials().size(), 5U);
+      }
+    }
+  }
+}
+
 // What its model has, and not what it had once.
 TEST(SessionResult, ATrialIsWorthItsLastEvaluation) {
   const TempFolder place;

@@ -126,7 +126,8 @@ void Session::make_policy() {
   tune::PolicyOptions policy;
   policy.full_budget = full();
   policy.unit = unit();
-  policy.least_budget = std::min(std::max(1.0, unit()), full());
+  // One that was begun by an earlier version goes on as it was begun.
+  policy.least_budget = rules_ > 0 ? first_run(job_) : std::min(std::max(1.0, unit()), full());
   policy.total_budget = budget();
   policy.full.whole_only = true;
   policy.mltuner.forks = false;  // a trial's state is its own

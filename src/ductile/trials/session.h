@@ -102,6 +102,7 @@ class Session {
   void set_aside_the_end();
   void take_back_the_end();
 
+  static constexpr int64_t kRules = 1;
   struct Running;
   void restore(const nlohmann::json& state);
   double full() const;  // epochs of a whole run
@@ -131,6 +132,7 @@ class Session {
   spec::JobOptions job_;
   std::unique_ptr<run::RunLock> lock_;
   std::optional<tune::Setting> first_;  // the job's own, where the session begins with it
+  int64_t rules_ = kRules;              // of make_policy(); 0: those before there were such
   std::unique_ptr<tune::TrialPolicy> policy_;
   std::vector<TrialRecord> trials_;
   std::map<int64_t, double> planned_;        // trials under way and their budgets

@@ -103,6 +103,7 @@ Session Session::open(const fs::path& folder) {
                 read_file(folder / "job.toml"), std::move(lock));
     check_same_job(fields, out.job_, folder);
     out.first_ = first_from(fields, out.tuning_.space);
+    out.rules_ = fields.has("rules") ? fields.integer("rules", 0, kRules) : 0;
     out.make_policy();
     out.restore(state);
     return out;
@@ -210,6 +211,7 @@ void Session::save() const {
                       {"space", tuning_.space.to_json()},
                       {"best", best()},  // for whoever finds the folder (run/folder.h)
                       {"first", first_ ? Json(*first_) : Json()},
+                      {"rules", rules_},
                       {"policy", policy_->save()},
                       {"trials", trials},
                       {"planned", planned},

@@ -182,6 +182,21 @@ void check(const Tuning& tuning, const spec::JobOptions& job, std::string_view s
 
 }  // namespace
 
+double first_run(const spec::JobOptions& job) {
+  const auto full = static_cast<double>(job.train.epochs);
+  const double unit = std::min(job.train.eval_every_epochs, full);
+  return std::max(unit, std::min(1.0, tune::kFirstLook * full));
+}
+
+std::string no_short_runs(const Setup& setup, const spec::JobOptions& job) {
+  const auto full = static_cast<double>(job.train.epochs);
+  if (setup.policy == "full" || first_run(job) < full) return "";
+  return fmt::format(
+      "the first evaluation comes at the end of a run, which has {:g} epochs, so policy = \"{}\" "
+      "ends no trial early; set a smaller train.eval_every_epochs, such as {:g}",
+      full, setup.policy, full / 10);
+}
+
 void check_metric(const Setup& setup, const spec::JobOptions& job) {
   if (setup.metric == "perplexity" && job.data.format != "tokens")
     fail(ErrorCode::invalid_argument,

@@ -58,6 +58,11 @@ Tuning default_tuning(const spec::JobOptions& job);
 // an option of a job says how such an option is tuned.
 void set_option(Setup& setup, const std::string& assignment);
 
+// Epochs of a trial's first run, for policies that begin with short ones.
+double first_run(const spec::JobOptions& job);
+// What is to be said where that is a whole run, so that no trial is ended early; empty: nothing.
+std::string no_short_runs(const Setup& setup, const spec::JobOptions& job);
+
 // Throws invalid_argument if the job's evaluations do not have what trials are to be judged by.
 void check_metric(const Setup& setup, const spec::JobOptions& job);
 // Throws invalid_argument where the policy cannot do with the searcher, or with so few evaluations.

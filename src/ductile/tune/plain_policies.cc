@@ -93,10 +93,6 @@ class OneEpochPolicy final : public TrialPolicy {
   std::vector<bool> chosen_;  // trials that were run on
 };
 
-// The first look at a trial, as a share of its full budget: what is seen before says little of how
-// it ends (docs/design/015-tune.md).
-constexpr double kFirstLook = 0.06;
-
 // Freeze-thaw (Swersky, Snoek and Adams, arXiv 1406.3896): every trial is paused at budgets that
 // grow by a factor, and the searcher's forecasts choose among all that are paused and a new one.
 class FreezeThawPolicy final : public TrialPolicy {

@@ -48,6 +48,10 @@ struct Result {
 // Of a unit: sums of budgets such as 0.1 are rounded, and none is lost for that.
 inline constexpr double kRounding = 1e-9;
 
+// The first look at a trial, as a share of its full budget: what is seen before says little of how
+// it ends (docs/design/015-tune.md).
+inline constexpr double kFirstLook = 0.06;
+
 // Options of one policy alone have its name before them, as in job files.
 struct PolicyOptions {
   double full_budget = 1;   // of a trial that is run to its end
