@@ -85,6 +85,33 @@ TEST(SessionResult, GoesOnAsItWasBegun) {
   EXPECT_NE(session.trials()[0].setting, *setting_of(tuning.space, {}));
 }
 
+TEST(SessionResult, AModelIsAskedAlsoWhereThereAreFewTrials) {
+  for (const bool is_old : {false, true}) {
+    const auto settings = [&](const char* searcher) {
+      const TempFolder place;
+      const fs::path folder = place.path() / "session";
+      Tuning tuning = default_tuning({});
+      tuning.setup.policy = "full";
+      tuning.setup.searcher = searcher;
+      tuning.setup.at_once = 1;
+      tuning.setup.budget = 12;
+      { const Session session = Session::create(folder, job_of_two_epochs(), tuning); }
+      nlohmann::json state = nlohmann::json::parse(read_file(folder / "tune.json"));
+      if (is_old) state.erase("rules");
+      write_file_atomic(folder / "tune.json", state.dump());
+      const std::string lines = accuracies(0.5, 0.6);
+      Session session = Session::open(folder);
+      EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+      std::vector<tune::Setting> out;
+      for (const TrialRecord& trial : session.trials()) out.push_back(trial.setting);
+      return out;
+    };
+    const auto random = settings("random"), model = settings("tpe");
+    ASSERT_EQ(model.size(), 6U);
+    EXPECT_EQ(model == random, is_old) << "an earlier version asked it after ten";
+  }
+}
+
 // ASHA had one rung in a job of one epoch, and has three. What was begun with one goes on so.
 TEST(SessionResult, ARunOfOneEpochIsEndedEarly) {
   spec::JobOptions job;

@@ -123,6 +123,9 @@ void Session::make_policy() {
   searcher.seed = tuning_.setup.seed;
   searcher.full_budget = full();
   if (first_) searcher.first = {*first_};
+  // How many trials others make depends on what comes of them.
+  if (rules_ > 0 && tuning_.setup.policy == "full")
+    searcher.asks = static_cast<int64_t>(budget() / full() + 1e-9);
   tune::PolicyOptions policy;
   policy.full_budget = full();
   policy.unit = unit();

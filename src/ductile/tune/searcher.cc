@@ -112,6 +112,12 @@ void Searcher::record(int64_t trial, Observation observation) {
   told_.push_back({trial, observation});
 }
 
+size_t Searcher::startup(size_t own) const {
+  if (options_.startup > 0) return static_cast<size_t>(options_.startup);
+  if (options_.asks <= 0) return own;
+  return std::min(own, static_cast<size_t>(std::max<int64_t>(2, options_.asks / 3)));
+}
+
 bool Searcher::was_tried(const Setting& setting) const {
   const auto found =
       std::lower_bound(by_setting_.begin(), by_setting_.end(), setting,

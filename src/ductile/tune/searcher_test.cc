@@ -340,6 +340,30 @@ TEST(GridSearcherTest, ASettingThatCameFirstIsNotAskedForAgain) {
   }
 }
 
+// Else a search of ten whole runs would be random to its end.
+TEST(ModelSearcherTest, BeginsWithAThirdOfTheTrialsAtMostAtRandom) {
+  const auto random_ones = [](const std::string& name, int64_t asks) {
+    SearcherOptions options;
+    options.asks = asks;
+    const auto s = make_searcher(name, cube(3), options);
+    const auto random = make_searcher("random", cube(3), options);
+    for (int64_t t = 0; t < 20; ++t) {
+      s->ask();
+      random->ask();
+      if (s->trials().back().setting != random->trials().back().setting) return t;
+      s->tell(t, {1, far_from_optimum(s->trials().back().setting)});
+    }
+    return int64_t{20};
+  };
+  EXPECT_EQ(random_ones("tpe", 0), 10);
+  EXPECT_EQ(random_ones("gp", 0), 7);
+  for (const char* name : {"tpe", "gp"}) {
+    EXPECT_EQ(random_ones(name, 10), 3);
+    EXPECT_EQ(random_ones(name, 4), 2);
+  }
+  EXPECT_EQ(random_ones("tpe", 100), 10);
+}
+
 TEST(SearcherTableTest, TheTableSaysWhichForecast) {
   for (const SearcherEntry& row : searchers())
     EXPECT_EQ(make_searcher(row.name, cube(1))->forecasts(), row.forecasts) << row.name;
