@@ -26,7 +26,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kTries = 3;        // of a trial that fails for another reason than that it diverges
 constexpr int kBusyTries = 120;  // of one whose run another process still has, as its lock says
 constexpr auto kBusy = std::chrono::seconds(1);
-constexpr int kMostRefused = 50;  // settings in a row, or there are hardly any that are not
+constexpr double kSearchShare = 0.5;  // of the budget, with policy = "mltuner"
+constexpr int kMostRefused = 50;      // settings in a row, or there are hardly any that are not
 constexpr auto kLook = std::chrono::milliseconds(100);
 constexpr std::string_view kRefused = "refused: ";
 constexpr std::string_view kDiverged = "the run diverged";  // of Replica::apply's message
@@ -130,11 +131,13 @@ void Session::make_policy() {
   policy.full_budget = full();
   policy.unit = unit();
   // One that was begun by an earlier version goes on as it was begun.
-  policy.least_budget = rules_ > 0 ? first_run(job_) : std::min(std::max(1.0, unit()), full());
+  policy.least_budget =
+      rules_ > 0 ? first_run(tuning_.setup, job_) : std::min(std::max(1.0, unit()), full());
   policy.total_budget = budget();
   policy.full.whole_only = true;
   policy.mltuner.forks = false;  // a trial's state is its own
   policy.mltuner.trial_bound = std::max(full() / 4, kValuesOfASlope * unit());
+  if (rules_ > 0) policy.mltuner.search_share = kSearchShare;
   policy.freeze_thaw.finish_best = tuning_.setup.finish;
   policy_ = tune::make_trial_policy(
       tuning_.setup.policy, tune::make_searcher(tuning_.setup.searcher, tuning_.space, searcher),

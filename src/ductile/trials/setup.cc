@@ -182,19 +182,24 @@ void check(const Tuning& tuning, const spec::JobOptions& job, std::string_view s
 
 }  // namespace
 
-double first_run(const spec::JobOptions& job) {
+double first_run(const Setup& setup, const spec::JobOptions& job) {
   const auto full = static_cast<double>(job.train.epochs);
   const double unit = std::min(job.train.eval_every_epochs, full);
-  return std::max(unit, std::min(1.0, tune::kFirstLook * full));
+  double values = 1;
+  if (setup.policy == "mltuner")
+    values = std::clamp(std::floor(full / (4 * unit) + tune::kRounding),
+                        static_cast<double>(kValuesOfASlope), static_cast<double>(kValuesOfATrial));
+  return std::min(std::max(values * unit, std::min(1.0, tune::kFirstLook * full)), full);
 }
 
 std::string no_short_runs(const Setup& setup, const spec::JobOptions& job) {
   const auto full = static_cast<double>(job.train.epochs);
-  if (setup.policy == "full" || first_run(job) < full) return "";
+  if (setup.policy == "full" || first_run(setup, job) < full) return "";
   return fmt::format(
-      "the first evaluation comes at the end of a run, which has {:g} epochs, so policy = \"{}\" "
-      "ends no trial early; set a smaller train.eval_every_epochs, such as {:g}",
-      full, setup.policy, full / 10);
+      "policy = \"{}\" ends no trial early, since the first evaluations by which it could come at "
+      "the end of a run, which has {:g} epochs; set a smaller train.eval_every_epochs, such as "
+      "{:g}",
+      setup.policy, full, full / 10);
 }
 
 void check_metric(const Setup& setup, const spec::JobOptions& job) {

@@ -17,6 +17,9 @@ namespace ductile::trials {
 
 // Where the first value of a trial stands for the loss before any training (tune/progress.h).
 inline constexpr int kValuesOfASlope = 2;
+// Of two values a smaller second one has no noise at all: so many are compared, where a quarter of
+// a run has them.
+inline constexpr int kValuesOfATrial = 5;
 
 struct Setup {
   std::string metric = "accuracy";  // of the evaluations; accuracy, loss or perplexity
@@ -59,7 +62,7 @@ Tuning default_tuning(const spec::JobOptions& job);
 void set_option(Setup& setup, const std::string& assignment);
 
 // Epochs of a trial's first run, for policies that begin with short ones.
-double first_run(const spec::JobOptions& job);
+double first_run(const Setup& setup, const spec::JobOptions& job);
 // What is to be said where that is a whole run, so that no trial is ended early; empty: nothing.
 std::string no_short_runs(const Setup& setup, const spec::JobOptions& job);
 

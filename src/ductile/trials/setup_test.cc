@@ -48,11 +48,13 @@ choices = [32, 64]
 
 // A run of one epoch, as of a language model, has evaluations within it.
 TEST(Setup, AFirstRunIsAnEpochOrASmallPartOfAShortRun) {
-  const auto epochs = [](int64_t of, double every) {
+  const auto epochs = [](int64_t of, double every, const std::string& policy = "asha") {
     spec::JobOptions job;
     job.train.epochs = of;
     job.train.eval_every_epochs = every;
-    return first_run(job);
+    trials::Setup setup;
+    setup.policy = policy;
+    return first_run(setup, job);
   };
   EXPECT_EQ(epochs(100, 1), 1);
   EXPECT_EQ(epochs(100, 0.1), 1);
@@ -61,6 +63,13 @@ TEST(Setup, AFirstRunIsAnEpochOrASmallPartOfAShortRun) {
   EXPECT_DOUBLE_EQ(epochs(1, 0.1), 0.1);
   EXPECT_DOUBLE_EQ(epochs(1, 0.01), 0.06);
   EXPECT_EQ(epochs(1, 2), 1) << "there is no more";
+  // Five values, and fewer where a quarter of a run has fewer.
+  EXPECT_EQ(epochs(100, 1, "mltuner"), 5);
+  EXPECT_EQ(epochs(100, 0.1, "mltuner"), 1);
+  EXPECT_EQ(epochs(16, 1, "mltuner"), 4);
+  EXPECT_EQ(epochs(4, 1, "mltuner"), 2);
+  EXPECT_EQ(epochs(3, 1.5, "mltuner"), 3);
+  EXPECT_DOUBLE_EQ(epochs(1, 0.05, "mltuner"), 0.25);
 }
 
 TEST(Setup, SaysWhereNoTrialIsEndedEarly) {

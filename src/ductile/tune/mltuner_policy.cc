@@ -148,7 +148,9 @@ class MlTunerPolicy final : public TrialPolicy {
       }
       m_.judged = -1;
     }
-    if (!has_settled(m_.slopes) && (m_.previous == 0 || m_.count < m_.previous)) {
+    const bool may_search =
+        spent() < options().mltuner.search_share * options().total_budget * (1 - kRounding);
+    if (may_search && !has_settled(m_.slopes) && (m_.previous == 0 || m_.count < m_.previous)) {
       if (auto move = begin_trial()) {
         m_.judged = move->trial;
         return move;

@@ -15,8 +15,10 @@ namespace {
 
 class MlTunerTest : public ::testing::Test {
  protected:
-  void begin(double full, double bound, double total = 1e9, int64_t side_by_side = 1) {
+  void begin(double full, double bound, double total = 1e9, int64_t side_by_side = 1,
+             double search_share = 1) {
     PolicyOptions options;
+    options.mltuner.search_share = search_share;
     options.full_budget = full;
     options.total_budget = total;
     options.mltuner.side_by_side = side_by_side;
@@ -100,6 +102,20 @@ TEST_F(MlTunerTest, TrialsAtTheBoundAreDroppedButTheBestUnstableOne) {
   EXPECT_FALSE(dropped_.contains(1));
   expect(MoveKind::start, 3, 4, rises);
   EXPECT_TRUE(dropped_.contains(2));
+}
+
+// Five trials of two are half of the budget; their slopes alone would not end the search.
+TEST_F(MlTunerTest, TrainsTheBestTrialOnceTheSearchHasHadItsShare) {
+  for (const double share : {0.5, 1.0}) {
+    begin(64, 8, 20, 1, share);
+    expect(MoveKind::start, 0, 2, falls_fast);
+    for (int64_t t = 1; t <= 4; ++t) expect(MoveKind::start, t, 2, falls);
+    if (share < 1) {
+      expect(MoveKind::resume, 0, 3, falls_fast);
+    } else {
+      expect(MoveKind::start, 5, 2, falls);
+    }
+  }
 }
 
 // As with a learning rate of next to nothing: its length would hold for all others.

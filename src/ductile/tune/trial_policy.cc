@@ -76,6 +76,9 @@ void describe(Describer& d, PolicyOptions::MlTuner& o) {
        "trials that begin together, and with each doubling; above 1, of those that do not converge "
        "only the best goes on")
       .range(1, 1e6);
+  d.field("search_share", o.search_share,
+          "share of the total budget after which the best trial is trained on, without new ones")
+      .range(0.01, 1);
   d.field("forks", o.forks, "trials of a later search take over the state of the best one");
 }
 
