@@ -52,6 +52,8 @@ trials::Session begin(const TuneCommand& command, Context& context) {
   trials::check_budget(tuning.setup, config.job);
   for (const std::string& text : trials::read_by_some(tuning.space, config.job))
     context.console.say("warning: {}", text);
+  if (const std::string text = trials::no_short_runs(tuning.setup, config.job); !text.empty())
+    context.console.say("warning: {}", text);
   const fs::path folder =
       command.out ? *command.out
                   : fs::path(config.job.runs) / (run::file_name_of(config.job.name) + "-tune");

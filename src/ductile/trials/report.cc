@@ -97,7 +97,8 @@ std::string table(const Session& session, const std::vector<int64_t>& order) {
                            value ? metric_text(session, *value) : "",
                            Cell(is_best ? t.status + ", best" : t.status).with_tone("state"),
                            t.reason, as_duration(t.core_seconds)});
-    out.row(row, is_best ? "best" : t.status == "diverged" ? "bad" : "");
+    const bool is_bad = t.status == "diverged" || t.status == "refused";
+    out.row(row, is_best ? "best" : is_bad ? "bad" : "");
   }
   return out.html();
 }

@@ -1,11 +1,14 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
+#include "ductile/base/machine.h"
 #include "ductile/base/testing.h"
 #include "ductile/trials/report.h"
 #include "ductile/trials/session.h"
@@ -80,6 +83,68 @@ TEST(SessionResult, GoesOnAsItWasBegun) {
   searcher->ask();
   EXPECT_EQ(session.trials()[0].setting, searcher->trials()[0].setting);
   EXPECT_NE(session.trials()[0].setting, *setting_of(tuning.space, {}));
+}
+
+TEST(SessionResult, AModelIsAskedAlsoWhereThereAreFewTrials) {
+  for (const bool is_old : {false, true}) {
+    const auto settings = [&](const char* searcher) {
+      const TempFolder place;
+      const fs::path folder = place.path() / "session";
+      Tuning tuning = default_tuning({});
+      tuning.setup.policy = "full";
+      tuning.setup.searcher = searcher;
+      tuning.setup.at_once = 1;
+      tuning.setup.budget = 12;
+      { const Session session = Session::create(folder, job_of_two_epochs(), tuning); }
+      nlohmann::json state = nlohmann::json::parse(read_file(folder / "tune.json"));
+      if (is_old) state.erase("rules");
+      write_file_atomic(folder / "tune.json", state.dump());
+      const std::string lines = accuracies(0.5, 0.6);
+      Session session = Session::open(folder);
+      EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+      std::vector<tune::Setting> out;
+      for (const TrialRecord& trial : session.trials()) out.push_back(trial.setting);
+      return out;
+    };
+    const auto random = settings("random"), model = settings("tpe");
+    ASSERT_EQ(model.size(), 6U);
+    EXPECT_EQ(model == random, is_old) << "an earlier version asked it after ten";
+  }
+}
+
+// ASHA had one rung in a job of one epoch, and has three. What was begun with one goes on so.
+TEST(SessionResult, ARunOfOneEpochIsEndedEarly) {
+  spec::JobOptions job;
+  job.train.epochs = 1;
+  job.train.eval_every_epochs = 0.1;
+  std::string lines;
+  for (int tenth = 1; tenth <= 10; ++tenth) lines += evaluation(0.1 * tenth, R"("accuracy":0.5)");
+  for (const bool is_old : {false, true}) {
+    const TempFolder place;
+    const fs::path folder = place.path() / "session";
+    Tuning tuning = default_tuning(job);
+    tuning.setup.policy = "asha";
+    tuning.setup.at_once = 1;
+    tuning.setup.budget = 2;
+    { const Session session = Session::create(folder, OptionSet(job).to_toml(), tuning); }
+    if (is_old) {
+      nlohmann::json state = nlohmann::json::parse(read_file(folder / "tune.json"));
+      ASSERT_EQ(state.at("policy").at("state").at("done").size(), 3U);
+      state.erase("rules");
+      for (const char* key : {"done", "promoted"})
+        state["policy"]["state"][key] = nlohmann::json::parse("[[]]");
+      write_file_atomic(folder / "tune.json", state.dump());
+    }
+    for (int opened = 0; opened < 2; ++opened) {
+      Session session = Session::open(folder);
+      EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+      if (is_old) {
+        EXPECT_EQ(session.trials().size(), 2U);
+      } else {
+        EXPECT_GT(session.trials().size(), 5U);
+      }
+    }
+  }
 }
 
 // What its model has, and not what it had once.
@@ -186,6 +251,41 @@ TEST(SessionResult, ALargerBudgetNeverMakesTheResultWorse) {
   EXPECT_THROW(session.change({"budget=1"}), Error);
 }
 
+// The session's longest run has no other one beside it.
+TEST(SessionResult, TheBestOneIsRunToItsEndOnAllCores) {
+  const size_t all = usable_cores().size();
+  if (all < 2) GTEST_SKIP() << "there is one core";
+  for (const bool has_library : {false, true}) {
+    const TempFolder place;
+    const std::string lines = evaluation(1, R"("accuracy":0.5)");
+    write_file_atomic(place.path() / "events",
+                      lines + R"({"kind":"end","status":"interrupted"})" + "\n");
+    write_file_atomic(place.path() / "last", lines + evaluation(2, R"("accuracy":0.6)") +
+                                                 R"({"kind":"end","status":"done"})" + "\n");
+    const fs::path program = place.path() / "program";
+    write_file_atomic(
+        program,
+        fmt::format("#!/bin/sh\nenv -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc >> {0}/cores\n"
+                    "while [ \"$1\" != --out ] && [ \"$1\" != --resume ]; do shift; done\n"
+                    "[ $1 = --out ] && events=events || events=last\n"
+                    "mkdir -p \"$2\"; touch \"$2/job.toml\"; cp {0}/$events \"$2/events.jsonl\"\n",
+                    place.path().string()));
+    ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
+    spec::JobOptions job;
+    job.train.epochs = 2;
+    if (has_library) {
+      job.model.name = "custom";
+      job.model.library = "libmine.so";
+    }
+    Tuning tuning = one_look_each();
+    tuning.setup.budget = 1;
+    tuning.setup.at_once = static_cast<int64_t>(all);
+    Session session = Session::create(place.path() / "session", OptionSet(job).to_toml(), tuning);
+    EXPECT_TRUE(session.run({.program = program}));
+    EXPECT_EQ(read_file(place.path() / "cores"), fmt::format("1\n{}\n", has_library ? 1 : all));
+  }
+}
+
 // A third epoch pays for no trial of two.
 TEST(SessionResult, FullBeginsNoTrialThatTheBudgetDoesNotRunToItsEnd) {
   const TempFolder place;
@@ -196,6 +296,23 @@ TEST(SessionResult, FullBeginsNoTrialThatTheBudgetDoesNotRunToItsEnd) {
                                                 accuracies(0.5, 0.6), Ends::done)}));
   EXPECT_EQ(session.trials().size(), 1U);
   EXPECT_EQ(session.epochs_spent(), 2);
+}
+
+// A trial may take hours, and the session may be killed meanwhile.
+TEST(SessionResult, TheTimeIsSavedWhileATrialRuns) {
+  const TempFolder place;
+  const fs::path program = place.path() / "slow", state = place.path() / "session/tune.json";
+  write_file_atomic(program, "#!/bin/sh\nexec sleep 60\n");
+  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
+  Session session = Session::create(place.path() / "session", job_of_two_epochs(), two_rates({}));
+  int looks = 0;
+  const auto is_saved = [&] {
+    return nlohmann::json::parse(read_file(state)).at("wall_seconds").get<double>() > 0 ||
+           ++looks > 50;
+  };
+  EXPECT_FALSE(
+      session.run({.program = program, .interrupted = is_saved, .seconds_between_saves = 0.01}));
+  EXPECT_LE(looks, 50);
 }
 
 // Trials of two jobs cannot be compared, and best.toml would name one that never ran.

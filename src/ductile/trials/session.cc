@@ -26,6 +26,8 @@ using Clock = std::chrono::steady_clock;
 constexpr int kTries = 3;        // of a trial that fails for another reason than that it diverges
 constexpr int kBusyTries = 120;  // of one whose run another process still has, as its lock says
 constexpr auto kBusy = std::chrono::seconds(1);
+constexpr double kSearchShare = 0.5;  // of the budget, with policy = "mltuner"
+constexpr int kMostRefused = 50;      // settings in a row, or there are hardly any that are not
 constexpr auto kLook = std::chrono::milliseconds(100);
 constexpr std::string_view kRefused = "refused: ";
 constexpr std::string_view kDiverged = "the run diverged";  // of Replica::apply's message
@@ -122,14 +124,20 @@ void Session::make_policy() {
   searcher.seed = tuning_.setup.seed;
   searcher.full_budget = full();
   if (first_) searcher.first = {*first_};
+  // How many trials others make depends on what comes of them.
+  if (rules_ > 0 && tuning_.setup.policy == "full")
+    searcher.asks = static_cast<int64_t>(budget() / full() + 1e-9);
   tune::PolicyOptions policy;
   policy.full_budget = full();
   policy.unit = unit();
-  policy.least_budget = std::min(std::max(1.0, unit()), full());
+  // One that was begun by an earlier version goes on as it was begun.
+  policy.least_budget =
+      rules_ > 0 ? first_run(tuning_.setup, job_) : std::min(std::max(1.0, unit()), full());
   policy.total_budget = budget();
   policy.full.whole_only = true;
   policy.mltuner.forks = false;  // a trial's state is its own
   policy.mltuner.trial_bound = std::max(full() / 4, kValuesOfASlope * unit());
+  if (rules_ > 0) policy.mltuner.search_share = kSearchShare;
   policy.freeze_thaw.finish_best = tuning_.setup.finish;
   policy_ = tune::make_trial_policy(
       tuning_.setup.policy, tune::make_searcher(tuning_.setup.searcher, tuning_.space, searcher),
@@ -196,6 +204,7 @@ std::string Session::job_with(int64_t trial) const {
 bool Session::run(const Environment& environment) {
   const Clock::time_point begin = Clock::now();
   const double before = wall_seconds_;
+  double saved = before;  // of the time
   const auto note_time = [&] {
     wall_seconds_ = before + std::chrono::duration<double>(Clock::now() - begin).count();
   };
@@ -208,6 +217,7 @@ bool Session::run(const Environment& environment) {
     }
   };
   try {
+    refused_.clear();
     const std::map<int64_t, double> under_way = planned_;
     for (const auto& [trial, epochs] : under_way) launch(trial, environment);
     while (true) {
@@ -225,11 +235,13 @@ bool Session::run(const Environment& environment) {
                folder_.string());
         break;
       }
-      if (poll(environment)) {
-        note_time();
+      const bool has_happened = poll(environment);
+      note_time();
+      if (has_happened || wall_seconds_ - saved >= environment.seconds_between_saves) {
         save();
-        leave_report(*this);
+        saved = wall_seconds_;
       }
+      if (has_happened) leave_report(*this);
       std::this_thread::sleep_for(kLook);
     }
     note_time();
@@ -281,7 +293,11 @@ std::string Session::why_dropped(int64_t trial) const {
 
 // Starts and resumes trials as long as there is a place for one.
 void Session::fill(const Environment& environment) {
-  while (over_.empty() && static_cast<int64_t>(running_.size()) < places(tuning_.setup)) {
+  while (over_.empty() && std::ssize(running_) + std::ssize(refused_) < places(tuning_.setup)) {
+    if (refused_in_a_row() >= kMostRefused) {
+      over_ = fmt::format("the job refused the last {} settings", kMostRefused);
+      break;
+    }
     const tune::Move move = policy_->next();
     if (move.kind == tune::MoveKind::wait) return;
     if (move.kind == tune::MoveKind::stop) {
@@ -346,7 +362,9 @@ void Session::launch(int64_t trial, const Environment& environment) {
   launch.folder = trial_folder(trial);
   launch.log = folder_ / "trials" / fmt::format("{:04}.log", trial);
   launch.mask = environment.mask;
-  const size_t shares = std::max<size_t>(1, std::min(at_once, cores.size()));
+  // The last run is alone, and has all cores where the result does not depend on their number.
+  const bool is_alone = finishing_ && has_built_in_model(job_);
+  const size_t shares = is_alone ? 1 : std::max<size_t>(1, std::min(at_once, cores.size()));
   launch.cpus =
       core_share(static_cast<int64_t>(place % shares), static_cast<int64_t>(shares), cores);
   auto running = std::make_unique<Running>();
@@ -358,6 +376,7 @@ void Session::launch(int64_t trial, const Environment& environment) {
 // Whether something happened.
 bool Session::poll(const Environment& environment) {
   std::vector<int64_t> done;
+  bool has_news = false;
   for (const auto& [trial, running] : running_) {
     if (running->process->ended()) {
       done.push_back(trial);
@@ -367,6 +386,7 @@ bool Session::poll(const Environment& environment) {
     const uintmax_t size = fs::file_size(trial_folder(trial) / "events.jsonl", none);
     if (none || size == running->events_size) continue;
     running->events_size = size;
+    has_news = true;
     if (planned_[trial] < full() && reached(trial)) running->process->pause();
   }
   for (const int64_t trial : done) {
@@ -374,7 +394,8 @@ bool Session::poll(const Environment& environment) {
     running_.erase(trial);
     ended(trial, *was->process, environment);
   }
-  return !done.empty();
+  const bool is_judged = (has_news || !done.empty()) && judge_refused(environment);
+  return is_judged || !done.empty();
 }
 
 bool Session::reached(int64_t trial) const {
@@ -416,7 +437,7 @@ void Session::ended(int64_t trial, const TrialProcess& process, const Environmen
   if (end.status == "done" || end.status == "target_reached")
     return tell(trial, true, false, environment);
   const std::string log = process.said(5);
-  if (process.exit_status() == 2) return refused(trial, log, environment);
+  if (process.exit_status() == 2) return refused(trial, log);
   // What a killed session left behind still saves.
   if (process.exit_status() == 4 && run::lock_holder(trial_folder(trial))) {
     std::this_thread::sleep_for(kBusy);
@@ -430,24 +451,64 @@ void Session::ended(int64_t trial, const TrialProcess& process, const Environmen
 }
 
 // Values that contradict one another are a result, as a divergence is: each of them was allowed by
-// itself. Where no trial has got anywhere yet, it may be the job that is wrong.
-void Session::refused(int64_t trial, const std::string& why, const Environment& environment) {
-  TrialRecord& record = trials_[static_cast<size_t>(trial)];
-  const std::string setting =
-      fmt::format("{}", fmt::join(shown(tuning_.space, record.setting), " "));
-  const bool is_first = std::ranges::none_of(trials_, [](const TrialRecord& t) {
-    return std::ranges::any_of(t.seen,
-                               [](const tune::Observation& o) { return std::isfinite(o.value); });
-  });
-  if (is_first || !record.seen.empty()) {
-    fail(ErrorCode::invalid_argument,
-         "trial {} ({}) is refused: {}\nCorrect the job or the tuning file, and begin another "
-         "session",
-         trial, setting, why);
+// itself. Where no trial has got anywhere yet, it may be the job that is wrong: that shows once one
+// of those that run has a value, and a trial that is refused before keeps its place until then.
+void Session::refused(int64_t trial, const std::string& why) {
+  if (!trials_[static_cast<size_t>(trial)].seen.empty()) refuse(trial, why);
+  refused_[trial] = why;
+}
+
+// Whether those that were refused are settled now.
+bool Session::judge_refused(const Environment& environment) {
+  if (refused_.empty()) return false;
+  if (!has_value()) {
+    if (!running_.empty()) return false;
+    refuse(refused_.begin()->first, refused_.begin()->second);
   }
-  say(environment, trial, "is refused, and left out: " + why);
-  record.reason = std::string(kRefused) + why;
-  tell(trial, true, true, environment);
+  for (const auto& [trial, why] : std::exchange(refused_, {})) {
+    tune::Result result;
+    result.trial = trial;
+    result.refused = true;
+    policy_->tell(result);
+    planned_.erase(trial);
+    trials_[static_cast<size_t>(trial)].status = "refused";
+    trials_[static_cast<size_t>(trial)].reason = std::string(kRefused) + why;
+    say(environment, trial, "is refused, and left out: " + why);
+  }
+  return true;
+}
+
+// Whether a trial has got anywhere, one that runs included.
+bool Session::has_value() const {
+  const auto is_one = [](const tune::Observation& o) { return std::isfinite(o.value); };
+  return std::ranges::any_of(
+             trials_, [&](const TrialRecord& t) { return std::ranges::any_of(t.seen, is_one); }) ||
+         std::ranges::any_of(running_, [&](const auto& running) {
+           return std::ranges::any_of(values(running.first),
+                                      [](const auto& v) { return std::isfinite(v.second); });
+         });
+}
+
+// Of the latest trials, without those of which nothing is known yet.
+int64_t Session::refused_in_a_row() const {
+  int64_t out = 0;
+  for (size_t i = trials_.size(); i-- > 0;) {
+    const TrialRecord& trial = trials_[i];
+    if (trial.reason.starts_with(kRefused)) {
+      ++out;
+    } else if (!trial.seen.empty()) {
+      break;
+    }
+  }
+  return out;
+}
+
+void Session::refuse(int64_t trial, const std::string& why) const {
+  fail(ErrorCode::invalid_argument,
+       "trial {} ({}) is refused: {}\nCorrect the job or the tuning file, and begin another "
+       "session",
+       trial, fmt::join(shown(tuning_.space, trials_[static_cast<size_t>(trial)].setting), " "),
+       why);
 }
 
 void Session::retry(int64_t trial, const std::string& why, std::map<int64_t, int>& times, int most,
@@ -485,12 +546,13 @@ void Session::tell(int64_t trial, bool is_over, bool has_diverged, const Environ
   // Until the policy has taken them the trial is under way: an error here loses none of them.
   if (!finishing_) policy_->tell(result);
   planned_.erase(trial);
+  failures_.erase(trial);  // what was mended since is no reason to end the session later
+  waits_.erase(trial);
   record.seen.insert(record.seen.end(), seen.begin(), seen.end());
   record.status = has_diverged ? "diverged" : is_over || planned >= full() ? "finished" : "paused";
   const double epochs = record.seen.empty() ? 0 : record.seen.back().budget;
   if (has_diverged) {
-    const bool is_refused = record.reason.starts_with(kRefused);
-    if (!is_refused) record.reason = "the loss was not finite";
+    record.reason = "the loss was not finite";
     say(environment, trial, fmt::format("diverged in epoch {:g}", epochs));
     finishing_ = false;  // the next one is the best then
     return;

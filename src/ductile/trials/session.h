@@ -25,7 +25,7 @@ class TrialProcess;
 // One setting and what came of it.
 struct TrialRecord {
   tune::Setting setting;
-  std::string status = "waiting";  // waiting, running, paused, finished, diverged, dropped
+  std::string status = "waiting";  // waiting, running, paused, finished, diverged, refused, dropped
   std::string reason;              // why it is in that state
   std::vector<tune::Observation>
       seen;  // epochs, and the metric as it is (accuracy: higher is better)
@@ -66,6 +66,7 @@ class Session {
     const sigset_t* mask = nullptr;                        // of the trials' processes
     std::function<void(const std::string& text)> on_news;  // a line for people
     std::function<bool()> interrupted;                     // looked at several times per second
+    double seconds_between_saves = 60;  // at most: what a kill takes from wall_seconds()
   };
   // Runs trials until the search is over and, if the tuning says so, the best one is finished.
   // False if it was interrupted; run() may be called again, in another process too. Throws
@@ -101,6 +102,7 @@ class Session {
   void set_aside_the_end();
   void take_back_the_end();
 
+  static constexpr int64_t kRules = 1;
   struct Running;
   void restore(const nlohmann::json& state);
   double full() const;  // epochs of a whole run
@@ -114,7 +116,11 @@ class Session {
   bool reached(int64_t trial) const;   // whether its evaluations go as far as it is to run
   bool complete(int64_t trial) const;  // whether there is nothing left to do until then
   void ended(int64_t trial, const TrialProcess& process, const Environment& environment);
-  void refused(int64_t trial, const std::string& why, const Environment& environment);
+  void refused(int64_t trial, const std::string& why);
+  bool judge_refused(const Environment& environment);
+  bool has_value() const;
+  int64_t refused_in_a_row() const;
+  [[noreturn]] void refuse(int64_t trial, const std::string& why) const;
   void retry(int64_t trial, const std::string& why, std::map<int64_t, int>& times, int most,
              const Environment& environment);
   void stop_all();
@@ -126,9 +132,11 @@ class Session {
   spec::JobOptions job_;
   std::unique_ptr<run::RunLock> lock_;
   std::optional<tune::Setting> first_;  // the job's own, where the session begins with it
+  int64_t rules_ = kRules;              // of make_policy(); 0: those before there were such
   std::unique_ptr<tune::TrialPolicy> policy_;
   std::vector<TrialRecord> trials_;
   std::map<int64_t, double> planned_;        // trials under way and their budgets
+  std::map<int64_t, std::string> refused_;   // of these: why, until it is known what that means
   std::map<int64_t, int> failures_, waits_;  // and how often its run was another process's
   std::string over_;
   bool finishing_ = false;  // the best trial runs to its end

@@ -70,10 +70,8 @@ void check_same_job(const JsonFields& fields, const spec::JobOptions& job, const
   spec::JobOptions then, now = job;  // options that are newer than the session have their defaults
   OptionSet saved(then);
   saved.read_json(fields.at("job"), (folder / "tune.json").string(), Moved::follow);
-  // Every built-in model has the same bits with any number of threads (spec/models.h).
-  const bool is_built_in = job.model.library.empty() && job.python.object.empty();
   const std::vector<std::string> changed =
-      spec::changed_options(saved.to_json(), OptionSet(now).to_json(), is_built_in);
+      spec::changed_options(saved.to_json(), OptionSet(now).to_json(), has_built_in_model(job));
   if (changed.empty()) return;
   fail(ErrorCode::conflict,
        "{} was changed since the session began in what shapes the result: {}; put the old "
@@ -105,6 +103,7 @@ Session Session::open(const fs::path& folder) {
                 read_file(folder / "job.toml"), std::move(lock));
     check_same_job(fields, out.job_, folder);
     out.first_ = first_from(fields, out.tuning_.space);
+    out.rules_ = fields.has("rules") ? fields.integer("rules", 0, kRules) : 0;
     out.make_policy();
     out.restore(state);
     return out;
@@ -212,6 +211,7 @@ void Session::save() const {
                       {"space", tuning_.space.to_json()},
                       {"best", best()},  // for whoever finds the folder (run/folder.h)
                       {"first", first_ ? Json(*first_) : Json()},
+                      {"rules", rules_},
                       {"policy", policy_->save()},
                       {"trials", trials},
                       {"planned", planned},

@@ -360,8 +360,8 @@ TEST(Session, NamesAMetricThatTheRunsDoNotHave) {
 }
 
 // Evaluations of every 0.3 epochs that fall on whole steps, a quarter of an epoch apart: those
-// after 0.75 and 1 epochs are both nearest to 0.9. A trial that was to pause at 0.9 may have got to
-// the second one or not, and the search must not depend on that.
+// after 0.75 and 1 epochs are both nearest to 0.9. A trial that was to pause at 0.9, as trial 1
+// here, may have got to the second one or not, and the search must not depend on that.
 TEST(Session, OfTwoEvaluationsAtOneBudgetTheFirstCounts) {
   spec::JobOptions job;
   job.train.epochs = 2;
@@ -369,14 +369,14 @@ TEST(Session, OfTwoEvaluationsAtOneBudgetTheFirstCounts) {
   const TempFolder place;
   Tuning tuning = two_rates(job);
   tuning.setup.policy = "one_epoch";
-  tuning.setup.budget = 2;
+  tuning.setup.budget = 3;
   tuning.setup.finish = false;
   std::string lines;
   for (const double epoch : {0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0})
     lines += evaluation(epoch, fmt::format("\"accuracy\":{}", epoch / 4));
   Session session = Session::create(place.path() / "session", OptionSet(job).to_toml(), tuning);
   EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
-  ASSERT_FALSE(session.trials().empty());
+  ASSERT_EQ(session.trials().size(), 2U);
   const std::vector<tune::Observation>& seen = session.trials()[0].seen;
   const double budgets[] = {0.3, 0.6, 0.9, 1.2, 1.5, 1.8, 2};
   const double epochs[] = {0.25, 0.5, 0.75, 1.25, 1.5, 1.75, 2};
@@ -385,6 +385,9 @@ TEST(Session, OfTwoEvaluationsAtOneBudgetTheFirstCounts) {
     EXPECT_NEAR(seen[i].budget, budgets[i], 1e-9);
     EXPECT_EQ(seen[i].value, epochs[i] / 4) << seen[i].budget;
   }
+  const tune::Observation& paused = session.trials()[1].seen.back();
+  EXPECT_NEAR(paused.budget, 0.9, 1e-9);
+  EXPECT_EQ(paused.value, 0.75 / 4);
 }
 
 // A look at a new setting is worth something to the end where the best trial's own end is paid for

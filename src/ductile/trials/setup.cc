@@ -182,6 +182,26 @@ void check(const Tuning& tuning, const spec::JobOptions& job, std::string_view s
 
 }  // namespace
 
+double first_run(const Setup& setup, const spec::JobOptions& job) {
+  const auto full = static_cast<double>(job.train.epochs);
+  const double unit = std::min(job.train.eval_every_epochs, full);
+  double values = 1;
+  if (setup.policy == "mltuner")
+    values = std::clamp(std::floor(full / (4 * unit) + tune::kRounding),
+                        static_cast<double>(kValuesOfASlope), static_cast<double>(kValuesOfATrial));
+  return std::min(std::max(values * unit, std::min(1.0, tune::kFirstLook * full)), full);
+}
+
+std::string no_short_runs(const Setup& setup, const spec::JobOptions& job) {
+  const auto full = static_cast<double>(job.train.epochs);
+  if (setup.policy == "full" || first_run(setup, job) < full) return "";
+  return fmt::format(
+      "policy = \"{}\" ends no trial early, since the first evaluations by which it could come at "
+      "the end of a run, which has {:g} epochs; set a smaller train.eval_every_epochs, such as "
+      "{:g}",
+      setup.policy, full, full / 10);
+}
+
 void check_metric(const Setup& setup, const spec::JobOptions& job) {
   if (setup.metric == "perplexity" && job.data.format != "tokens")
     fail(ErrorCode::invalid_argument,
@@ -326,6 +346,10 @@ Tuning default_tuning(const spec::JobOptions& job) {
   Tuning tuning{{}, tune::Space(std::move(dimensions))};
   check(tuning, job, "the default space");
   return tuning;
+}
+
+bool has_built_in_model(const spec::JobOptions& job) {
+  return job.model.library.empty() && job.python.object.empty();
 }
 
 std::optional<tune::Setting> setting_of(const tune::Space& space, const spec::JobOptions& job) {

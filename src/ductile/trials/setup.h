@@ -17,6 +17,9 @@ namespace ductile::trials {
 
 // Where the first value of a trial stands for the loss before any training (tune/progress.h).
 inline constexpr int kValuesOfASlope = 2;
+// Of two values a smaller second one has no noise at all: so many are compared, where a quarter of
+// a run has them.
+inline constexpr int kValuesOfATrial = 5;
 
 struct Setup {
   std::string metric = "accuracy";  // of the evaluations; accuracy, loss or perplexity
@@ -58,6 +61,11 @@ Tuning default_tuning(const spec::JobOptions& job);
 // an option of a job says how such an option is tuned.
 void set_option(Setup& setup, const std::string& assignment);
 
+// Epochs of a trial's first run, for policies that begin with short ones.
+double first_run(const Setup& setup, const spec::JobOptions& job);
+// What is to be said where that is a whole run, so that no trial is ended early; empty: nothing.
+std::string no_short_runs(const Setup& setup, const spec::JobOptions& job);
+
 // Throws invalid_argument if the job's evaluations do not have what trials are to be judged by.
 void check_metric(const Setup& setup, const spec::JobOptions& job);
 // Throws invalid_argument where the policy cannot do with the searcher, or with so few evaluations.
@@ -67,6 +75,9 @@ void check_budget(const Setup& setup, const spec::JobOptions& job);
 
 // A sentence for each option of the space that trials with some of the choices do not read.
 std::vector<std::string> read_by_some(const tune::Space& space, const spec::JobOptions& job);
+
+// Every built-in model has the same bits with any number of threads (spec/models.h).
+bool has_built_in_model(const spec::JobOptions& job);
 
 // The job's own setting, by the options of the space. Nothing where a value of the job is not in
 // it.

@@ -46,6 +46,45 @@ choices = [32, 64]
   EXPECT_EQ(options[1], "train.batch_size=64");
 }
 
+// A run of one epoch, as of a language model, has evaluations within it.
+TEST(Setup, AFirstRunIsAnEpochOrASmallPartOfAShortRun) {
+  const auto epochs = [](int64_t of, double every, const std::string& policy = "asha") {
+    spec::JobOptions job;
+    job.train.epochs = of;
+    job.train.eval_every_epochs = every;
+    trials::Setup setup;
+    setup.policy = policy;
+    return first_run(setup, job);
+  };
+  EXPECT_EQ(epochs(100, 1), 1);
+  EXPECT_EQ(epochs(100, 0.1), 1);
+  EXPECT_EQ(epochs(100, 3), 3);
+  EXPECT_DOUBLE_EQ(epochs(10, 0.1), 0.6);
+  EXPECT_DOUBLE_EQ(epochs(1, 0.1), 0.1);
+  EXPECT_DOUBLE_EQ(epochs(1, 0.01), 0.06);
+  EXPECT_EQ(epochs(1, 2), 1) << "there is no more";
+  // Five values, and fewer where a quarter of a run has fewer.
+  EXPECT_EQ(epochs(100, 1, "mltuner"), 5);
+  EXPECT_EQ(epochs(100, 0.1, "mltuner"), 1);
+  EXPECT_EQ(epochs(16, 1, "mltuner"), 4);
+  EXPECT_EQ(epochs(4, 1, "mltuner"), 2);
+  EXPECT_EQ(epochs(3, 1.5, "mltuner"), 3);
+  EXPECT_DOUBLE_EQ(epochs(1, 0.05, "mltuner"), 0.25);
+}
+
+TEST(Setup, SaysWhereNoTrialIsEndedEarly) {
+  spec::JobOptions job;
+  job.train.epochs = 1;
+  trials::Setup setup;
+  EXPECT_NE(no_short_runs(setup, job).find("train.eval_every_epochs, such as 0.1"),
+            std::string::npos);
+  setup.policy = "full";
+  EXPECT_EQ(no_short_runs(setup, job), "") << "as it was asked for";
+  setup.policy = "asha";
+  job.train.eval_every_epochs = 0.1;
+  EXPECT_EQ(no_short_runs(setup, job), "");
+}
+
 TEST(Setup, TunesTheStalenessOfWeights) {
   const auto assigned = [](const std::string& dimension, double at) {
     const Tuning tuning = read_tuning("[space.\"train.staleness\"]\n" + dimension, "tune.toml", {});

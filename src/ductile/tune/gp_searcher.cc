@@ -19,10 +19,9 @@ class GpSearcher final : public Searcher {
 
  private:
   Pick pick(Rng& rng, std::span<const int64_t>) override {
-    const size_t startup = options().startup > 0 ? static_cast<size_t>(options().startup)
-                                                 : std::min<size_t>(4 + space().size(), 12);
-    std::vector<Scored> scores = scores_of(trials(), startup);
-    if (scores.size() < startup) return {.fresh = random_candidate(rng)};
+    const size_t enough = startup(std::min<size_t>(4 + space().size(), 12));
+    std::vector<Scored> scores = scores_of(trials(), enough);
+    if (scores.size() < enough) return {.fresh = random_candidate(rng)};
     scores = thinned(std::move(scores));
     std::vector<Point> points;
     std::vector<double> raw;

@@ -121,10 +121,11 @@ class HalvingPolicy final : public BracketPolicy {
     if (!std::isfinite(left()))
       return {rungs, whole(std::pow(options().halving.eta, static_cast<double>(rungs - 1)))};
     // As many as the budget pays for. The cost grows with their number.
+    const double most = left() + kRounding * options().unit;
     int64_t low = 1, high = whole(left() / options().least_budget) + 1;
     while (high - low > 1) {
       const int64_t middle = low + (high - low) / 2;
-      (cost(rungs, middle) <= left() ? low : high) = middle;
+      (cost(rungs, middle) <= most ? low : high) = middle;
     }
     return {rungs, low};
   }
@@ -165,7 +166,7 @@ class AshaPolicy final : public TrialPolicy {
  private:
   Move decide() override {
     for (size_t k = budgets_.size() - 1; k-- > 0;) {
-      const std::vector<int64_t> order = ranked(done_[k]);
+      const std::vector<int64_t> order = ranked_in(k);
       const size_t top =
           static_cast<size_t>(static_cast<double>(order.size()) / options().halving.eta + 1e-9);
       for (size_t i = 0; i < top; ++i) {
@@ -183,7 +184,7 @@ class AshaPolicy final : public TrialPolicy {
     if (move.kind != MoveKind::stop) return move;
     // The space is used up: what is paused goes on, the best first.
     for (size_t k = budgets_.size() - 1; k-- > 0;) {
-      for (const int64_t t : ranked(done_[k])) {
+      for (const int64_t t : ranked_in(k)) {
         if (status(t) != Status::paused) continue;
         if (trials()[static_cast<size_t>(t)].budget() >= budgets_[k + 1]) continue;
         promoted_[k].push_back(t);
@@ -191,6 +192,11 @@ class AshaPolicy final : public TrialPolicy {
       }
     }
     return move;
+  }
+
+  // By what they had there: those that went on have come further since, and would look better.
+  std::vector<int64_t> ranked_in(size_t k) const {
+    return ranked(done_[k], budgets_[k] * (1 + 1e-9));
   }
 
   void learn(const Result& result) override {

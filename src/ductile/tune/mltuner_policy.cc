@@ -49,7 +49,10 @@ class MlTunerPolicy final : public TrialPolicy {
   bool is_searching() const override { return m_.phase == Phase::first || m_.phase == Phase::rest; }
 
   int64_t kept() const override {
-    if (m_.phase == Phase::first) return furthest();
+    if (m_.phase == Phase::first) {
+      const int64_t converging = best_of_live(true, m_.time).trial;
+      return converging >= 0 ? converging : furthest();
+    }
     const bool is_judged = m_.judged >= 0 && budget_of(m_.judged) >= m_.time;
     return is_judged && is_better(judge(m_.judged)) ? m_.judged : m_.best;
   }
@@ -99,18 +102,16 @@ class MlTunerPolicy final : public TrialPolicy {
     }
     for (const int64_t t : m_.live)
       if (status(t) == Status::running) return wait_or_stop("trials of this length still run");
-    double slope = 0;
-    const int64_t valid = best_of_live(true, slope);
-    if (valid >= 0) {
-      adopt(valid, slope);
+    if (const Sloped valid = best_of_live(true); valid.trial >= 0) {
+      adopt(valid);
       return std::nullopt;
     }
-    const int64_t unstable = best_of_live(false, slope);
+    const Sloped unstable = best_of_live(false);
     if ((is_exhausted && m_.time >= bound_) || (m_.previous > 0 && m_.count >= m_.previous)) {
-      if (unstable < 0) {
+      if (unstable.trial < 0) {
         m_.phase = Phase::over;
       } else {
-        adopt(unstable, slope);
+        adopt(unstable);
         begin_training();
       }
       return std::nullopt;
@@ -120,7 +121,7 @@ class MlTunerPolicy final : public TrialPolicy {
     for (const int64_t t : m_.live) {
       const bool is_done = is_crowd || judge(t).verdict == Verdict::diverged ||
                            budget_of(t) >= bound_ || status(t) != Status::paused;
-      if (is_done && t != unstable) {
+      if (is_done && t != unstable.trial) {
         drop(t);
       } else {
         kept.push_back(t);
@@ -147,7 +148,9 @@ class MlTunerPolicy final : public TrialPolicy {
       }
       m_.judged = -1;
     }
-    if (!has_settled(m_.slopes) && (m_.previous == 0 || m_.count < m_.previous)) {
+    const bool may_search =
+        spent() < options().mltuner.search_share * options().total_budget * (1 - kRounding);
+    if (may_search && !has_settled(m_.slopes) && (m_.previous == 0 || m_.count < m_.previous)) {
       if (auto move = begin_trial()) {
         m_.judged = move->trial;
         return move;
@@ -197,14 +200,19 @@ class MlTunerPolicy final : public TrialPolicy {
       for (const Observation& o : result.seen) m_.line.push_back(o.value);
   }
 
-  void adopt(int64_t trial, double slope) {
+  struct Sloped {
+    int64_t trial = -1;
+    double slope = 0;
+  };
+
+  void adopt(const Sloped& chosen) {
     if (m_.best >= 0) drop(m_.best);
-    m_.best = trial;
-    m_.best_slope = slope;
-    m_.slopes.assign(1, slope);
-    m_.time = budget_of(trial);
+    m_.best = chosen.trial;
+    m_.best_slope = chosen.slope;
+    m_.slopes.assign(1, chosen.slope);
+    m_.time = budget_of(chosen.trial);
     for (const int64_t t : m_.live)
-      if (t != trial) drop(t);
+      if (t != chosen.trial) drop(t);
     m_.live.clear();
     m_.phase = Phase::rest;
   }
@@ -227,16 +235,14 @@ class MlTunerPolicy final : public TrialPolicy {
     return progress.slope && *progress.slope < m_.best_slope;
   }
 
-  // Of those that live, the one with the best slope; -1 for none.
-  int64_t best_of_live(bool converging, double& slope) const {
-    int64_t best = -1;
+  // Of those that live and have come so far, the one with the best slope; trial -1 for none.
+  Sloped best_of_live(bool converging, double least = 0) const {
+    Sloped best;
     for (const int64_t t : m_.live) {
       const Progress p = judge(t);
-      if (p.verdict == Verdict::diverged || !p.slope) continue;
+      if (p.verdict == Verdict::diverged || !p.slope || budget_of(t) < least) continue;
       if (converging && p.verdict != Verdict::converging) continue;
-      if (best >= 0 && *p.slope >= slope) continue;
-      best = t;
-      slope = *p.slope;
+      if (best.trial < 0 || *p.slope < best.slope) best = {t, *p.slope};
     }
     return best;
   }

@@ -15,8 +15,10 @@ namespace {
 
 class MlTunerTest : public ::testing::Test {
  protected:
-  void begin(double full, double bound, double total = 1e9, int64_t side_by_side = 1) {
+  void begin(double full, double bound, double total = 1e9, int64_t side_by_side = 1,
+             double search_share = 1) {
     PolicyOptions options;
+    options.mltuner.search_share = search_share;
     options.full_budget = full;
     options.total_budget = total;
     options.mltuner.side_by_side = side_by_side;
@@ -102,6 +104,30 @@ TEST_F(MlTunerTest, TrialsAtTheBoundAreDroppedButTheBestUnstableOne) {
   EXPECT_TRUE(dropped_.contains(2));
 }
 
+// Five trials of two are half of the budget; their slopes alone would not end the search.
+TEST_F(MlTunerTest, TrainsTheBestTrialOnceTheSearchHasHadItsShare) {
+  for (const double share : {0.5, 1.0}) {
+    begin(64, 8, 20, 1, share);
+    expect(MoveKind::start, 0, 2, falls_fast);
+    for (int64_t t = 1; t <= 4; ++t) expect(MoveKind::start, t, 2, falls);
+    if (share < 1) {
+      expect(MoveKind::resume, 0, 3, falls_fast);
+    } else {
+      expect(MoveKind::start, 5, 2, falls);
+    }
+  }
+}
+
+// As with a learning rate of next to nothing: its length would hold for all others.
+TEST_F(MlTunerTest, ATrialThatStandsStillDoesNotConverge) {
+  begin(64, 8);
+  expect(MoveKind::start, 0, 2, stays);
+  expect(MoveKind::resume, 0, 4, stays);
+  expect(MoveKind::start, 1, 4, falls);
+  expect(MoveKind::start, 2, 4, stays);
+  EXPECT_TRUE(dropped_.contains(0));
+}
+
 TEST_F(MlTunerTest, SeveralTrialsMayBeginTogether) {
   begin(64, 8, 1e9, 3);
   expect(MoveKind::start, 0, 2, falls);
@@ -147,6 +173,27 @@ TEST_F(MlTunerTest, KeepsTheBestSlopeAmongTrialsOfTheSameLength) {
   expect(MoveKind::start, 2, 3, [](double b) { return 10 - 5 * b; });
   expect(MoveKind::stop, -1, 0);
   EXPECT_EQ(policy_->kept(), 1) << "the length of trial 2 was cut by the budget";
+}
+
+// Where the budget ends before all that begin together are through.
+TEST_F(MlTunerTest, KeepsTheOneThatConvergesAndNotOneThatGainedMoreWithLeaps) {
+  const auto leaps = [](double b) { return b == 1 ? 10.0 : b == 2 ? 12 : b == 3 ? 5 : 0; };
+  const auto steady = [](double b) { return 13 - 3 * b; };
+  for (const bool leaps_first : {true, false}) {
+    begin(64, 8, 14, 3);
+    for (int64_t t = 0; t < 3; ++t) expect(MoveKind::start, t, 2, rises);
+    expect(MoveKind::start, 3, 4, leaps_first ? +leaps : +steady);
+    expect(MoveKind::start, 4, 4, leaps_first ? +steady : +leaps);
+    expect(MoveKind::stop, -1, 0);
+    EXPECT_EQ(policy_->kept(), leaps_first ? 4 : 3);
+  }
+  // One that the budget cut off is not compared by its slope.
+  begin(64, 8, 13, 3);
+  for (int64_t t = 0; t < 3; ++t) expect(MoveKind::start, t, 2, rises);
+  expect(MoveKind::start, 3, 4, leaps);
+  expect(MoveKind::start, 4, 3, steady);
+  expect(MoveKind::stop, -1, 0);
+  EXPECT_EQ(policy_->kept(), 3);
 }
 
 TEST_F(MlTunerTest, KeepsWhatGainedMostWhileNothingConverges) {

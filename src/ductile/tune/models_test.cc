@@ -279,6 +279,14 @@ TEST(ParzenDensityTest, AgreesWithItsDefinitionAndIntegratesToOne) {
   EXPECT_NEAR(static_cast<double>(integral), 1, 1e-6);
 }
 
+// Scott's rule where there are many points, and of one point and the prior a third.
+TEST(ParzenDensityTest, IsAsWideAsThePointsAreDense) {
+  const Space space({{"x"}});
+  const auto points = [](size_t n) { return std::vector<Point>(n, Point{0.5}); };
+  EXPECT_DOUBLE_EQ(ParzenDensity(space, points(1)).width(), 1.0 / 3);
+  EXPECT_DOUBLE_EQ(ParzenDensity(space, points(1000)).width(), 0.2 * std::pow(1000, -0.2));
+}
+
 TEST(ParzenDensityTest, DrawsFollowTheDensity) {
   const Space space({{"x"}});
   const ParzenDensity density(space, {{0.1}, {0.15}, {0.8}});

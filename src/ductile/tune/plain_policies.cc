@@ -17,7 +17,7 @@ class FullPolicy final : public TrialPolicy {
 
  private:
   Move decide() override {
-    const double whole = options().full_budget * (1 - 1e-9);  // sums of budgets are rounded
+    const double whole = options().full_budget - kRounding * options().unit;
     if (options().full.whole_only && options().total_budget >= whole && left() < whole)
       return wait_or_stop("what is left of the total budget does not pay for a whole trial");
     return start(options().full_budget, "every trial is run to its end");
@@ -40,7 +40,8 @@ class OneEpochPolicy final : public TrialPolicy {
     short_runs_ = o.settings > 0 ? o.settings
                                  : std::max<int64_t>(
                                        1, static_cast<int64_t>(o.screened * options.total_budget /
-                                                               rounded(options.least_budget)));
+                                                                   rounded(options.least_budget) +
+                                                               kRounding));
   }
 
  private:
@@ -92,10 +93,6 @@ class OneEpochPolicy final : public TrialPolicy {
   std::vector<bool> chosen_;  // trials that were run on
 };
 
-// The first look at a trial, as a share of its full budget: what is seen before says little of how
-// it ends (docs/design/015-tune.md).
-constexpr double kFirstLook = 0.06;
-
 // Freeze-thaw (Swersky, Snoek and Adams, arXiv 1406.3896): every trial is paused at budgets that
 // grow by a factor, and the searcher's forecasts choose among all that are paused and a new one.
 class FreezeThawPolicy final : public TrialPolicy {
@@ -115,7 +112,7 @@ class FreezeThawPolicy final : public TrialPolicy {
     std::vector<int64_t> paused;
     for (int64_t t = 0; t < static_cast<int64_t>(trials().size()); ++t)
       if (status(t) == Status::paused) paused.push_back(t);
-    const bool pays_for_new = left() >= enough_for_new();
+    const bool pays_for_new = left() >= enough_for_new() - kRounding * options().unit;
     // Those that run may be worth what is left once they pause. Where no trial is left to go on
     // with, a new one is: nothing else can be had for the rest.
     if (paused.empty() && !pays_for_new && num_running() > 0)

@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
+#include <utility>
 
 #include "ductile/tune/searchers_impl.h"
 
@@ -16,26 +19,65 @@ class RandomSearcher final : public Searcher {
   }
 };
 
+// `n` different whole numbers from low to high, evenly spaced on the scale of the dimension as far
+// as they lie apart there.
+std::vector<double> whole_levels(const Dimension& d, int64_t n) {
+  std::vector<double> out;
+  const double low = d.scale == Scale::log ? std::log(d.low) : d.low;
+  const double high = d.scale == Scale::log ? std::log(d.high) : d.high;
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = std::lerp(low, high, static_cast<double>(i) / static_cast<double>(n - 1));
+    const double even = std::round(d.scale == Scale::log ? std::exp(x) : x);
+    const double least = out.empty() ? d.low : out.back() + 1;
+    out.push_back(std::clamp(even, least, d.high - static_cast<double>(n - 1 - i)));
+  }
+  return out;
+}
+
 // The points of a mixed-radix counter, taken in steps that have no divisor in common with their
-// number and are near its golden section: whatever part of the grid is tried is spread over it.
+// number and are near its golden section: whatever part of the grid is tried is spread over it. Of
+// a grid with more points than anybody tries only the first dimensions are counted; the levels of
+// the others are drawn.
 class GridSearcher final : public Searcher {
  public:
   GridSearcher(std::string_view name, const Space& space, const SearcherOptions& options)
       : Searcher(name, space, options) {
-    for (const Dimension& d : this->space().dimensions()) {
-      int64_t n = d.low == d.high ? 1 : options.levels;
-      if (d.kind == Kind::choice) n = static_cast<int64_t>(d.choices.size());
-      if (d.kind == Kind::integer)
-        n = static_cast<int64_t>(std::min(static_cast<double>(n), d.high - d.low + 1));
-      radix_.push_back(n);
-      total_ = total_ > kMost / n ? kMost : total_ * n;
+    for (size_t d = 0; d < this->space().size(); ++d) {
+      levels_.push_back(levels_of(d));
+      const auto n = static_cast<int64_t>(levels_.back().size());
+      if (num_counted_ < d || total_ > kMost / n) continue;
+      total_ *= n;
+      ++num_counted_;
     }
     stride_ = std::max<int64_t>(1, static_cast<int64_t>(static_cast<double>(total_) * 0.618034));
     while (std::gcd(stride_, total_) != 1) ++stride_;
   }
 
  private:
-  static constexpr int64_t kMost = int64_t{1} << 31;  // its square fits; nobody tries as many
+  static constexpr int64_t kMost = int64_t{1} << 31;    // its square fits; nobody tries as many
+  static constexpr uint64_t kDrawnLevels = 0x67726964;  // the stream of the draws
+
+  std::vector<double> levels_of(size_t d) const {
+    const Dimension& dimension = space().dimensions()[d];
+    std::vector<double> out;
+    if (dimension.kind == Kind::choice) {
+      for (size_t i = 0; i < dimension.choices.size(); ++i) out.push_back(static_cast<double>(i));
+      return out;
+    }
+    const double most = dimension.kind == Kind::integer ? dimension.high - dimension.low + 1
+                                                        : std::numeric_limits<double>::infinity();
+    const auto n =
+        dimension.low == dimension.high
+            ? 1
+            : static_cast<int64_t>(std::min(static_cast<double>(options().levels), most));
+    if (dimension.kind == Kind::integer && n > 1) return whole_levels(dimension, n);
+    for (int64_t i = 0; i < n; ++i) {
+      Point point(space().size(), 0.5);
+      if (n > 1) point[d] = static_cast<double>(i) / static_cast<double>(n - 1);
+      out.push_back(space().at(point)[d]);
+    }
+    return out;
+  }
 
   // Without a list each point of the grid is another setting, so the number of trials says which
   // one is next.
@@ -61,22 +103,20 @@ class GridSearcher final : public Searcher {
   Pick at(int64_t nth) const {
     if (nth >= total_) return {};
     int64_t rest = nth * stride_ % total_;
-    Point point;
-    for (const int64_t n : radix_) {
-      const double digit = static_cast<double>(rest % n);
-      const double levels = static_cast<double>(n);
-      point.push_back(n == 1 ? 0.5 : digit / (levels - 1));
-      rest /= n;
+    Rng drawn(0, kDrawnLevels, static_cast<uint64_t>(nth));
+    Setting setting;
+    for (size_t d = 0; d < levels_.size(); ++d) {
+      const auto n = static_cast<int64_t>(levels_[d].size());
+      const int64_t digit = d < num_counted_ ? rest % n : drawn.below(static_cast<uint32_t>(n));
+      setting.push_back(levels_[d][static_cast<size_t>(digit)]);
+      if (d < num_counted_) rest /= n;
     }
-    for (size_t d = 0; d < point.size(); ++d)
-      if (space().dimensions()[d].kind == Kind::choice)
-        point[d] =
-            (point[d] * static_cast<double>(radix_[d] - 1) + 0.5) / static_cast<double>(radix_[d]);
-    return {.fresh = Candidate{space().at(point)}};
+    return {.fresh = Candidate{std::move(setting)}};
   }
 
-  std::vector<int64_t> radix_;
-  int64_t total_ = 1, stride_ = 1;
+  std::vector<std::vector<double>> levels_;  // of each dimension
+  size_t num_counted_ = 0;                   // dimensions
+  int64_t total_ = 1, stride_ = 1;           // of what is counted
 };
 
 }  // namespace

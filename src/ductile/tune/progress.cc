@@ -45,7 +45,8 @@ Progress progress_of(Observation start, std::span<const Observation> clocks) {
   if (out.gain > 9 * std::abs(start.value)) {
     out.verdict = Verdict::diverged;
   } else {
-    out.verdict = out.noise > 0.1 * std::abs(out.gain) ? Verdict::unstable : Verdict::converging;
+    const bool is_steady = out.gain < 0 && out.noise <= 0.1 * std::abs(out.gain);
+    out.verdict = is_steady ? Verdict::converging : Verdict::unstable;
   }
   const double slope = (out.gain + out.noise) / (clocks.back().budget - start.budget);
   if (out.verdict != Verdict::diverged && slope <= 0) out.slope = slope;

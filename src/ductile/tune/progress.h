@@ -12,7 +12,9 @@ namespace ductile::tune {
 
 enum class Verdict {
   diverged,  // a value is not finite, or the loss is ten times what it was
-  unstable,  // it rose by more than a tenth of what it gained, or there is too little to tell
+  // It rose by more than a tenth of what it gained, or gained nothing, or there is too little to
+  // tell.
+  unstable,
   converging,
 };
 std::string_view to_string(Verdict verdict);

@@ -42,10 +42,10 @@ void describe(Describer& d, SearcherOptions& o) {
   d.field("ard", o.ard, "gp, curves: a length scale for each dimension, not one for all");
 }
 
-double Trial::best() const {
+double Trial::best(double up_to) const {
   double best = std::numeric_limits<double>::infinity();
   for (const Observation& o : seen)
-    if (std::isfinite(o.value)) best = std::min(best, o.value);
+    if (o.budget <= up_to && std::isfinite(o.value)) best = std::min(best, o.value);
   return best;
 }
 
@@ -110,6 +110,12 @@ void Searcher::record(int64_t trial, Observation observation) {
   }
   t.seen.push_back(observation);
   told_.push_back({trial, observation});
+}
+
+size_t Searcher::startup(size_t own) const {
+  if (options_.startup > 0) return static_cast<size_t>(options_.startup);
+  if (options_.asks <= 0) return own;
+  return std::min(own, static_cast<size_t>(std::max<int64_t>(2, options_.asks / 3)));
 }
 
 bool Searcher::was_tried(const Setting& setting) const {

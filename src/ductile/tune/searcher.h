@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -31,8 +32,8 @@ struct Trial {
   bool diverged = false;
 
   double budget() const { return seen.empty() ? 0 : seen.back().budget; }
-  // The least value so far; infinite before the first.
-  double best() const;
+  // The least value so far, or of those up to a budget; infinite before the first.
+  double best(double up_to = std::numeric_limits<double>::infinity()) const;
 };
 
 struct SearcherOptions {
@@ -45,6 +46,8 @@ struct SearcherOptions {
   // Not an option of users: what is asked for before anything else, in this order. Each lies in the
   // space, which has no list.
   std::vector<Setting> first = {};
+  // Neither is this: how many trials it will be asked for, where that is known; 0: it is not.
+  int64_t asks = 0;
 };
 void describe(Describer& d, SearcherOptions& o);
 
@@ -111,6 +114,8 @@ class Searcher {
   };
   const std::vector<Told>& told() const { return told_; }
   const SearcherOptions& options() const { return options_; }
+  // Random settings before a model is asked: `own`, but a third of all that are to come at most.
+  size_t startup(size_t own) const;
 
  private:
   std::optional<int64_t> decide(std::span<const int64_t> paused);

@@ -273,6 +273,45 @@ TEST(GridSearcherTest, CoversEveryCombinationOnce) {
   }
 }
 
+// Five levels from 1 to 5, evenly spaced on a logarithmic scale, would have 1 twice.
+TEST(GridSearcherTest, WholeNumbersAreDifferentOnEveryScale) {
+  for (const Scale scale : {Scale::linear, Scale::log}) {
+    for (const int64_t levels : {2, 3, 5, 8}) {
+      for (const double low : {1.0, 2.0, 5.0}) {
+        for (double high = low; high <= low + 12; ++high) {
+          const Space space(
+              {{.name = "n", .kind = Kind::integer, .scale = scale, .low = low, .high = high}});
+          SearcherOptions options;
+          options.levels = levels;
+          const auto s = make_searcher("grid", space, options);
+          std::set<double> seen;
+          while (const auto trial = s->ask())
+            seen.insert(s->trials()[static_cast<size_t>(*trial)].setting[0]);
+          const double most = std::min(static_cast<double>(levels), high - low + 1);
+          EXPECT_EQ(s->trials().size(), seen.size());
+          EXPECT_EQ(static_cast<double>(seen.size()), most) << low << " to " << high;
+          EXPECT_EQ(*seen.begin(), low);
+          EXPECT_EQ(*seen.rbegin(), high);
+        }
+      }
+    }
+  }
+}
+
+// Three levels each are more points than can be counted.
+TEST(GridSearcherTest, VariesEveryOneOfManyDimensions) {
+  const auto s = make_searcher("grid", cube(50));
+  std::vector<std::set<double>> levels(50);
+  std::set<Setting> seen;
+  for (int64_t t = 0; t < 200; ++t) {
+    ASSERT_EQ(s->ask(), t);
+    const Setting& setting = s->trials().back().setting;
+    EXPECT_TRUE(seen.insert(setting).second);
+    for (size_t d = 0; d < setting.size(); ++d) levels[d].insert(setting[d]);
+  }
+  for (const std::set<double>& of : levels) EXPECT_EQ(of, (std::set<double>{0, 0.5, 1}));
+}
+
 TEST(GridSearcherTest, FirstSettingsTakeNothingFromTheGrid) {
   SearcherOptions options;
   options.levels = 4;
@@ -299,6 +338,30 @@ TEST(GridSearcherTest, ASettingThatCameFirstIsNotAskedForAgain) {
     EXPECT_EQ(seen.size(), 6U);
     EXPECT_FALSE(s->ask());
   }
+}
+
+// Else a search of ten whole runs would be random to its end.
+TEST(ModelSearcherTest, BeginsWithAThirdOfTheTrialsAtMostAtRandom) {
+  const auto random_ones = [](const std::string& name, int64_t asks) {
+    SearcherOptions options;
+    options.asks = asks;
+    const auto s = make_searcher(name, cube(3), options);
+    const auto random = make_searcher("random", cube(3), options);
+    for (int64_t t = 0; t < 20; ++t) {
+      s->ask();
+      random->ask();
+      if (s->trials().back().setting != random->trials().back().setting) return t;
+      s->tell(t, {1, far_from_optimum(s->trials().back().setting)});
+    }
+    return int64_t{20};
+  };
+  EXPECT_EQ(random_ones("tpe", 0), 10);
+  EXPECT_EQ(random_ones("gp", 0), 7);
+  for (const char* name : {"tpe", "gp"}) {
+    EXPECT_EQ(random_ones(name, 10), 3);
+    EXPECT_EQ(random_ones(name, 4), 2);
+  }
+  EXPECT_EQ(random_ones("tpe", 100), 10);
 }
 
 TEST(SearcherTableTest, TheTableSaysWhichForecast) {

@@ -17,10 +17,9 @@ class TpeSearcher final : public Searcher {
 
  private:
   Pick pick(Rng& rng, std::span<const int64_t>) override {
-    const size_t startup =
-        options().startup > 0 ? static_cast<size_t>(options().startup) : kTpeStartup;
-    const std::vector<Scored> scores = scores_of(trials(), startup);
-    if (scores.size() < startup) return {.fresh = random_candidate(rng)};
+    const size_t enough = startup(kTpeStartup);
+    const std::vector<Scored> scores = scores_of(trials(), enough);
+    if (scores.size() < enough) return {.fresh = random_candidate(rng)};
     const auto [good, rest] = split(scores);
     const size_t most =
         options().candidates > 0 ? static_cast<size_t>(options().candidates) : kTpeCandidates;
@@ -66,8 +65,9 @@ class TpeSearcher final : public Searcher {
 ParzenDensity::ParzenDensity(const Space& space, std::vector<Point> points)
     : points_(std::move(points)) {
   const double n = static_cast<double>(points_.size()), dims = static_cast<double>(space.size());
-  // Scott's rule for the unit cube, not narrower than the points are dense (Optuna's "magic clip").
-  width_ = std::max(0.2 * std::pow(std::max(n, 1.0), -1 / (dims + 4)), 1 / std::min(100.0, 1 + n));
+  // Scott's rule for the unit cube, not narrower than the points are dense (Optuna's "magic clip",
+  // which counts the prior as one of the kernels).
+  width_ = std::max(0.2 * std::pow(std::max(n, 1.0), -1 / (dims + 4)), 1 / std::min(100.0, 2 + n));
   for (const Dimension& d : space.dimensions())
     choices_.push_back(d.kind == Kind::choice ? static_cast<int>(d.choices.size()) : 0);
   points_.push_back(Point(space.size(), 0.5));

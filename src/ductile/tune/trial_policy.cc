@@ -76,6 +76,9 @@ void describe(Describer& d, PolicyOptions::MlTuner& o) {
        "trials that begin together, and with each doubling; above 1, of those that do not converge "
        "only the best goes on")
       .range(1, 1e6);
+  d.field("search_share", o.search_share,
+          "share of the total budget after which the best trial is trained on, without new ones")
+      .range(0.01, 1);
   d.field("forks", o.forks, "trials of a later search take over the state of the best one");
 }
 
@@ -118,9 +121,11 @@ double TrialPolicy::rounded(double budget) const {
   return std::min(units * options_.unit, options_.full_budget);
 }
 
+double TrialPolicy::units_left() const { return std::floor(left() / options_.unit + kRounding); }
+
 Move TrialPolicy::next() {
   if (drops_.empty() && !held_) {
-    if (left() < options_.unit) return wait_or_stop("the total budget is spent");
+    if (units_left() < 1) return wait_or_stop("the total budget is spent");
     Move move = decide();
     if (drops_.empty()) return committed(std::move(move));
     // Where nothing is run, the same is decided anew after the drops.
@@ -137,8 +142,8 @@ Move TrialPolicy::committed(Move move) {
   states_.resize(trials().size());
   State& state = states_[static_cast<size_t>(move.trial)];
   const double from = trials()[static_cast<size_t>(move.trial)].budget();
-  if (move.budget - from > left()) {
-    move.budget = from + std::floor(left() / options_.unit) * options_.unit;
+  if (move.budget - from > left() + kRounding * options_.unit) {
+    move.budget = std::min(move.budget, rounded(from + units_left() * options_.unit));
     move.reason += "; the total budget ends there";
   }
   DUCTILE_CHECK(move.budget > from && state.status == Status::paused,
@@ -167,12 +172,18 @@ void TrialPolicy::tell(const Result& result) {
     last = o.budget;
     diverged = !std::isfinite(o.value);
   }
+  if (result.refused && last > 0)
+    fail(ErrorCode::invalid_argument,
+         "trial {} is refused, and it has come as far as budget {} already", trial, last);
+  diverged = diverged || result.refused;
   if (last < state.planned && !diverged && !result.ended)
     fail(ErrorCode::invalid_argument,
          "trial {}: its values end at budget {}, {} was asked for, and it neither diverged nor "
          "ended",
          trial, last, state.planned);
   for (const Observation& o : result.seen) searcher_->tell(trial, o);
+  if (result.refused)
+    searcher_->tell(trial, {options_.unit, std::numeric_limits<double>::quiet_NaN()});
   spent_ -= state.planned - last;
   --num_running_;
   state.planned = last;
@@ -202,10 +213,10 @@ int64_t TrialPolicy::kept() const {
   return best;
 }
 
-std::vector<int64_t> TrialPolicy::ranked(std::vector<int64_t> of) const {
+std::vector<int64_t> TrialPolicy::ranked(std::vector<int64_t> of, double up_to) const {
   // One that diverged cannot go on, whatever it had reached.
   const auto key = [&](int64_t t) {
-    return std::pair(status(t) == Status::diverged, trials()[static_cast<size_t>(t)].best());
+    return std::pair(status(t) == Status::diverged, trials()[static_cast<size_t>(t)].best(up_to));
   };
   std::stable_sort(of.begin(), of.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
   return of;

@@ -40,7 +40,17 @@ struct Result {
   int64_t trial = -1;
   std::vector<Observation> seen = {};  // since the last result, in order; the last at the budget
   bool ended = false;  // the trial cannot go on for another reason than that it diverged
+  // It could not even begin with its setting, and has no values: it takes nothing of the budget,
+  // and the searcher learns of it as of one that diverged at once.
+  bool refused = false;
 };
+
+// Of a unit: sums of budgets such as 0.1 are rounded, and none is lost for that.
+inline constexpr double kRounding = 1e-9;
+
+// The first look at a trial, as a share of its full budget: what is seen before says little of how
+// it ends (docs/design/015-tune.md).
+inline constexpr double kFirstLook = 0.06;
 
 // Options of one policy alone have its name before them, as in job files.
 struct PolicyOptions {
@@ -66,6 +76,7 @@ struct PolicyOptions {
     int64_t patience = 4;
     int64_t retunings = 1000;
     int64_t side_by_side = 1;
+    double search_share = 1;
     bool forks = true;
   } mltuner;
   struct FreezeThaw {
@@ -76,7 +87,8 @@ struct PolicyOptions {
 void describe(Describer& d, PolicyOptions& o);
 
 // One thread uses it at a time. As with searchers, everything is a function of the options and the
-// calls so far. The budgets of all moves together are never above the total budget.
+// calls so far. The budgets of all moves together are never above the total budget, but for
+// rounding.
 class TrialPolicy {
  public:
   TrialPolicy(std::string_view name, std::unique_ptr<Searcher> searcher,
@@ -128,10 +140,12 @@ class TrialPolicy {
   Status status(int64_t trial) const { return states_[static_cast<size_t>(trial)].status; }
   int64_t num_running() const { return num_running_; }
   double left() const { return options_.total_budget - spent_; }
+  double units_left() const;  // whole ones
   // A whole number of units, at least one, at most the full budget.
   double rounded(double budget) const;
-  // Trials by their least value, the best first; those that diverged before anything last.
-  std::vector<int64_t> ranked(std::vector<int64_t> of) const;
+  // Trials by their least value up to a budget, the best first; those that diverged last.
+  std::vector<int64_t> ranked(std::vector<int64_t> of,
+                              double up_to = std::numeric_limits<double>::infinity()) const;
 
  private:
   Move committed(Move move);
