@@ -77,6 +77,16 @@ spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options,
   return o;
 }
 
+spec::AugmentOptions evaluation_augment(spec::AugmentOptions resolved, int64_t short_side) {
+  resolved.pad = 0;  // only training pads
+  if (resolved.resize > 0) return resolved;
+  // Where nothing says how images are resized, those of the training set were of one size.
+  const int64_t native = short_side > 0 ? short_side : resolved.crop;
+  const bool as_they_are = !resolved.random_resized_crop || native == resolved.crop;
+  resolved.resize = as_they_are ? std::max(native, resolved.crop) : resolved.crop * 8 / 7;
+  return resolved;
+}
+
 Augmenter::Augmenter(const spec::AugmentOptions& options, const DatasetInfo& info, bool training,
                      uint64_t seed)
     : options_(options),
@@ -85,6 +95,7 @@ Augmenter::Augmenter(const spec::AugmentOptions& options, const DatasetInfo& inf
       log_ratio_(std::log(options.max_ratio)) {
   const int64_t h = options.crop > 0 ? options.crop : info.height;
   const int64_t w = options.crop > 0 ? options.crop : info.width;
+  DUCTILE_CHECK(!info.images() || (h > 0 && w > 0), "images of {} x {}", h, w);
   shape_ = {info.channels, h, w};
   if (training && options.random_resized_crop) {
     resizes_ = true;
@@ -162,9 +173,12 @@ Geometry Augmenter::draw(int64_t height, int64_t width, uint64_t epoch, uint64_t
     return g;
   }
 
-  // The crop of an image whose short side became `resize`, expressed as a box of the source.
+  // The crop of an image whose short side became `resize`, expressed as a box of the source. Where
+  // that would not fill an output that is not square, the image is made larger.
   const double scale =
-      static_cast<double>(std::min(height, width)) / static_cast<double>(options_.resize);
+      std::min({static_cast<double>(std::min(height, width)) / static_cast<double>(options_.resize),
+                static_cast<double>(height) / static_cast<double>(out_h),
+                static_cast<double>(width) / static_cast<double>(out_w)});
   const int64_t scaled_h = std::max<int64_t>(out_h, std::llround(height / scale));
   const int64_t scaled_w = std::max<int64_t>(out_w, std::llround(width / scale));
   g.width = std::min<double>(static_cast<double>(width), static_cast<double>(out_w) * scale);

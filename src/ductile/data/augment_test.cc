@@ -1,5 +1,6 @@
 #include "ductile/data/augment.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -126,6 +127,34 @@ TEST(Augmenter, PadAndCropReachEveryOffset) {
   }
   EXPECT_EQ(seen.size(), 25u);
   EXPECT_NEAR(flips, 500, 80);
+}
+
+// An image as large as those of the training set is taken as in any evaluation, and each other one
+// fills what the model reads.
+RC_GTEST_PROP(EvaluationAugment, TakesTheTrainingsSizeAsItIsAndFillsTheOutputFromOthers, ()) {
+  const int64_t h = *rc::gen::inRange<int64_t>(4, 40);
+  const int64_t w = *rc::gen::arbitrary<bool>() ? h : *rc::gen::inRange<int64_t>(4, 40);
+  spec::AugmentOptions o;
+  if (*rc::gen::arbitrary<bool>()) o.crop = *rc::gen::inRange<int64_t>(1, std::min(h, w) + 1);
+  if (h == w || o.crop > 0) o.random_resized_crop = *rc::gen::arbitrary<bool>();
+  o = resolve_augment(o, info(h, w));
+  const Augmenter plain(o, info(h, w), false, 1);
+  const Augmenter any(evaluation_augment(o, std::min(h, w)), info(h, w), false, 1);
+  RC_ASSERT(any.output_shape() == plain.output_shape());
+  const auto same = [](const Geometry& a, const Geometry& b) {
+    return a.x == b.x && a.y == b.y && a.width == b.width && a.height == b.height &&
+           a.exact == b.exact;
+  };
+  if (h == w || !o.random_resized_crop) {
+    RC_ASSERT(same(any.draw(h, w, 0, 0), plain.draw(h, w, 0, 0)));
+  }
+  const int64_t y = *rc::gen::inRange<int64_t>(1, 90), x = *rc::gen::inRange<int64_t>(1, 90);
+  const Geometry g = any.draw(y, x, 0, 0);
+  RC_ASSERT(g.x >= 0 && g.x + g.width <= double(x) + 1e-9);
+  RC_ASSERT(g.y >= 0 && g.y + g.height <= double(y) + 1e-9);
+  // The box has the output's aspect: nothing is distorted.
+  const double across = g.width / double(any.output_shape()[2]);
+  RC_ASSERT(std::abs(g.height / double(any.output_shape()[1]) - across) < 1e-9 * across);
 }
 
 TEST(Augmenter, EvaluationTakesTheCentre) {

@@ -90,6 +90,15 @@ void check_parts(const LoaderTask& task) {
   }
 }
 
+Augmenter make_augmenter(const spec::AugmentOptions& options, DatasetInfo info,
+                         const LoaderTask& task) {
+  if (task.height > 0) {
+    info.height = task.height;
+    info.width = task.width;
+  }
+  return {resolve_augment(options, info), info, task.training, task.seed};
+}
+
 }  // namespace
 
 class Loader::Impl {
@@ -103,7 +112,7 @@ class Loader::Impl {
         prefetch_(static_cast<size_t>(std::max<int64_t>(1, options.prefetch))),
         stream_pool_(std::make_shared<SlotPool>()),
         fetch_pool_(std::make_shared<SlotPool>()),
-        augmenter_(resolve_augment(augment, info_), info_, task.training, task.seed),
+        augmenter_(make_augmenter(augment, info_, task)),
         cache_(DecodedCache::make(*dataset_, options.cache_mb << 20)) {
     check_parts(task);
     sample_values_ = num_elements(sample_shape());

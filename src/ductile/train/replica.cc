@@ -430,7 +430,10 @@ Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
       job_.train.eval_batch_size > 0 ? job_.train.eval_batch_size : job_.train.batch_size;
   plan.training = false;
   plan.channels_last = runner_.channels_last();
-  data::Loader loader(ingredients_.test_set, ingredients_.augment, job_.loader, plan);
+  const DataForm form = DataForm::of(job_, train_info(), ingredients_.augment);
+  plan.height = form.model.height;
+  plan.width = form.model.width;
+  data::Loader loader(ingredients_.test_set, form.augment_for_others(), job_.loader, plan);
   JobState::EvaluationWeights other = take_gathered();
   if (!by_stages_) add_statistics(other);
   const WeightsSwap swap(state_.flat, other.weights, other.buffers, evaluated_ranges());

@@ -149,7 +149,7 @@ class Loader:
             self.augment = parsed(base.resolve_augment(text_of(self.augment, "augment"), (train or dataset)._set))
         self._epochs, self._lock = epochs, threading.Lock()
         self._loader = base.Loader(dataset._set, text_of(self.augment, "augment"), text_of(loader or {}, "loader"), seed,
-                                   batch_size, parts, 0, parts, training, start)
+                                   batch_size, parts, 0, parts, training, start, (train or dataset)._set)
 
     @property
     def sample_shape(self):
