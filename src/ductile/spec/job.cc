@@ -114,8 +114,10 @@ void describe(Describer& d, LoaderOptions& o) {
   d.field("threads", o.threads, "threads that read and decode; 0 = chosen by measuring")
       .range(0, 256);
   d.field("prefetch", o.prefetch, "batches prepared ahead of the trainer").range(1, 1024);
-  d.field("cache_mb", o.cache_mb,
-          "keep decoded samples in memory if all of them fit in this many MiB")
+  d.field(
+       "cache_mb", o.cache_mb,
+       "keep decoded samples in memory if all of them fit in this many MiB; JPEG images are then "
+       "decoded whole before they are resized, which has other bits")
       .range(0, 1 << 30);
   d.field("shuffle", o.shuffle,
           "draw a new order for each epoch, from the seed and the epoch number alone");

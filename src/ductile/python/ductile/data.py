@@ -137,7 +137,7 @@ class Loader:
     epochs       ends after so many epochs of training; None: never
 
     `augment` is then the resolved options. The bytes of a batch are a function of these arguments alone, apart from the
-    loader's threads, prefetch and cache_mb. One thread at a time asks; the others wait."""
+    loader's threads and prefetch. One thread at a time asks; the others wait."""
 
     def __init__(self, dataset, batch_size, seed=0, *, augment=None, train=None, loader=None, training=True, parts=1,
                  start=0, epochs=None):
