@@ -344,9 +344,10 @@ void describe(Describer& d, SelectiveOptions& o) {
   d.field("half_resolution", o.half_resolution,
           "find losses with images of half the width and height (models that pool over the whole "
           "image)");
-  d.field("precision", o.precision,
-          "arithmetic of the passes that find losses: that of the training, or bf16, which is faster "
-          "on processors that have instructions for it")
+  d.field(
+       "precision", o.precision,
+       "arithmetic of the passes that find losses: that of the training, or bf16, which is faster "
+       "on processors that have instructions for it")
       .one_of({"training", "bf16"});
   d.field(
        "length", o.length,
