@@ -43,6 +43,14 @@ bool flips(const spec::AugmentOptions& options, uint64_t seed, uint64_t epoch, u
   return ((Rng(seed, kFlips, sample).next() + epoch) & 1) != 0;
 }
 
+// By which an image is divided whose short side becomes `resize`, or longer where that would not
+// fill an output [C, H, W] that is not square.
+double reduction(int64_t height, int64_t width, int64_t resize, const Shape& output) {
+  return std::min({static_cast<double>(std::min(height, width)) / static_cast<double>(resize),
+                   static_cast<double>(height) / static_cast<double>(output[1]),
+                   static_cast<double>(width) / static_cast<double>(output[2])});
+}
+
 }  // namespace
 
 spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options,
@@ -75,6 +83,15 @@ spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options,
          o.crop);
   }
   return o;
+}
+
+std::string size_warning(const spec::AugmentOptions& options, const DatasetInfo& train) {
+  const bool varies = train.images() && train.channels > 0 && train.height == 0;
+  if (!varies || options.crop > 0) return "";
+  return fmt::format(
+      "the training images differ in size, and augment.crop is 0: all of them become {0} x {0}; "
+      "choose another size with augment.crop",
+      kDefaultCrop);
 }
 
 spec::AugmentOptions evaluation_augment(spec::AugmentOptions resolved, int64_t short_side) {
@@ -130,8 +147,9 @@ Geometry Augmenter::draw(int64_t height, int64_t width, uint64_t epoch, uint64_t
     const int64_t pad = training_ ? options_.pad : 0;
     if (out_h > height + 2 * pad || out_w > width + 2 * pad) {
       fail(ErrorCode::invalid_argument,
-           "augment.crop: {} x {} does not fit an image of {} x {} with padding {}", out_h, out_w,
-           height, width, pad);
+           "augment.crop: {} x {} does not fit an image of {} x {} with padding {}; with "
+           "augment.resize = {} (and augment.pad = 0) each image is resized first",
+           out_h, out_w, height, width, pad, std::min(out_h, out_w));
     }
     if (options_.pad_mode == "reflect" && pad >= std::min(height, width)) {
       fail(ErrorCode::invalid_argument,
@@ -173,12 +191,8 @@ Geometry Augmenter::draw(int64_t height, int64_t width, uint64_t epoch, uint64_t
     return g;
   }
 
-  // The crop of an image whose short side became `resize`, expressed as a box of the source. Where
-  // that would not fill an output that is not square, the image is made larger.
-  const double scale =
-      std::min({static_cast<double>(std::min(height, width)) / static_cast<double>(options_.resize),
-                static_cast<double>(height) / static_cast<double>(out_h),
-                static_cast<double>(width) / static_cast<double>(out_w)});
+  // The crop of the image that is so resized, expressed as a box of the source.
+  const double scale = reduction(height, width, options_.resize, shape_);
   const int64_t scaled_h = std::max<int64_t>(out_h, std::llround(height / scale));
   const int64_t scaled_w = std::max<int64_t>(out_w, std::llround(width / scale));
   g.width = std::min<double>(static_cast<double>(width), static_cast<double>(out_w) * scale);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "ductile/base/dtype.h"
@@ -15,6 +16,10 @@ namespace ductile::data {
 // Resolving twice changes nothing. Throws invalid_argument naming the key that does not fit the
 // data.
 spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options, const DatasetInfo& train);
+
+// What is to be known of a job whose training images differ in size and whose augment.crop does not
+// say what they are to become; empty: nothing.
+std::string size_warning(const spec::AugmentOptions& options, const DatasetInfo& train);
 
 // How images of any size are evaluated: each in a way that depends on its own size alone, and one
 // as large as those of the training set as these are. `resolved` against the training set;

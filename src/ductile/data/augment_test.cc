@@ -33,6 +33,16 @@ TEST(ResolveAugment, FillsWhatTheDataKnows) {
   EXPECT_EQ(resolve_augment({}, info(20, 30)).crop, 0);
 }
 
+TEST(SizeWarning, IsOfImagesThatDifferWhereNoCropIsChosen) {
+  spec::AugmentOptions o;
+  EXPECT_NE(size_warning(o, info(0, 0)).find("become 224 x 224; choose another"),
+            std::string::npos);
+  EXPECT_EQ(size_warning(o, info(16, 16)), "");
+  EXPECT_EQ(size_warning(o, {}), "") << "of a program's own data";
+  o.crop = 32;
+  EXPECT_EQ(size_warning(o, info(0, 0)), "");
+}
+
 TEST(ResolveAugment, NamesWhatDoesNotFit) {
   const auto message = [](spec::AugmentOptions o, DatasetInfo i) {
     try {
@@ -55,10 +65,25 @@ TEST(ResolveAugment, NamesWhatDoesNotFit) {
   o.crop = 64;
   o.resize = 32;
   EXPECT_NE(message(o, info(0, 0)).find("augment.resize"), std::string::npos);
-  o = {};
-  o.crop = 64;
-  EXPECT_THROW(
-      Augmenter(resolve_augment(o, info(32, 32)), info(32, 32), true, 1).draw(32, 32, 0, 0), Error);
+}
+
+// The sizes of a few images were looked at, and this one is smaller.
+TEST(Augmenter, SaysWhatHelpsWhereACropDoesNotFitAnImage) {
+  spec::AugmentOptions o = resolve_augment({}, info(32, 32));
+  try {
+    Augmenter(o, info(32, 32), true, 1).draw(30, 20, 0, 0);
+    ADD_FAILURE() << "nothing thrown";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("32 x 32 does not fit an image of 30 x 20"),
+              std::string::npos)
+        << e.what();
+    EXPECT_NE(std::string(e.what()).find("with augment.resize = 32"), std::string::npos);
+  }
+  o.resize = 32;
+  const Geometry g =
+      Augmenter(resolve_augment(o, info(32, 32)), info(32, 32), true, 1).draw(30, 20, 0, 0);
+  EXPECT_EQ(g.width, 20);
+  EXPECT_EQ(g.height, 20);
 }
 
 // Half of the samples are mirrored in the first epoch, and each of them in every other one.
