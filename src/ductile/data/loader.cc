@@ -8,6 +8,8 @@
 #include <exception>
 #include <mutex>
 #include <set>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -88,6 +90,13 @@ void check_parts(const LoaderTask& task) {
     fail(ErrorCode::invalid_argument, "parts {}..{} of {}", task.first_part,
          task.first_part + task.num_parts - 1, task.parts);
   }
+}
+
+// Errors of samples begin with the place, which is told apart.
+BadItem item_of(std::string where, std::string_view what) {
+  const std::string begin = where + ": ";
+  while (what.starts_with(begin)) what.remove_prefix(begin.size());
+  return {std::move(where), std::string(what)};
 }
 
 Augmenter make_augmenter(const spec::AugmentOptions& options, DatasetInfo info,
@@ -455,7 +464,7 @@ class Loader::Impl {
       if (!dataset_->skip_bad() || e.code() != ErrorCode::data_loss) throw;
       const std::lock_guard lock(mutex_);
       if (bad_indices_.insert(index).second && bad_items_.size() < kNamedBadItems) {
-        bad_items_.push_back({dataset_->where(index), e.what()});
+        bad_items_.push_back(item_of(dataset_->where(index), e.what()));
       }
       return false;
     }
