@@ -467,7 +467,7 @@ class Data(Trained):
         def put(name, side):
             def chunk(kind, data):
                 return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-            rows = b"".join(b"\0" + bytes((7 * x + 31 * y + len(name)) % 256 for x in range(3 * side)) for y in range(side))
+            rows = b"".join(b"\0" + bytes((7 * x + 31 * y) % 256 for x in range(3 * side)) for y in range(side))
             os.makedirs(os.path.dirname(self.path("images", name)), exist_ok=True)
             with open(self.path("images", name), "wb") as file:
                 file.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
