@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 import unittest
+import zlib
 
 sys.modules["torch"] = None  # `import torch` raises
 
@@ -461,6 +462,29 @@ class Data(Trained):
         batches = list(ductile.data.of_run(self.run_folder, "test"))
         self.assertEqual(numpy.concatenate([batch.samples for batch in batches]).tolist(), list(range(64)))
         self.assertEqual(batches[0].input.dtype, numpy.float32)
+
+    def test_of_images_of_other_sizes_is_evaluated_at_that_of_the_training(self):
+        def put(name, side):
+            def chunk(kind, data):
+                return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+            rows = b"".join(b"\0" + bytes((7 * x + 31 * y) % 256 for x in range(3 * side)) for y in range(side))
+            os.makedirs(os.path.dirname(self.path("images", name)), exist_ok=True)
+            with open(self.path("images", name), "wb") as file:
+                file.write(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
+                           + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+        def held_out():
+            data = ductile.data.open(self.path("images"), "folder", "test")
+            return next(ductile.data.Loader(data, 8, train=train, training=False)).input
+
+        for name in ("train/a/0.png", "train/a/10.png", "train/b/0.png", "val/a/0.png", "val/b/0.png"):
+            put(name, 8)
+        train = ductile.data.open(self.path("images"), "folder")
+        before = held_out()
+        put("val/b/z.png", 9)
+        after = held_out()
+        self.assertEqual(after.shape, (3, 3, 8, 8))
+        self.assertTrue(numpy.array_equal(after[:2], before))
 
     def test_of_tokens_is_numbers(self):
         tokens = numpy.arange(1000, dtype="<u2") % 50

@@ -8,7 +8,8 @@
 
 namespace ductile::cli {
 
-// Where a command speaks: data to `out`, talk to `err`. Passed down; nothing prints elsewhere.
+// Where a command speaks: data to `out`, talk to `err`. Passed down; nothing prints elsewhere. What
+// is talked of may hold names of files that nobody chose: control characters are left out.
 class Console {
  public:
   Console(std::ostream& out, std::ostream& err) : out_(out), err_(err) {}
@@ -28,15 +29,17 @@ class Console {
   // A line of talk; silent under -q.
   template <class... Args>
   void say(fmt::format_string<Args...> format, Args&&... args) {
-    if (verbosity >= 0) err_ << fmt::format(format, std::forward<Args>(args)...) << std::endl;
+    if (verbosity >= 0) line(fmt::format(format, std::forward<Args>(args)...));
   }
   // A line under -v only.
   template <class... Args>
   void explain(fmt::format_string<Args...> format, Args&&... args) {
-    if (verbosity > 0) err_ << fmt::format(format, std::forward<Args>(args)...) << std::endl;
+    if (verbosity > 0) line(fmt::format(format, std::forward<Args>(args)...));
   }
   // An error; -q does not silence it.
   void error(std::string_view text);
+  // A line that is always said.
+  void line(std::string_view text);
 
  private:
   std::ostream& out_;

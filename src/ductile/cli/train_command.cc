@@ -157,7 +157,7 @@ class Listener {
     if (bar_) {
       bar_->message(m.text);
     } else {
-      console_.err() << m.text << std::endl;
+      console_.line(m.text);
     }
   }
 

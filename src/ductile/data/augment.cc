@@ -43,6 +43,14 @@ bool flips(const spec::AugmentOptions& options, uint64_t seed, uint64_t epoch, u
   return ((Rng(seed, kFlips, sample).next() + epoch) & 1) != 0;
 }
 
+// By which an image is divided whose short side becomes `resize`, or longer where that would not
+// fill an output [C, H, W] that is not square.
+double reduction(int64_t height, int64_t width, int64_t resize, const Shape& output) {
+  return std::min({static_cast<double>(std::min(height, width)) / static_cast<double>(resize),
+                   static_cast<double>(height) / static_cast<double>(output[1]),
+                   static_cast<double>(width) / static_cast<double>(output[2])});
+}
+
 }  // namespace
 
 spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options,
@@ -77,6 +85,25 @@ spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options,
   return o;
 }
 
+std::string size_warning(const spec::AugmentOptions& options, const DatasetInfo& train) {
+  const bool varies = train.images() && train.channels > 0 && train.height == 0;
+  if (!varies || options.crop > 0) return "";
+  return fmt::format(
+      "the training images differ in size, and augment.crop is 0: all of them become {0} x {0}; "
+      "choose another size with augment.crop",
+      kDefaultCrop);
+}
+
+spec::AugmentOptions evaluation_augment(spec::AugmentOptions resolved, int64_t short_side) {
+  resolved.pad = 0;  // only training pads
+  if (resolved.resize > 0) return resolved;
+  // Where nothing says how images are resized, those of the training set were of one size.
+  const int64_t native = short_side > 0 ? short_side : resolved.crop;
+  const bool as_they_are = !resolved.random_resized_crop || native == resolved.crop;
+  resolved.resize = as_they_are ? std::max(native, resolved.crop) : resolved.crop * 8 / 7;
+  return resolved;
+}
+
 Augmenter::Augmenter(const spec::AugmentOptions& options, const DatasetInfo& info, bool training,
                      uint64_t seed)
     : options_(options),
@@ -85,6 +112,7 @@ Augmenter::Augmenter(const spec::AugmentOptions& options, const DatasetInfo& inf
       log_ratio_(std::log(options.max_ratio)) {
   const int64_t h = options.crop > 0 ? options.crop : info.height;
   const int64_t w = options.crop > 0 ? options.crop : info.width;
+  DUCTILE_CHECK(!info.images() || (h > 0 && w > 0), "images of {} x {}", h, w);
   shape_ = {info.channels, h, w};
   if (training && options.random_resized_crop) {
     resizes_ = true;
@@ -119,8 +147,9 @@ Geometry Augmenter::draw(int64_t height, int64_t width, uint64_t epoch, uint64_t
     const int64_t pad = training_ ? options_.pad : 0;
     if (out_h > height + 2 * pad || out_w > width + 2 * pad) {
       fail(ErrorCode::invalid_argument,
-           "augment.crop: {} x {} does not fit an image of {} x {} with padding {}", out_h, out_w,
-           height, width, pad);
+           "augment.crop: {} x {} does not fit an image of {} x {} with padding {}; with "
+           "augment.resize = {} (and augment.pad = 0) each image is resized first",
+           out_h, out_w, height, width, pad, std::min(out_h, out_w));
     }
     if (options_.pad_mode == "reflect" && pad >= std::min(height, width)) {
       fail(ErrorCode::invalid_argument,
@@ -162,9 +191,8 @@ Geometry Augmenter::draw(int64_t height, int64_t width, uint64_t epoch, uint64_t
     return g;
   }
 
-  // The crop of an image whose short side became `resize`, expressed as a box of the source.
-  const double scale =
-      static_cast<double>(std::min(height, width)) / static_cast<double>(options_.resize);
+  // The crop of the image that is so resized, expressed as a box of the source.
+  const double scale = reduction(height, width, options_.resize, shape_);
   const int64_t scaled_h = std::max<int64_t>(out_h, std::llround(height / scale));
   const int64_t scaled_w = std::max<int64_t>(out_w, std::llround(width / scale));
   g.width = std::min<double>(static_cast<double>(width), static_cast<double>(out_w) * scale);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "ductile/base/dtype.h"
@@ -16,6 +17,15 @@ namespace ductile::data {
 // data.
 spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options, const DatasetInfo& train);
 
+// What is to be known of a job whose training images differ in size and whose augment.crop does not
+// say what they are to become; empty: nothing.
+std::string size_warning(const spec::AugmentOptions& options, const DatasetInfo& train);
+
+// How images of any size are evaluated: each in a way that depends on its own size alone, and one
+// as large as those of the training set as these are. `resolved` against the training set;
+// `short_side` of its images, or 0 if they have several (or nobody knows).
+spec::AugmentOptions evaluation_augment(spec::AugmentOptions resolved, int64_t short_side);
+
 // The augmentation of one image: a box of the source is resized to the output unless `exact`,
 // possibly mirrored, and a rectangle of the output is replaced by the mean.
 struct Geometry {
@@ -30,8 +40,8 @@ struct Geometry {
 // read. Immutable, any number of threads.
 class Augmenter {
  public:
-  // `options` resolved, see above. Evaluation (training = false) takes the centre and draws
-  // nothing.
+  // `options` resolved, see above; without a crop, images become as large as those of `info`.
+  // Evaluation (training = false) takes the centre and draws nothing.
   Augmenter(const spec::AugmentOptions& options, const DatasetInfo& info, bool training,
             uint64_t seed);
 

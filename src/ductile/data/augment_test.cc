@@ -1,5 +1,6 @@
 #include "ductile/data/augment.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -32,6 +33,16 @@ TEST(ResolveAugment, FillsWhatTheDataKnows) {
   EXPECT_EQ(resolve_augment({}, info(20, 30)).crop, 0);
 }
 
+TEST(SizeWarning, IsOfImagesThatDifferWhereNoCropIsChosen) {
+  spec::AugmentOptions o;
+  EXPECT_NE(size_warning(o, info(0, 0)).find("become 224 x 224; choose another"),
+            std::string::npos);
+  EXPECT_EQ(size_warning(o, info(16, 16)), "");
+  EXPECT_EQ(size_warning(o, {}), "") << "of a program's own data";
+  o.crop = 32;
+  EXPECT_EQ(size_warning(o, info(0, 0)), "");
+}
+
 TEST(ResolveAugment, NamesWhatDoesNotFit) {
   const auto message = [](spec::AugmentOptions o, DatasetInfo i) {
     try {
@@ -54,10 +65,25 @@ TEST(ResolveAugment, NamesWhatDoesNotFit) {
   o.crop = 64;
   o.resize = 32;
   EXPECT_NE(message(o, info(0, 0)).find("augment.resize"), std::string::npos);
-  o = {};
-  o.crop = 64;
-  EXPECT_THROW(
-      Augmenter(resolve_augment(o, info(32, 32)), info(32, 32), true, 1).draw(32, 32, 0, 0), Error);
+}
+
+// The sizes of a few images were looked at, and this one is smaller.
+TEST(Augmenter, SaysWhatHelpsWhereACropDoesNotFitAnImage) {
+  spec::AugmentOptions o = resolve_augment({}, info(32, 32));
+  try {
+    Augmenter(o, info(32, 32), true, 1).draw(30, 20, 0, 0);
+    ADD_FAILURE() << "nothing thrown";
+  } catch (const Error& e) {
+    EXPECT_NE(std::string(e.what()).find("32 x 32 does not fit an image of 30 x 20"),
+              std::string::npos)
+        << e.what();
+    EXPECT_NE(std::string(e.what()).find("with augment.resize = 32"), std::string::npos);
+  }
+  o.resize = 32;
+  const Geometry g =
+      Augmenter(resolve_augment(o, info(32, 32)), info(32, 32), true, 1).draw(30, 20, 0, 0);
+  EXPECT_EQ(g.width, 20);
+  EXPECT_EQ(g.height, 20);
 }
 
 // Half of the samples are mirrored in the first epoch, and each of them in every other one.
@@ -126,6 +152,34 @@ TEST(Augmenter, PadAndCropReachEveryOffset) {
   }
   EXPECT_EQ(seen.size(), 25u);
   EXPECT_NEAR(flips, 500, 80);
+}
+
+// An image as large as those of the training set is taken as in any evaluation, and each other one
+// fills what the model reads.
+RC_GTEST_PROP(EvaluationAugment, TakesTheTrainingsSizeAsItIsAndFillsTheOutputFromOthers, ()) {
+  const int64_t h = *rc::gen::inRange<int64_t>(4, 40);
+  const int64_t w = *rc::gen::arbitrary<bool>() ? h : *rc::gen::inRange<int64_t>(4, 40);
+  spec::AugmentOptions o;
+  if (*rc::gen::arbitrary<bool>()) o.crop = *rc::gen::inRange<int64_t>(1, std::min(h, w) + 1);
+  if (h == w || o.crop > 0) o.random_resized_crop = *rc::gen::arbitrary<bool>();
+  o = resolve_augment(o, info(h, w));
+  const Augmenter plain(o, info(h, w), false, 1);
+  const Augmenter any(evaluation_augment(o, std::min(h, w)), info(h, w), false, 1);
+  RC_ASSERT(any.output_shape() == plain.output_shape());
+  const auto same = [](const Geometry& a, const Geometry& b) {
+    return a.x == b.x && a.y == b.y && a.width == b.width && a.height == b.height &&
+           a.exact == b.exact;
+  };
+  if (h == w || !o.random_resized_crop) {
+    RC_ASSERT(same(any.draw(h, w, 0, 0), plain.draw(h, w, 0, 0)));
+  }
+  const int64_t y = *rc::gen::inRange<int64_t>(1, 90), x = *rc::gen::inRange<int64_t>(1, 90);
+  const Geometry g = any.draw(y, x, 0, 0);
+  RC_ASSERT(g.x >= 0 && g.x + g.width <= double(x) + 1e-9);
+  RC_ASSERT(g.y >= 0 && g.y + g.height <= double(y) + 1e-9);
+  // The box has the output's aspect: nothing is distorted.
+  const double across = g.width / double(any.output_shape()[2]);
+  RC_ASSERT(std::abs(g.height / double(any.output_shape()[1]) - across) < 1e-9 * across);
 }
 
 TEST(Augmenter, EvaluationTakesTheCentre) {

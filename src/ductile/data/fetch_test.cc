@@ -172,7 +172,11 @@ TEST_F(Fetch, ABadSampleIsReplacedInTrainingLeftOutInEvaluationAndCounted) {
   EXPECT_EQ(copy_of(*replaced).samples, (std::vector<uint64_t>{1, 4, 7, 4, 4}));
   EXPECT_EQ(train.stats().bad_samples, 2);
   ASSERT_EQ(train.stats().bad_items.size(), 2u);
-  EXPECT_NE(train.stats().bad_items[0].where.find("train/cat/10"), std::string::npos);
+  for (const BadItem& item : train.stats().bad_items) {
+    EXPECT_NE(item.where.find("train/cat/1"), std::string::npos) << item.where;
+    EXPECT_EQ(item.what.find("train/cat"), std::string::npos) << item.what;  // named once
+    EXPECT_FALSE(item.what.empty());
+  }
 
   Loader test(folder_.dataset, folder_.augment, options_,
               {.batch_size = 1, .training = false, .start = 10});

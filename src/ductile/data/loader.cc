@@ -8,6 +8,8 @@
 #include <exception>
 #include <mutex>
 #include <set>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -90,6 +92,22 @@ void check_parts(const LoaderTask& task) {
   }
 }
 
+// Errors of samples begin with the place, which is told apart.
+BadItem item_of(std::string where, std::string_view what) {
+  const std::string begin = where + ": ";
+  while (what.starts_with(begin)) what.remove_prefix(begin.size());
+  return {std::move(where), std::string(what)};
+}
+
+Augmenter make_augmenter(const spec::AugmentOptions& options, DatasetInfo info,
+                         const LoaderTask& task) {
+  if (task.height > 0) {
+    info.height = task.height;
+    info.width = task.width;
+  }
+  return {resolve_augment(options, info), info, task.training, task.seed};
+}
+
 }  // namespace
 
 class Loader::Impl {
@@ -103,7 +121,7 @@ class Loader::Impl {
         prefetch_(static_cast<size_t>(std::max<int64_t>(1, options.prefetch))),
         stream_pool_(std::make_shared<SlotPool>()),
         fetch_pool_(std::make_shared<SlotPool>()),
-        augmenter_(resolve_augment(augment, info_), info_, task.training, task.seed),
+        augmenter_(make_augmenter(augment, info_, task)),
         cache_(DecodedCache::make(*dataset_, options.cache_mb << 20)) {
     check_parts(task);
     sample_values_ = num_elements(sample_shape());
@@ -446,7 +464,7 @@ class Loader::Impl {
       if (!dataset_->skip_bad() || e.code() != ErrorCode::data_loss) throw;
       const std::lock_guard lock(mutex_);
       if (bad_indices_.insert(index).second && bad_items_.size() < kNamedBadItems) {
-        bad_items_.push_back({dataset_->where(index), e.what()});
+        bad_items_.push_back(item_of(dataset_->where(index), e.what()));
       }
       return false;
     }

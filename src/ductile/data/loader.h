@@ -50,6 +50,9 @@ struct LoaderTask {
   bool training = true;
   int64_t start = 0;  // the cursor of the first step; evaluation: the first sample
   bool channels_last = true;
+  // Of the images that the model reads, where those of the data set may have other sizes; 0: they
+  // are as large as the data set and the options say. A crop outranks them.
+  int64_t height = 0, width = 0;
 };
 
 struct LoaderStats {

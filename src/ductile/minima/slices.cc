@@ -12,6 +12,14 @@ using Vector = std::vector<float>;
 
 constexpr uint64_t kDirectionStream = 4;
 
+// The values of a filter, side by side.
+Vector values_of(std::span<const float> all, const Filter& filter) {
+  Vector out(static_cast<size_t>(filter.size));
+  for (size_t i = 0; i < out.size(); ++i)
+    out[i] = all[static_cast<size_t>(filter.offset) + i * static_cast<size_t>(filter.stride)];
+  return out;
+}
+
 // An odd number of places, so that 0 is exactly one of them.
 std::vector<double> places_of(int64_t count) {
   std::vector<double> out;
@@ -28,12 +36,13 @@ Vector filter_normalised_direction(const Surface& surface, uint64_t seed, uint64
   Vector out(x.size());
   Rng rng(seed, kDirectionStream, number);
   for (const Filter& filter : surface.filters()) {
-    const auto at = static_cast<size_t>(filter.offset), size = static_cast<size_t>(filter.size);
-    const std::span<float> mine = std::span(out).subspan(at, size);
+    Vector mine(static_cast<size_t>(filter.size));
     for (float& value : mine) value = rng.normal();
     const double length = norm(mine);
-    const double scale = length > 0 ? norm(x.subspan(at, size)) / length : 0;
-    for (float& value : mine) value = static_cast<float>(value * scale);
+    const double scale = length > 0 ? norm(values_of(x, filter)) / length : 0;
+    const auto at = static_cast<size_t>(filter.offset), stride = static_cast<size_t>(filter.stride);
+    for (size_t i = 0; i < mine.size(); ++i)
+      out[at + i * stride] = static_cast<float>(mine[i] * scale);
   }
   return out;
 }

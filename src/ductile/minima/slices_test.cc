@@ -47,6 +47,31 @@ TEST(FilterNormalisedDirection, DependsOnSeedAndNumber) {
   EXPECT_NE(d(1, 0), d(2, 0));
 }
 
+// A layer that keeps its matrix as [inputs, outputs] has the same direction as one that keeps the
+// transpose.
+TEST(FilterNormalisedDirection, OfColumnsIsTheTransposeOfThatOfRows) {
+  constexpr size_t kIn = 4, kOut = 3;
+  const auto surface_of = [](const std::vector<float>& x) {
+    return Quadratic(testing::Matrix(x.size(), std::vector<double>(x.size())), x,
+                     std::vector<double>(x.size()));
+  };
+  std::vector<float> rows, columns(kIn * kOut);
+  for (size_t i = 0; i < kIn * kOut; ++i) rows.push_back(static_cast<float>(i * i) - 7);
+  for (size_t out = 0; out < kOut; ++out) {
+    for (size_t in = 0; in < kIn; ++in) columns[in * kOut + out] = rows[out * kIn + in];
+  }
+  Quadratic plain = surface_of(rows), transposed = surface_of(columns);
+  for (int64_t out = 0; out < int64_t{kOut}; ++out) {
+    plain.filter_list.push_back({out * int64_t{kIn}, kIn});
+    transposed.filter_list.push_back({out, kIn, kOut});
+  }
+  const auto a = filter_normalised_direction(plain, 2, 1),
+             b = filter_normalised_direction(transposed, 2, 1);
+  for (size_t out = 0; out < kOut; ++out) {
+    for (size_t in = 0; in < kIn; ++in) EXPECT_EQ(a[out * kIn + in], b[in * kOut + out]);
+  }
+}
+
 // A filter that is ten times as large moves ten times as far.
 TEST(FilterNormalisedDirection, ScalesWithTheFilter) {
   Quadratic small({{1, 0}, {0, 1}}, {0.3f, 0.4f}, {0, 0}), large({{1, 0}, {0, 1}}, {3, 4}, {0, 0});

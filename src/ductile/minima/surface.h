@@ -5,9 +5,9 @@
 
 namespace ductile::minima {
 
-// Weights that lie side by side and are scaled together: what makes one output of a layer.
+// Weights that are scaled together: what makes one output of a layer. They lie `stride` apart.
 struct Filter {
-  int64_t offset = 0, size = 0;
+  int64_t offset = 0, size = 0, stride = 1;
 };
 
 // A loss as a function of weights, and the place at which it is examined. One thread.
@@ -17,7 +17,8 @@ class Surface {
 
   // The place.
   virtual std::span<const float> weights() const = 0;
-  // The filters among the weights, in ascending order; weights of no filter lie between them.
+  // The filters among the weights, in ascending order of their offsets; no two have a weight in
+  // common, and some weights are of none.
   virtual std::span<const Filter> filters() const = 0;
 
   // The loss at other weights, which may be not finite.

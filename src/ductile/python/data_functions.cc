@@ -1,4 +1,5 @@
 // Data sets and their batches, for ductile.data.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -180,11 +181,12 @@ py::object arrays_of(const std::shared_ptr<const data::Batch>& batch) {
                         batch->part);
 }
 
-// Arrays are laid out as their shape says.
+// Arrays are laid out as their shape says. `augment` is resolved against the set `train`.
 std::unique_ptr<data::Loader> make_loader(const OpenDataset& set, const std::string& augment,
                                           const std::string& loader, uint64_t seed,
                                           int64_t batch_size, int64_t parts, int64_t first_part,
-                                          int64_t num_parts, bool training, int64_t start) {
+                                          int64_t num_parts, bool training, int64_t start,
+                                          const OpenDataset& train) {
   return unlocked([&] {
     data::LoaderTask task;
     task.seed = seed;
@@ -195,9 +197,15 @@ std::unique_ptr<data::Loader> make_loader(const OpenDataset& set, const std::str
     task.training = training;
     task.start = start;
     task.channels_last = false;
+    auto options = options_from<spec::AugmentOptions>(augment, "augment");
+    if (!training) {
+      const data::DatasetInfo& trained_on = train.data->info();
+      task.height = trained_on.height;
+      task.width = trained_on.width;
+      options = data::evaluation_augment(options, std::min(task.height, task.width));
+    }
     return std::make_unique<data::Loader>(
-        set.data, options_from<spec::AugmentOptions>(augment, "augment"),
-        options_from<spec::LoaderOptions>(loader, "loader"), task);
+        set.data, options, options_from<spec::LoaderOptions>(loader, "loader"), task);
   });
 }
 
@@ -260,7 +268,7 @@ void bind_data(py::module_& m) {
   py::class_<data::Loader>(m, "Loader")
       .def(py::init(&make_loader), py::arg("dataset"), py::arg("augment"), py::arg("loader"),
            py::arg("seed"), py::arg("batch_size"), py::arg("parts"), py::arg("first_part"),
-           py::arg("num_parts"), py::arg("training"), py::arg("start"))
+           py::arg("num_parts"), py::arg("training"), py::arg("start"), py::arg("train"))
       .def("next",
            [](data::Loader& loader) { return arrays_of(unlocked([&] { return loader.next(); })); })
       .def("fetch",

@@ -21,6 +21,8 @@ namespace ductile::serving {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{100};
+// Replicas that ended while they had a request: more would end in the same way.
+constexpr size_t kMostEnded = 3;
 constexpr std::string_view kEnding = "the server is ending; ask another one";
 
 using Reply = HttpServer::Reply;
@@ -140,6 +142,12 @@ ReplicaId Router::Impl::choose(const Passage& passage) const {
 }
 
 void Router::Impl::dispatch(const PassagePtr& passage) {
+  if (passage->ended.size() >= kMostEnded) {
+    return finish(
+        passage,
+        error_response(502,
+                       "three replicas ended while they had this request; no other one gets it"));
+  }
   const ReplicaId id = choose(*passage);
   if (id == 0 && passage->loads()) return end_load(passage);
   const bool refused = has(passage->refused, id);
@@ -217,7 +225,7 @@ void Router::Impl::on_ready(ReplicaId id, std::list<Link>::iterator link) {
   char block[65536];
   const ssize_t n = ::recv(link->socket.fd(), block, sizeof block, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (n <= 0 || !link->passage) return lost(id, link);
+  if (n <= 0 || !link->passage) return lost(id, link, /*ended=*/true);
   if (!link->known) link->known = is_ours(replicas_.at(id), link->socket);
   if (!link->known) return lost(id, link);
   link->reader.take(std::string_view(block, static_cast<size_t>(n)));
@@ -239,11 +247,14 @@ void Router::Impl::leave(ReplicaId id, Passage& passage) {
   load_.busy_seconds += seconds(passage.asked, now);
 }
 
-void Router::Impl::lost(ReplicaId id, std::list<Link>::iterator link) {
+void Router::Impl::lost(ReplicaId id, std::list<Link>::iterator link, bool ended) {
   const PassagePtr passage = std::move(link->passage);
+  const bool had_it = passage && link->sent == passage->bytes.size();
   end_link(id, link);
   if (!passage) return;  // it was between two requests
   leave(id, *passage);
+  if (ended && had_it && !passage->loads() && !has(passage->ended, id))
+    passage->ended.push_back(id);
   again(passage, id);
   look_idle(id);
 }
@@ -439,7 +450,7 @@ void Router::Impl::remove(ReplicaId id) {
   if (found == replicas_.end()) return;
   found->second.retiring = true;
   found->second.probe.watch.end();
-  while (!found->second.links.empty()) lost(id, found->second.links.begin());
+  while (!found->second.links.empty()) lost(id, found->second.links.begin(), /*ended=*/true);
   replicas_.erase(found);
 }
 

@@ -31,7 +31,8 @@ struct RouterOptions {
 // One address in front of several servers of the same model (InferenceServer). Each request goes to
 // the replica that has the fewest; if that one is lost, or is ending, before its whole answer has
 // arrived, the request goes to another one, which is safe since a prediction changes nothing; the
-// same holds for one that is silent, as a stopped process is. While there is no replica, requests
+// same holds for one that is silent, as a stopped process is. A request under which three replicas
+// ended is answered with 502, since it may be what ends them. While there is no replica, requests
 // wait. A request to load weights goes to one replica after the other, and one such request waits
 // for the one before it. All methods and callbacks belong to the loop's thread. Replicas are on
 // this machine, or are reached through streams that somebody else makes (replica_link.h).

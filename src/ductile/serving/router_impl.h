@@ -66,6 +66,7 @@ class Router::Impl {
     net::Loop::Timer limit;
     ReplicaId at = 0;                // the replica that has it; 0: it waits for one
     std::vector<ReplicaId> refused;  // that were lost with it, or are ending
+    std::vector<ReplicaId> ended;    // while they had the whole of it
     // Of a request to load weights.
     std::string load_path;           // empty: it is another request
     bool own = false;                // the router's
@@ -130,7 +131,8 @@ class Router::Impl {
   bool write(Link& link);
   bool is_ours(const Replica& replica, const net::Socket& socket);
   void end_link(ReplicaId id, std::list<Link>::iterator link);
-  void lost(ReplicaId id, std::list<Link>::iterator link);
+  // `ended`: the replica's process ended, or the way to it.
+  void lost(ReplicaId id, std::list<Link>::iterator link, bool ended = false);
   void answered(ReplicaId id, std::list<Link>::iterator link);
   void again(const PassagePtr& passage, ReplicaId refused);
   void finish(const PassagePtr& passage, HttpResponse response);

@@ -200,6 +200,13 @@ TEST(Router, LosesNothingWhileReplicasAreKilledAddedAndTakenAway) {
   EXPECT_GT(rig.on_loop([&] { return rig.router->load().retried; }), 0);
 }
 
+TEST(Router, ARequestThatEndsReplicasGoesToNoFourth) {
+  Rig rig(3, {"--dies-of", "12345"});
+  Client client(rig.address);
+  EXPECT_EQ(client.post(kInfer, body_of(std::vector<float>(16, 12345)))->status, 502);
+  EXPECT_EQ(client.post(kInfer, body_of(image(2)))->status, 200);  // by one that replaces them
+}
+
 // A stopped process takes connections and requests, and answers nothing.
 TEST(Router, AStoppedReplicaHoldsUpNobodyAndIsReplaced) {
   RouterOptions options;

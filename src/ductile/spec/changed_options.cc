@@ -15,8 +15,8 @@ namespace {
 
 // Keys (or sections) that may differ between a run and its continuation.
 constexpr std::array kFree = std::to_array<std::string_view>(
-    {"/name", "/runs", "/loader/threads", "/loader/prefetch", "/loader/cache_mb", "/checkpoint",
-     "/target", "/python/interpreter", "/python/source", "/python/versions", "/python/verify_every",
+    {"/name", "/runs", "/loader/threads", "/loader/prefetch", "/checkpoint", "/target",
+     "/python/interpreter", "/python/source", "/python/versions", "/python/verify_every",
      "/train/log_every", "/train/shard_optimizer", "/train/shard_copies"});
 
 // The same where both run pipelines, whose schedule changes no bit, nor does what a plan says of

@@ -31,6 +31,8 @@ TEST(ChangedOptions, AreThoseThatShapeTheResult) {
   EXPECT_EQ(changed_by({"name=other", "runs=elsewhere", "loader.threads=3", "checkpoint.keep=7",
                         "train.log_every=3", "train.shard_optimizer=true"}),
             Strings());
+  // A JPEG that is cached is decoded whole, and another one only as far as it is needed.
+  EXPECT_EQ(changed_by({"loader.prefetch=2", "loader.cache_mb=0"}), Strings{"loader.cache_mb"});
 }
 
 TEST(ChangedOptions, AListIsNamedOnceWhateverOfItDiffers) {

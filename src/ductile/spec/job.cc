@@ -81,7 +81,9 @@ void describe(Describer& d, DataOptions& o) {
 }
 
 void describe(Describer& d, AugmentOptions& o) {
-  d.field("crop", o.crop, "side of the square crop fed to the model; 0 = the image's own size")
+  d.field("crop", o.crop,
+          "side of the square crop fed to the model; 0 = the images' own size, or 224 if 64 of "
+          "them, from all over the training set, differ in size")
       .range(0, 4096);
   d.field("pad", o.pad, "padding on each side before a random crop (training)").range(0, 256);
   d.field("pad_mode", o.pad_mode,
@@ -99,7 +101,9 @@ void describe(Describer& d, AugmentOptions& o) {
       .range(0.001, 1);
   d.field("max_ratio", o.max_ratio, "largest aspect ratio of a random-resized crop").range(1, 10);
   d.field("resize", o.resize,
-          "length of the short side before the centre crop (evaluation); 0 = crop * 8 / 7")
+          "length of the short side before the crop, in evaluations and, without "
+          "random_resized_crop, in training; 0 = crop * 8 / 7 if sizes differ or "
+          "random_resized_crop is set, otherwise images are not resized")
       .range(0, 8192);
   d.field("cutout", o.cutout, "side of a random square set to the mean (training); 0 = none")
       .range(0, 1024);
@@ -114,8 +118,10 @@ void describe(Describer& d, LoaderOptions& o) {
   d.field("threads", o.threads, "threads that read and decode; 0 = chosen by measuring")
       .range(0, 256);
   d.field("prefetch", o.prefetch, "batches prepared ahead of the trainer").range(1, 1024);
-  d.field("cache_mb", o.cache_mb,
-          "keep decoded samples in memory if all of them fit in this many MiB")
+  d.field(
+       "cache_mb", o.cache_mb,
+       "keep decoded samples in memory if all of them fit in this many MiB; JPEG images are then "
+       "decoded whole before they are resized, which has other bits")
       .range(0, 1 << 30);
   d.field("shuffle", o.shuffle,
           "draw a new order for each epoch, from the seed and the epoch number alone");

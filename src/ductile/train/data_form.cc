@@ -75,15 +75,10 @@ DataForm DataForm::from_json(const Json& value, std::string_view what) try {
   fail(ErrorCode::data_loss, "{}: {}", what, e.what());
 }
 
-// Where nothing says how images are resized, those of the training set were of one size.
 spec::AugmentOptions DataForm::augment_for_others() const {
-  spec::AugmentOptions out = augment;
-  out.pad = 0;  // only training pads
-  if (out.resize > 0 || out.crop == 0) return out;
-  const int64_t native = short_side > 0 ? short_side : out.crop;
-  const bool as_they_are = !out.random_resized_crop || native == out.crop;
-  out.resize = as_they_are ? std::max(native, out.crop) : out.crop * 8 / 7;
-  return out;
+  // Without a crop the model reads images as large as those of the training set.
+  const int64_t native = augment.crop == 0 ? std::min(model.height, model.width) : short_side;
+  return data::evaluation_augment(augment, native);
 }
 
 std::vector<at::Tensor> DataForm::blank_inputs(int64_t count) const {

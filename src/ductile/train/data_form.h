@@ -41,8 +41,8 @@ struct DataForm {
   Shape sample_shape() const;  // images [C, H, W], tokens [T]; of several inputs that of the first
   // Blank samples, as the model reads them, contiguous.
   std::vector<at::Tensor> blank_inputs(int64_t count) const;
-  // How images from elsewhere, of any size, are prepared for an evaluation: each in a way that
-  // depends on its own size alone, and one as large as those of the training set as these are.
+  // How images from elsewhere, of any size, are prepared for an evaluation, as large as the model
+  // reads them (data/augment.h).
   spec::AugmentOptions augment_for_others() const;
 };
 

@@ -164,7 +164,7 @@ Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOpti
   if (tally.result.num_samples == 0)
     fail(ErrorCode::invalid_argument, "there is no held-out sample to evaluate on");
   if (options.views != "one") {
-    views.finish(loader);
+    views.finish(loader, [&] { each(tally.result.num_samples); });
     tally.add(model, views.logits(), views.labels());
   }
   Evaluation result = tally.result;

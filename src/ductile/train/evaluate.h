@@ -55,9 +55,9 @@ using Forward = std::function<at::Tensor(const nn::Tensors& inputs)>;
 
 // One pass over the loader's data in evaluation mode, without gradients; the model is left in
 // training mode. The samples of a classifier are counted in `scores`. `each(samples_done)` is
-// called after each batch. `forward`: what computes the model's output, if not nn::forward().
-// Throws invalid_argument if the loader has no sample, or if there are views to be averaged of what
-// is no classification of images.
+// called after each batch, also where images are looked at again for further views. `forward`: what
+// computes the model's output, if not nn::forward(). Throws invalid_argument if the loader has no
+// sample, or if there are views to be averaged of what is no classification of images.
 Evaluation evaluate(nn::Model& model, data::Loader& loader, const spec::EvalOptions& options,
                     ClassScores& scores, const std::function<void(int64_t)>& each,
                     const Forward& forward = {});

@@ -141,6 +141,42 @@ TEST(TrainingLoss, HasTheRowsOfItsMatricesAsFilters) {
   EXPECT_EQ(filters[5].size, 5);
 }
 
+// GPT-2 keeps the matrices of its layers as [inputs, outputs]: one output is made by a column.
+TEST(TrainingLoss, HasTheColumnsOfAGptsMatricesAsFilters) {
+  spec::ModelOptions options;
+  options.name = "gpt";
+  options.layers = 1;
+  options.heads = 2;
+  options.dim = 4;
+  nn::ModelInfo info;
+  info.num_classes = 5;
+  info.sequence_length = 3;
+  const auto model = nn::make_model(options, info, "fp32", 1);
+  FlatModel flat(*model, spec::OptimizerOptions{});
+  const TrainingLoss surface(*model, flat, TinyData().batches());
+  std::vector<int> covered(surface.weights().size());
+  for (const minima::Filter& f : surface.filters()) {
+    for (int64_t i = 0; i < f.size; ++i) ++covered[static_cast<size_t>(f.offset + i * f.stride)];
+  }
+  size_t at = 0, filter = 0;
+  for (const FlatModel::Entry& entry : flat.parameters()) {
+    const bool is_matrix = entry.shape.size() == 2;
+    const bool by_columns = entry.name.starts_with("transformer.h.");
+    for (int64_t i = 0; i < entry.size; ++i)
+      EXPECT_EQ(covered[at + static_cast<size_t>(i)], is_matrix ? 1 : 0) << entry.name;
+    if (is_matrix) {
+      const minima::Filter& second = surface.filters()[filter + 1];
+      const int64_t rows = entry.shape[0], columns = entry.shape[1];
+      EXPECT_EQ(second.offset - static_cast<int64_t>(at), by_columns ? 1 : columns) << entry.name;
+      EXPECT_EQ(second.size, by_columns ? rows : columns) << entry.name;
+      EXPECT_EQ(second.stride, by_columns ? columns : 1) << entry.name;
+      filter += static_cast<size_t>(by_columns ? columns : rows);
+    }
+    at += static_cast<size_t>(entry.size);
+  }
+  EXPECT_EQ(filter, surface.filters().size());
+}
+
 TEST(TrainingLoss, LeavesTheModelAsItWas) {
   TinyModel model;
   FlatModel flat(model, spec::OptimizerOptions{});

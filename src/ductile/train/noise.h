@@ -15,8 +15,8 @@ namespace ductile::train {
 inline constexpr int64_t kNoiseEvery = 8;
 
 // Whether the ranks' gradients of the present step are measured, in a job of several virtual ranks.
-// One that gives no measurement, such as one whose gradients overflowed, is made up for by the next
-// one.
+// One that gives no measurement, since its gradients overflowed or its batch is not full and the
+// ranks' parts are not equal, is made up for by the next one.
 bool measures_noise(const JobState& state, const StepKind& kind, const spec::JobOptions& job);
 // The measurement of a step for which measures_noise() holds. One with numbers that are not finite
 // is dropped.

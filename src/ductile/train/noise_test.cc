@@ -2,7 +2,10 @@
 #include "ductile/train/noise.h"
 
 #include <cmath>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -161,6 +164,55 @@ TEST(Noise, APairCountsByTheLossScaleThatEachGradientWasMadeWith) {
                 .steps = 4});
   EXPECT_NEAR(replica.noise()->sqr, expected.noise()->sqr, 1e-4 * expected.noise()->var);
   EXPECT_NEAR(replica.noise()->var, expected.noise()->var, 1e-4 * expected.noise()->var);
+}
+
+// Batches of 9 samples, of which two ranks have 6 and 3 and the others none; but each fourth is
+// full.
+class WithRests final : public StepMethod {
+ public:
+  std::optional<Samples> samples(const JobState& state, const StepKind&) const override {
+    Samples out;
+    out.per_rank = kPerRank;
+    out.next_cursor = state.counters.cursor;
+    const int64_t count = state.counters.step % 4 == 3 ? 24 : 9;
+    for (int64_t i = 0; i < count; ++i) out.indices.push_back(i);
+    return out;
+  }
+  at::Tensor contribute(RankContext& rank) override {
+    const data::Batch& batch = rank.batch();
+    if (batch.num_samples == 0) return {};
+    const double share = static_cast<double>(batch.num_samples) / kPerRank;
+    const at::Tensor loss = rank.mean(rank.forward(batch).losses).mul(share);
+    rank.figure(kLoss, loss.item<double>());
+    rank.figure(kSamplesBackward, static_cast<double>(batch.num_samples));
+    return loss;
+  }
+  Verdict judge(const JobState&, const StepKind&, const std::map<std::string, double>& sums,
+                int64_t) const override {
+    const double parts = sums.at(std::string(kSamplesBackward)) / kPerRank;
+    return {true, parts, sums.at(std::string(kLoss)) / parts};
+  }
+
+ private:
+  static constexpr int64_t kPerRank = 6;
+};
+
+// Parts that are not equal would bias the estimate.
+TEST(Noise, IsMeasuredInFullBatchesAlone) {
+  const spec::JobOptions job = job_of(4);
+  Replica replica(job, [&] {
+    Ingredients given;
+    given.method = std::make_unique<WithRests>();
+    return complete(std::move(given), job);
+  });
+  replica.host_all();
+  Vec sum(static_cast<size_t>(replica.vector_size()));
+  for (int step = 0; step < 4; ++step) {
+    EXPECT_FALSE(replica.noise().has_value()) << step;
+    replica.compute(4, sum);
+    replica.apply(sum);
+  }
+  EXPECT_TRUE(replica.noise().has_value());
 }
 
 constexpr double kMean = 0.1, kSigma = 0.3;

@@ -190,6 +190,11 @@ std::shared_ptr<const data::Batch> next_batch(data::Loader& loader, bool skips_b
 
 Json predict_run(Trained& trained, const DataSet& samples, const Question& question,
                  const std::function<void(const Json&)>& row, const Interrupted& interrupted) {
+  if (trained.form().tokens && question.top > 1)
+    fail(ErrorCode::invalid_argument,
+         "--top {}: of a language model each line holds the loss of a sequence, and no classes; "
+         "leave --top out",
+         question.top);
   const at::NoGradGuard no_grad;
   const auto loader = load_samples(samples, origin_of(question), trained);
   trained.model().train(false);

@@ -395,6 +395,9 @@ TEST(Predict, OfALanguageModelGivesTheLossOfEachSequence) {
   EXPECT_NEAR(sum / static_cast<double>(rows.size()), got.at("loss").get<double>(), 1e-6);
   EXPECT_TRUE(got.contains("perplexity"));
   EXPECT_FALSE(got.contains("classes")) << "a vocabulary is no set of classes";
+  const Question top{.what = "predict", .top = 3};
+  EXPECT_NE(run.refusal(top, ErrorCode::invalid_argument).find("leave --top out"),
+            std::string::npos);
 }
 
 TEST(Eval, NamesTheTokenThatTheModelDoesNotKnow) {

@@ -9,6 +9,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/data/augment.h"
 #include "ductile/noise/noise_scale.h"
 #include "ductile/run/diary.h"
 #include "ductile/run/json_lines.h"
@@ -72,6 +73,8 @@ void Recorder::started(int64_t num_workers) {
   if (!resumed_ && replica_.step() == 0) {
     if (const std::string text = replica_.search_warning(); !text.empty())
       run::offer_line(progress_fd_, run::Message{"warning", text});
+    const std::string sizes = data::size_warning(replica_.job().augment, replica_.train_info());
+    if (!sizes.empty()) run::offer_line(progress_fd_, run::Message{"warning", sizes});
     tell_of_controls();
   }
   note_hyper();

@@ -379,13 +379,15 @@ void Replica::update(std::span<const float> sum, const Judgement& judgement) {
 // update is made of.
 void Replica::note_noise(std::span<const float> sum, const Judgement& judgement) {
   if (judgement.overflow) return;
-  const auto batch = static_cast<double>(job_.train.batch_size);
-  const double scale = judgement.sums.at(std::string(kSamplesBackward)) / batch;
+  const double samples = judgement.sums.at(std::string(kSamplesBackward));
+  const double scale = samples / static_cast<double>(job_.train.batch_size);
   if (measures_noise_by_pairs(state_, kind_, job_)) {
     const std::span<const float> gradient = sum.first(state_.flat.weights().size());
     return add_to_pair(state_, gradient, judgement.inverse_scale, scale);
   }
   if (!measures_noise(state_, kind_, job_)) return;
+  // The ranks' parts of a batch that is not full are not equal, as the estimate takes them to be.
+  if (samples != static_cast<double>(state_.hyper.batch_size)) return;
   const auto ranks = static_cast<double>(num_ranks());
   const double factor = ranks / judgement.verdict.divisor;
   noise::NoiseSample sample;
@@ -431,7 +433,10 @@ Evaluation Replica::evaluate(const std::function<void(int64_t)>& each) {
       job_.train.eval_batch_size > 0 ? job_.train.eval_batch_size : job_.train.batch_size;
   plan.training = false;
   plan.channels_last = runner_.channels_last();
-  data::Loader loader(ingredients_.test_set, ingredients_.augment, job_.loader, plan);
+  const DataForm form = DataForm::of(job_, train_info(), ingredients_.augment);
+  plan.height = form.model.height;
+  plan.width = form.model.width;
+  data::Loader loader(ingredients_.test_set, form.augment_for_others(), job_.loader, plan);
   JobState::EvaluationWeights other = take_gathered();
   if (!by_stages_) add_statistics(other);
   const WeightsSwap swap(state_.flat, other.weights, other.buffers, evaluated_ranges());

@@ -32,10 +32,13 @@ namespace {
 // A data set of the one image that is being prepared.
 class OneImage final : public data::Dataset {
  public:
-  explicit OneImage(int64_t channels) {
+  // Whatever its size, it becomes as large as the model reads it.
+  explicit OneImage(const nn::ModelInfo& model) {
     info_.format = "images";
     info_.size = 1;
-    info_.channels = channels;
+    info_.channels = model.channels;
+    info_.height = model.height;
+    info_.width = model.width;
   }
 
   void show(const data::Sample& image) { image_ = image; }
@@ -71,7 +74,7 @@ class ServedModel final : public serving::Model {
     // Of a prompt: its length, and then its tokens.
     card_.row_bytes = form.tokens ? (values + 1) * sizeof(int64_t) : values * sizeof(float);
     if (!form.tokens) {
-      image_.emplace(form.model.channels);
+      image_.emplace(form.model);
       augmenter_.emplace(form.augment_for_others(), image_->info(), false, 0);
       writer_.emplace(*image_, *augmenter_, nullptr, channels_last_);
     }

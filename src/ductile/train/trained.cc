@@ -235,8 +235,14 @@ std::unique_ptr<data::Loader> load_samples(std::shared_ptr<const data::Dataset> 
       job.train.eval_batch_size > 0 ? job.train.eval_batch_size : job.train.batch_size;
   plan.training = false;
   plan.channels_last = lies_channels_last(job, trained.model());
-  auto loader = std::make_unique<data::Loader>(
-      std::move(samples), own ? form.augment : form.augment_for_others(), options, plan);
+  spec::AugmentOptions augment = form.augment;
+  // Runs of earlier versions evaluate their own samples without the size of the training images.
+  if (!own || form.short_side > 0) {
+    augment = form.augment_for_others();
+    plan.height = form.model.height;
+    plan.width = form.model.width;
+  }
+  auto loader = std::make_unique<data::Loader>(std::move(samples), augment, options, plan);
   const Shape want = form.sample_shape(), got = loader->sample_shape();
   if (got != want)
     fail(ErrorCode::invalid_argument, "the samples are of shape [{}], and the model reads [{}]",

@@ -1,12 +1,15 @@
 #include "ductile/train/training_loss.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
 #include "ductile/base/error.h"
+#include "ductile/nn/operators.h"
 #include "ductile/nn/threads.h"
 #include "ductile/train/evaluate.h"
 
@@ -22,12 +25,26 @@ double sum_of(const at::Tensor& losses) {
   return losses.sum(at::kDouble).item<double>();
 }
 
+// The matrices [inputs, outputs], as those of GPT-2 are; others are [outputs, inputs].
+std::set<std::string> matrices_by_columns(nn::Model& model) {
+  std::set<std::string> out;
+  const nn::OperatorGraph graph = nn::operators_of(model);
+  for (const nn::Operator& op : graph.operators()) {
+    for (size_t i = 0; i < op.columns.dims.size(); ++i) {
+      const nn::NamedTensor& parameter = op.parameters[i];
+      if (op.columns.dims[i] == 1 && parameter.tensor.dim() == 2) out.insert(parameter.name);
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 TrainingLoss::TrainingLoss(nn::Model& model, FlatModel& flat, Batches batches)
     : model_(model), flat_(flat), batches_(std::move(batches)) {
   const std::vector<nn::NamedTensor> tensors = model.parameters();
   const std::vector<FlatModel::Entry>& entries = flat.parameters();
+  const std::set<std::string> by_columns = matrices_by_columns(model);
   for (size_t i = 0; i < entries.size(); ++i) {
     if (!tensors[i].tensor.requires_grad()) continue;
     const FlatModel::Entry& entry = entries[i];
@@ -38,7 +55,12 @@ TrainingLoss::TrainingLoss(nn::Model& model, FlatModel& flat, Batches batches)
     weights_.insert(weights_.end(), values.begin(), values.end());
     if (entry.shape.size() < 2 || entry.size == 0) continue;
     const int64_t rows = entry.shape.front(), size = entry.size / rows;
-    for (int64_t row = 0; row < rows; ++row) filters_.push_back({own + row * size, size});
+    if (by_columns.contains(entry.name)) {
+      for (int64_t column = 0; column < size; ++column)
+        filters_.push_back({own + column, rows, size});
+    } else {
+      for (int64_t row = 0; row < rows; ++row) filters_.push_back({own + row * size, size});
+    }
   }
   for (const auto& batch : batches_) num_samples_ += batch->num_samples;
   if (num_samples_ == 0)

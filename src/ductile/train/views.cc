@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 #include <span>
 
@@ -33,7 +34,7 @@ void Views::take(const data::Batch& batch, const at::Tensor& images, const at::T
   label_parts_.push_back(labels.clone());  // the batch's memory goes on to another one
 }
 
-void Views::finish(data::Loader& loader) {
+void Views::finish(data::Loader& loader, const std::function<void()>& each) {
   logits_ = at::cat(parts_);
   labels_ = at::cat(label_parts_);
   if (options_.views_share >= 1) return;
@@ -48,6 +49,7 @@ void Views::finish(data::Loader& loader) {
     const at::Tensor rows =
         at::tensor(at::ArrayRef<int64_t>(places.data() + first, count), at::kLong);
     logits_.index_copy_(0, rows, mean(input_of(*batch), logits_.index_select(0, rows)));
+    each();
   }
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -27,8 +28,8 @@ class Views {
   // A batch in the order of evaluation, with the logits of its images as they are.
   void take(const data::Batch& batch, const at::Tensor& images, const at::Tensor& logits,
             const at::Tensor& labels);
-  // After the last batch; fetches images again.
-  void finish(data::Loader& loader);
+  // After the last batch; fetches images again, and calls `each` after each batch of them.
+  void finish(data::Loader& loader, const std::function<void()>& each);
 
   const at::Tensor& logits() const { return logits_; }  // [N, K], of all samples
   const at::Tensor& labels() const { return labels_; }

@@ -190,6 +190,17 @@ TEST(Views, AreComputedForTheLeastCertainShareOnly) {
   }
 }
 
+// It may throw, as where somebody interrupts an evaluation.
+TEST(Views, EachBatchOfThemIsTold) {
+  const Data data;
+  Places model;
+  data::Loader loader = data.loader();
+  ClassScores scores;
+  std::vector<int64_t> told;
+  evaluate(model, loader, {"flip", 0.5}, scores, [&](int64_t done) { told.push_back(done); });
+  EXPECT_EQ(told, (std::vector<int64_t>{16, 32, 48, 50, 50, 50}));  // 25 of them once more
+}
+
 TEST(Views, RefuseWhatGivesMoreThanOneClass) {
   class Pixels final : public nn::Model {
     at::Tensor forward(const at::Tensor& x) override { return x; }

@@ -137,7 +137,7 @@ class Loader:
     epochs       ends after so many epochs of training; None: never
 
     `augment` is then the resolved options. The bytes of a batch are a function of these arguments alone, apart from the
-    loader's threads, prefetch and cache_mb. One thread at a time asks; the others wait."""
+    loader's threads and prefetch. One thread at a time asks; the others wait."""
 
     def __init__(self, dataset, batch_size, seed=0, *, augment=None, train=None, loader=None, training=True, parts=1,
                  start=0, epochs=None):
@@ -149,7 +149,7 @@ class Loader:
             self.augment = parsed(base.resolve_augment(text_of(self.augment, "augment"), (train or dataset)._set))
         self._epochs, self._lock = epochs, threading.Lock()
         self._loader = base.Loader(dataset._set, text_of(self.augment, "augment"), text_of(loader or {}, "loader"), seed,
-                                   batch_size, parts, 0, parts, training, start)
+                                   batch_size, parts, 0, parts, training, start, (train or dataset)._set)
 
     @property
     def sample_shape(self):

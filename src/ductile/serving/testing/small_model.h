@@ -26,6 +26,7 @@ struct SmallModelOptions {
   Quirk quirk = Quirk::none;
   std::chrono::microseconds takes{0};  // each batch
   std::string name = "small";
+  std::optional<float> dies_of;  // a sample that begins with it ends the process
 };
 
 // A layer of random weights, which the version draws: images of [1, 4, 4] to 3 classes, or prompts

@@ -1,5 +1,5 @@
 // A replica without torch: the server on the small model. It ends as it should at SIGTERM.
-//   test_replica --progress-fd N [--fails TEXT] [--takes MICROSECONDS]
+//   test_replica --progress-fd N [--fails TEXT] [--takes MICROSECONDS] [--dies-of VALUE]
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
     if (std::strcmp(argv[i], "--fails") == 0) fails = argv[i + 1];
     if (std::strcmp(argv[i], "--takes") == 0)
       model.takes = std::chrono::microseconds(std::atoi(argv[i + 1]));
+    if (std::strcmp(argv[i], "--dies-of") == 0) model.dies_of = std::strtof(argv[i + 1], nullptr);
   }
   ::signal(SIGPIPE, SIG_IGN);
   serving::testing::note_end();
