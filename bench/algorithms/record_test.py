@@ -98,11 +98,13 @@ class Recipes(unittest.TestCase):
 
     def test_an_example_differs_as_its_file_does(self):
         o = self.options("cifar10_92.toml")
-        self.assertEqual((o["--width"], o["--epochs"], o["--precision"], o["--head-lr"]), ("96", "12", "bf16", "0.67"))
-        self.assertNotIn("--deep", o)
+        self.assertEqual((o["--width"], o["--later-width"], o["--epochs"], o["--precision"], o["--head-lr"]),
+                         ("64", "384", "16", "bf16", "0.67"))
+        self.assertIn("--deep", o)
         o = self.options("cifar10_airbench.toml", "model.convolutions=3", "augment.cutout=4", "optimizer.freeze=[]",
                          "eval.views=one")
         self.assertIn("--deep", o)
+        self.assertNotIn("--deep", self.options("cifar10_airbench.toml"))
         self.assertEqual((o["--cutout"], o["--whiten-bias-epochs"], o["--views-share"]), ("4", "8", "0"))
 
     def test_what_the_rival_cannot_say_is_refused_by_name(self):
@@ -224,8 +226,9 @@ class Training(unittest.TestCase):
         self.assertEqual(events.read_text().splitlines()[0], began, "it is the same run")
 
     def test_the_other_examples_train(self):
-        for example in ("cifar10_92.toml", "cifar10_resnet20_muon.toml"):
-            done = self.record("--ours-only", "--seeds", "1", "--example", str(EXAMPLES / example))
+        for example, settings in (("cifar10_92.toml", ("--set", "model.later_width=32")),
+                                  ("cifar10_resnet20_muon.toml", ())):
+            done = self.record("--ours-only", "--seeds", "1", "--example", str(EXAMPLES / example), *settings)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("| Ductile | 1 |", done.stdout)
 
