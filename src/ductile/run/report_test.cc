@@ -162,7 +162,7 @@ TEST(Report, ShowsWorkClassesAndNoise) {
   for (const char* text :
        {"Floating-point operations", "3.46e+12", "25,600 samples forward, 12,800 back-propagated",
         "Worst class", "owl; 10 of 40 samples right", "4.32 %", "Brier score 0.21", "412 samples",
-        "5,227 /s", "mean of training; last 46,709", "<h2>Classes</h2>",
+        "5,227 /s", "mean since the last start or resumption; last 46,709", "<h2>Classes</h2>",
         "The worst 50 of 60 classes", "00112233445566778899aabbccddeeff",
         "worst class 3 with 50.00 %"}) {
     EXPECT_NE(html.find(text), std::string::npos) << text;
