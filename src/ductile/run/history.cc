@@ -121,6 +121,7 @@ void read_event(const json& event, History& history) {
     history.status = Status::unfinished;
     history.error.clear();
     history.digest.clear();  // the state goes on
+    history.figures.erase("weights_digest");
     if (const auto at = event.find("host"); at != event.end()) history.host = *at;
   }
   if (kind == "error") history.error = text_at(event, "message");
@@ -143,7 +144,9 @@ void read_event(const json& event, History& history) {
   }
   if (kind == "summary" || kind == "end") {
     if (event.contains("samples")) history.samples = count_at(event, "samples");
-    history.figures = event;
+    // A part of the run whose workers died before they summed up has no figures of its own.
+    if (kind == "summary" || event.contains("updates") || history.figures.empty())
+      history.figures = event;
   }
   if (const auto cost = cost_at(event)) history.cost = cost;
 }

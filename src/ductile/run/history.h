@@ -89,7 +89,7 @@ struct History {
   std::optional<Cost> cost;        // from the last event that has it
   std::optional<TargetReached> target;
   std::string digest;  // of the state at the end (ckpt::state_digest); empty: none was written
-  nlohmann::json figures = nlohmann::json::object();  // of the last summary or end
+  nlohmann::json figures = nlohmann::json::object();  // of the last summary or end that has some
   nlohmann::json host;  // from the last start or resume; null if there is none
 
   const Curve* find(std::string_view name) const;  // nullptr if there is none

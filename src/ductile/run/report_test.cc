@@ -316,6 +316,22 @@ TEST(Report, OfAnyPartOfARunCanBeWritten) {
   EXPECT_NE(broken.find("1 line of the run&#39;s records"), std::string::npos);
 }
 
+TEST(Report, KeepsTheFiguresOfAPartBeforeOneThatFailedEarly) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  {
+    MetricsWriter writer(run);
+    writer.event("end", figures_of_an_end());
+    writer.event("resume", {{"step", 100}});
+    writer.event("end", {{"status", "failed"}, {"step", 100}, {"message", "no memory"}});
+  }
+  write_report(run);
+  const std::string html = read_file(run.report_file());
+  for (const char* text : {"Worst class", "3.46e+12", "<h2>Classes</h2>", "no memory"})
+    EXPECT_NE(html.find(text), std::string::npos) << text;
+  EXPECT_FALSE(to_json(read_history(run)).contains("weights_digest")) << "the run went on";
+}
+
 TEST(Report, ShowsWhatATunerTriedAndKept) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
