@@ -111,6 +111,19 @@
     return Math.abs(xs[hi] - x) < Math.abs(xs[lo] - x) ? hi : lo;
   }
 
+  // The places of the values that no later one lies below: of x values that went back, those of the
+  // way that was taken in the end.
+  function ascending(xs) {
+    const out = [];
+    let least = Infinity;
+    for (let i = xs.length - 1; i >= 0; --i) {
+      if (!(xs[i] <= least)) continue;
+      least = xs[i];
+      out.push(i);
+    }
+    return out.reverse();
+  }
+
   // Least and greatest of numbers; [Infinity, -Infinity] of none.
   function extent(lists) {
     let lo = Infinity, hi = -Infinity;
@@ -154,7 +167,7 @@
   }
 
   Object.assign(globalThis.ductile, {
-    extent, logTicks, logTimeTicks, nearest, scale, smoothed, tickText, ticks, timeSteps, valueText,
+    ascending, extent, logTicks, logTimeTicks, nearest, scale, smoothed, tickText, ticks, timeSteps, valueText,
     visible, ySpan,
   });
 })();

@@ -146,6 +146,12 @@ test("the nearest point and the visible ones are those that a search of all find
   });
 });
 
+test("of values that go back those of the last way stay", () => {
+  assert.deepEqual(d.ascending([1, 2, 3, 2, 2.5, 4]), [0, 1, 3, 4, 5]);
+  assert.deepEqual(d.ascending([1, 1, 2]), [0, 1, 2]);
+  assert.deepEqual(d.ascending([]), []);
+});
+
 test("the y axis holds every value, and the target", () => {
   times(500, () => {
     const a = (random() - 0.3) * 100, lo = Math.min(a, a * random()), hi = Math.max(a, lo);

@@ -2,8 +2,8 @@
 "use strict";
 
 (() => {
-  const { asDuration, chartGroup, choice, element, extent, lineChart, pageData, tickText, ticks,
-    timeSteps, valueText, whenResized } = globalThis.ductile;
+  const { ascending, asDuration, chartGroup, choice, element, extent, lineChart, pageData, tickText,
+    ticks, timeSteps, valueText, whenResized } = globalThis.ductile;
   const data = pageData();
   const state = { x: "step", smoothing: 0.6, log: false };
   const byId = id => /** @type {any} */ (document.getElementById(id));
@@ -27,8 +27,12 @@
       .map(m => ({ x: Math.min(Math.max(m[state.x], lo), hi), tone: m.tone, text: m.text }));
     for (const { panel, chart } of panels) {
       // A test is the second colour, also where it stands alone.
-      const series = panel.series.map((s, i) => ({ name: s.name, smooth: s.smooth, x: s[state.x],
-        y: s.value, color: s.name === "test" ? 1 : i }));
+      // Epochs begin anew where a tuner went back.
+      const series = panel.series.map((s, i) => {
+        const kept = ascending(s[state.x]);
+        return { name: s.name, smooth: s.smooth, x: kept.map(k => s[state.x][k]),
+          y: kept.map(k => s.value[k]), color: s.name === "test" ? 1 : i };
+      });
       chart.show({ series, x: { unit: units[state.x], lo, hi }, log: state.log,
         smoothing: state.smoothing, marks });
     }
