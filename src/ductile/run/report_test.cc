@@ -336,7 +336,7 @@ TEST(Report, ShowsWhatATunerTriedAndKept) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   write_job(run, "tuned");
-  const json slow = {{"lr", 0.001}}, fast = {{"lr", 0.1}};
+  const json slow = {{"lr", 0.001}, {"optimizer.adam.beta2", 0.99991}}, fast = {{"lr", 0.1}};
   {
     MetricsWriter writer(run);
     writer.event("tune", {{"step", 0},
@@ -375,7 +375,7 @@ TEST(Report, ShowsWhatATunerTriedAndKept) {
   const auto has = [&](const std::string& text) {
     EXPECT_NE(html.find(text), std::string::npos) << text;
   };
-  has("lr 0.001");
+  has("lr 0.001, optimizer.adam.beta2 0.99991");
   has("its loss falls fastest");
   has("<td class=\"state\">dropped</td><td>it fell by 0.5</td>");
   has("the search kept lr 0.1");

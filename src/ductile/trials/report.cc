@@ -87,7 +87,7 @@ std::string table(const Session& session, const std::vector<int64_t>& order) {
     const Json values = session.tuning().space.values(t.setting);
     for (const tune::Dimension& d : session.tuning().space.dimensions()) {
       const Json& v = values.at(d.name);
-      row.emplace_back(v.is_number_float() ? as_number(v.get<double>())
+      row.emplace_back(v.is_number_float() ? page::as_setting(v.get<double>())
                        : v.is_string()     ? v.get<std::string>()
                                            : dump_json(v));
     }
