@@ -109,5 +109,24 @@ TEST(ShownEvents, ARoundOfProbesIsInItsTableAlone) {
   EXPECT_EQ(panels[0].at("title"), "Samples offered, per update");
 }
 
+TEST(ShownEvents, ARoundOfProbesThatIsDoneAgainCountsOnce) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  {
+    MetricsWriter writer(run);
+    const auto round = [&](int step, const char* why) {
+      writer.event("rate_control", {{"step", step}, {"what", "probe_round"}, {"why", why}});
+    };
+    writer.event("start", {{"step", 0}});
+    round(10, "first");
+    round(20, "lost");
+    writer.event("resume", {{"step", 10}});
+    round(20, "again");
+  }
+  const std::string table = report::probe_rounds_html(read_history(run));
+  for (const char* why : {"first", "again"}) EXPECT_NE(table.find(why), std::string::npos) << why;
+  EXPECT_EQ(table.find("lost"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace ductile::run
