@@ -63,9 +63,13 @@ std::string tiles(const Session& session) {
   tiles.push_back(
       {"Trials", page::with_thousands(static_cast<double>(session.trials().size())),
        session.state_of_search().empty() ? "the search goes on" : session.state_of_search()});
+  const std::string budget =
+      session.tuning().setup.finish
+          ? fmt::format("a budget of {:g} for the search, and the rest of the best trial's run",
+                        session.budget())
+          : fmt::format("of a budget of {:g}", session.budget());
   tiles.push_back({"Epochs", as_number(session.epochs_spent()),
-                   fmt::format("of a budget of {:g}; a full run has {}", session.budget(),
-                               session.job().train.epochs)});
+                   fmt::format("{}; a full run has {}", budget, session.job().train.epochs)});
   tiles.push_back({"Time", as_duration(session.wall_seconds()), "of tuning"});
   tiles.push_back({"Core time", as_duration(session.core_seconds()), "of all trials"});
   return page::tiles(tiles);
