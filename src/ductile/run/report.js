@@ -83,10 +83,14 @@
   }
 
   // ---- slices of the loss through the minimum: lines, or the map of a plane
+  const atStep = data.slices && data.slices.step !== null
+    ? ` at ${valueText(data.slices.step, "step")}` : "";
+
   function lines({ places, losses }) {
     const alone = chartGroup();
-    const chart = lineChart(alone, { unit: "number",
-      title: "Loss along random directions, by the distance from the weights in filter norms" });
+    const chart = lineChart(alone, { unit: "number", title:
+      `Loss along random directions${atStep}, by the distance from the weights in filter norms` });
+    chart.box.querySelector(".panel-head").append(alone.button);
     chart.show({ series: losses.map((y, i) => ({ name: `direction ${i + 1}`, x: places, y,
       smooth: false })), x: { unit: "number", lo: places[0], hi: places[places.length - 1] },
       marks: [{ x: 0, tone: "plain", text: "the weights" }] });
@@ -140,7 +144,8 @@
         stroke: "var(--ink)", "stroke-width": 1.5 }, element("title", {}, "the weights")));
     }
     return element("div", { class: "panel" }, element("div", { class: "panel-head" },
-      element("h3", {}, "Loss in a plane of two random directions; the circle: the weights"),
+      element("h3", {},
+        `Loss in a plane of two random directions${atStep}; the circle: the weights`),
       colors(lo, hi, strength, opacity, losses.every(row => row.every(v => v !== null)))), svg);
   }
 

@@ -234,6 +234,7 @@ TEST(Report, ShowsTheMinimaThatWereMeasured) {
     EXPECT_NE(html.find(text), std::string::npos) << text;
   json slices = data_of(html).at("slices");
   EXPECT_EQ(slices.at("plane"), false);
+  EXPECT_EQ(slices.at("step"), 1200);
   EXPECT_EQ(slices.at("losses").at(0), json({1.5, 0.25, 1.25}));
 
   // The error is what half the step changes where that is more than the residual.
