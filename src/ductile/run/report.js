@@ -200,7 +200,7 @@
         const on = e.target.getAttribute("aria-pressed") !== "true";
         e.target.setAttribute("aria-pressed", String(on));
         mine.forEach(row => row.toggleAttribute("hidden", !on));
-      } }, `${kind} ${mine.length}`));
+      } }, `${kind} ${data.kinds[kind] || mine.length}`));
     }
   }
 

@@ -109,6 +109,24 @@ TEST(ShownEvents, ARoundOfProbesIsInItsTableAlone) {
   EXPECT_EQ(panels[0].at("title"), "Samples offered, per update");
 }
 
+TEST(ShownEvents, AreFewOnThePageOfARunWithMany) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  {
+    MetricsWriter writer(run);
+    writer.event("start", {{"step", 0}});
+    for (int step = 1; step <= 3000; ++step) writer.event("evaluation", {{"step", step}});
+    writer.event("signal", {{"step", 3000}});
+  }
+  const json data = chart_data(run);
+  EXPECT_EQ(data.at("kinds"), json({{"start", 1}, {"evaluation", 3000}, {"signal", 1}}));
+  const json& marks = data.at("marks");
+  EXPECT_GT(marks.size(), 250U);
+  EXPECT_LE(marks.size(), 502U);
+  EXPECT_EQ(marks.front().at("kind"), "start");
+  EXPECT_EQ(marks.back().at("kind"), "signal");
+}
+
 TEST(ShownEvents, ARoundOfProbesThatIsDoneAgainCountsOnce) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
