@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/isa.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
@@ -17,6 +18,7 @@
 #include "ductile/page/html.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
+#include "ductile/run/blas_kernels.h"
 #include "ductile/run/checkpoints.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/metrics.h"
@@ -300,7 +302,16 @@ std::string host_html(const json& host) {
     std::replace(label.begin(), label.end(), '_', ' ');
     table.row({label, text});
   }
-  return table.html();
+  std::string out = table.html();
+  const std::string kernels = report::text_at(host, "kernels");  // of Ductile, by the processor
+  const IsaLevel widest = kernels.starts_with("avx512") ? IsaLevel::avx512
+                          : kernels == "avx2"           ? IsaLevel::avx2
+                                                        : IsaLevel::baseline;
+  const auto core = host.find("blas_kernels");
+  if (core == host.end() || !core->is_string()) return out;
+  if (const auto advice = blas_advice(core->get<std::string>(), widest))
+    out += fmt::format("<p class=\"empty\">{}</p>\n", escape_html(*advice));
+  return out;
 }
 
 // A run was given its first weights beside the job, and the batches that goodput ordered are in its

@@ -9,7 +9,7 @@
 #include "ductile/run/report.h"
 #include "ductile/spec/job.h"
 
-// What a report says of the run's job.
+// What a report says of the run's job and its machine.
 namespace ductile::run {
 namespace {
 
@@ -65,6 +65,18 @@ TEST(Report, TellsWhatRepeatsTheRun) {
   EXPECT_FALSE(has("ductile train --replay")) << "it is not done";
   MetricsWriter(run).event("end", {{"status", "done"}, {"step", 1}});
   EXPECT_TRUE(has("ductile train --replay " + path));
+}
+
+TEST(Report, NamesABlasThatDoesNotKnowTheProcessor) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  const auto warns = [&](const char* core) {
+    MetricsWriter(run).event("start", {{"host", {{"kernels", "avx2"}, {"blas_kernels", core}}}});
+    write_report(run);
+    return read_file(run.report_file()).find("OPENBLAS_CORETYPE=Haswell") != std::string::npos;
+  };
+  EXPECT_FALSE(warns("Zen"));
+  EXPECT_TRUE(warns("Prescott"));
 }
 
 }  // namespace
