@@ -321,6 +321,7 @@ def new_folder(name, runs=None):
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
             os.makedirs(os.path.join(folder, "checkpoints"))
+            # A report knows by the first words that there is no job (run/report.cc).
             with open(os.path.join(folder, "job.toml"), "w") as file:
                 file.write(f"# No job: a program logged this run by itself.\nname = {json.dumps(name or 'run')}\n")
             return folder
