@@ -103,9 +103,13 @@ void add_quality(std::vector<Tile>& tiles, const History& history) {
 }
 
 // A run may go on with another target than the one that it reached.
+bool has_reached(const History& history, const spec::TargetOptions& want) {
+  return history.target && (want.metric.empty() || (history.target->metric == want.metric &&
+                                                    history.target->threshold == want.value));
+}
+
 void add_target(std::vector<Tile>& tiles, const History& history, const spec::TargetOptions& want) {
-  if (history.target && (want.metric.empty() || (history.target->metric == want.metric &&
-                                                 history.target->threshold == want.value))) {
+  if (has_reached(history, want)) {
     const TargetReached& t = *history.target;
     std::string note = fmt::format("{} {} at step {}", t.metric, page::as_metric(t.metric, t.value),
                                    with_thousands(static_cast<double>(t.step)));
@@ -469,6 +473,14 @@ void write_report(const RunFolder& folder) {
   write_chrome_trace(folder);
   write_file_atomic(folder.report_file(),
                     report_html(folder, read_history(folder), job_text(folder)));
+}
+
+json report_json(const RunFolder& folder) {
+  Job job;
+  read_job(job, job_text(folder));
+  History history = read_history(folder);
+  if (!has_reached(history, job.options.target)) history.target.reset();
+  return to_json(history);
 }
 
 json chart_data(const RunFolder& folder) {

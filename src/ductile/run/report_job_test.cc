@@ -27,11 +27,13 @@ TEST(Report, ATargetThatTheJobHasNoMoreIsNotShown) {
   writer.event("target", reached);
   write_report(run);
   EXPECT_NE(read_file(run.report_file()).find("not reached"), std::string::npos);
+  EXPECT_TRUE(report_json(run).at("target").is_null());
   json again = reached;
   again.update({{"threshold", 0.9}, {"value", 0.91}});
   writer.event("target", again);
   write_report(run);
   EXPECT_EQ(read_file(run.report_file()).find("not reached"), std::string::npos);
+  EXPECT_EQ(report_json(run).at("target").at("threshold"), 0.9);
 }
 
 TEST(Report, SaysNothingOfAJobWhereThereIsNone) {
