@@ -301,8 +301,12 @@ class Lightning(WithoutAJob):
         self.assertEqual(found[0], {"step": 10, "epoch": 0, "train_loss": 0.5})
         self.assertEqual((found[1]["step"], found[1]["lightning/lr"]), (20, 0.1))
         self.assertEqual([event["kind"] for event in lines(logger.log_dir, "events.jsonl")], ["start", "end"])
+        with open(os.path.join(logger.log_dir, "events.jsonl"), "a") as file:
+            file.write('{"kind":')  # of a process that was killed
         again = self.logger(version=logger.version)
         again.log_metrics({"train_loss": 0.4}, step=30)
+        with open(os.path.join(logger.log_dir, "events.jsonl")) as file:
+            self.assertEqual(json.loads(file.read().split("\n")[3])["kind"], "resume")
         self.assertEqual(len(lines(logger.log_dir, "metrics.jsonl")), 3)
 
     def test_steps_that_are_done_again_count_once(self):

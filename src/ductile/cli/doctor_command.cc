@@ -13,7 +13,6 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
-#include "ductile/cli/blas_kernels.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/python_job.h"
 #include "ductile/cli/version.h"
@@ -21,6 +20,7 @@
 #include "ductile/page/terminal.h"
 #include "ductile/process/find_program.h"
 #include "ductile/process/worker.h"
+#include "ductile/run/blas_kernels.h"
 #include "ductile/server/node_devices.h"
 
 namespace ductile::cli {
@@ -327,7 +327,7 @@ std::vector<std::string> find_advice(const Json& facts) {
     for (const IsaLevel level : {IsaLevel::avx2, IsaLevel::avx512})
       if (may_use(level)) widest = level;
     const auto core = worker["says"]["blas_kernels"].get<std::string>();
-    if (const auto text = blas_advice(core, widest)) advice.push_back(*text);
+    if (const auto text = run::blas_advice(core, widest)) advice.push_back(*text);
   }
   return advice;
 }

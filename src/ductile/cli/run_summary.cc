@@ -36,7 +36,7 @@ std::string tuning_text(const Json& tuning) {
   std::vector<std::string> kept;
   for (const auto& [name, value] : tuning["kept"].items())
     kept.push_back(name + " " +
-                   (value.is_number() ? page::as_number(value.get<double>()) : dump_json(value)));
+                   (value.is_number() ? page::as_setting(value.get<double>()) : dump_json(value)));
   return kept.empty() ? text : fmt::format("{}; kept {}", text, fmt::join(kept, ", "));
 }
 

@@ -12,11 +12,11 @@
 #include "ductile/base/isa.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/machine.h"
-#include "ductile/cli/blas_kernels.h"
 #include "ductile/cli/command_line.h"
 #include "ductile/cli/other_commands.h"
 #include "ductile/cli/worker_process.h"
 #include "ductile/fleet/fleet_commands.h"
+#include "ductile/run/blas_kernels.h"
 #include "ductile/run/lock.h"
 
 namespace ductile::cli {
@@ -244,16 +244,16 @@ TEST(Doctor, SaysWhereHwlocIsNoHelp) {
 }
 
 TEST(Doctor, NamesABlasThatDoesNotKnowTheProcessor) {
-  EXPECT_FALSE(blas_advice("Haswell", IsaLevel::avx2));
-  EXPECT_FALSE(blas_advice("Zen", IsaLevel::avx2));
-  EXPECT_FALSE(blas_advice("SkylakeX", IsaLevel::bf16));
-  EXPECT_FALSE(blas_advice("SapphireRapids", IsaLevel::avx512));
-  EXPECT_FALSE(blas_advice("Prescott", IsaLevel::baseline));
-  const auto half = blas_advice("Haswell", IsaLevel::bf16);
+  EXPECT_FALSE(run::blas_advice("Haswell", IsaLevel::avx2));
+  EXPECT_FALSE(run::blas_advice("Zen", IsaLevel::avx2));
+  EXPECT_FALSE(run::blas_advice("SkylakeX", IsaLevel::bf16));
+  EXPECT_FALSE(run::blas_advice("SapphireRapids", IsaLevel::avx512));
+  EXPECT_FALSE(run::blas_advice("Prescott", IsaLevel::baseline));
+  const auto half = run::blas_advice("Haswell", IsaLevel::bf16);
   ASSERT_TRUE(half);
   EXPECT_NE(half->find("kernels for Haswell, which are up to half as fast"), std::string::npos);
   EXPECT_NE(half->find("OPENBLAS_CORETYPE=SkylakeX"), std::string::npos);
-  const auto slow = blas_advice("Prescott", IsaLevel::avx2);
+  const auto slow = run::blas_advice("Prescott", IsaLevel::avx2);
   ASSERT_TRUE(slow);
   EXPECT_NE(slow->find("several times slower"), std::string::npos);
   EXPECT_NE(slow->find("OPENBLAS_CORETYPE=Haswell"), std::string::npos);

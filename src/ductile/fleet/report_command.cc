@@ -4,7 +4,6 @@
 #include "ductile/base/json_value.h"
 #include "ductile/cli/commands.h"
 #include "ductile/fleet/job_reference.h"
-#include "ductile/run/history.h"
 #include "ductile/run/minima.h"
 #include "ductile/run/report.h"
 
@@ -19,7 +18,7 @@ ExitCode report(const ReportCommand& command, Context& context) {
   const run::RunFolder folder = run::RunFolder::open(run_of(job));
   run::write_report(folder);
   if (command.json) {
-    nlohmann::json all = run::to_json(run::read_history(folder));
+    nlohmann::json all = run::report_json(folder);
     if (auto minima = run::read_minima(folder); !minima.empty()) all["minima"] = std::move(minima);
     all["run"] = folder.path().string();
     all["report"] = folder.report_file().string();

@@ -172,7 +172,9 @@ class Lrtuner final : public RateControl {
     const double growth = spacing <= first ? 2 : std::exp2(1 - options_.smoothing);
     Choice choice = choose(points, lr, growth, exploring(observed), memory);
     bound(choice, lr, points, memory);
-    choice.lr = on_line(std::min(choice.lr, kLargest), observed, memory);
+    const double line = on_line(choice.lr, observed, memory);
+    if (line < choice.lr) choice.why += "; the rate follows its line to 0";
+    choice.lr = std::min(line, kLargest);
     memory["lr"] = choice.lr;
     memory["rounds"] = memory.value("rounds", 0) + 1;
     const auto every = std::max<int64_t>(

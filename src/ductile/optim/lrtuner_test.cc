@@ -316,6 +316,8 @@ TEST(Lrtuner, NeverGrowsWithoutAnExplorePhase) {
     if (const size_t update = e["update"].get<size_t>(); update < 200) {
       EXPECT_DOUBLE_EQ(e["lr"].get<double>(), d.rates[update]);
     }
+  EXPECT_EQ(d.events[0]["why"],
+            "more such updates would lower the loss further; the rate follows its line to 0");
 }
 
 // What a round says and what it changes is the rate that is trained with, not one above the line.

@@ -20,7 +20,8 @@
     return { values, step };
   }
 
-  // 1, 2 and 5 times powers of ten within [lo, hi]; fewer where there are many. lo > 0.
+  // 1, 2 and 5 times powers of ten within [lo, hi]; fewer where there are many, even distances where
+  // these are not two. lo > 0.
   function logTicks(lo, hi, count) {
     let values = [];
     for (let p = Math.floor(Math.log10(lo)); p <= Math.ceil(Math.log10(hi)); ++p) {
@@ -29,6 +30,7 @@
         if (v >= lo * 0.999 && v <= hi * 1.001) values.push(v);
       }
     }
+    if (values.length < 2) return ticks(lo, hi, count).values;
     while (values.length > count + 2) values = values.filter((_, i) => i % 2 === 0);
     return values;
   }
@@ -54,10 +56,13 @@
     }
     const size = Math.abs(v);
     if (size === 0) return "0";
-    if (size >= 1e6) return `${+(v / 1e6).toPrecision(4)} M`;
-    if (size >= 1e4 || (step >= 1000 && size >= 1000)) return `${+(v / 1e3).toPrecision(4)} k`;
-    if (size < 1e-3) return v.toExponential(0);
-    return String(+v.toPrecision(4));
+    // As many as tell it from the next.
+    const needed = Math.floor(Math.log10(size)) - Math.floor(Math.log10(step)) + 1;
+    const digits = Math.min(Math.max(needed || 0, 4), 15);
+    if (size >= 1e6) return `${+(v / 1e6).toPrecision(digits)} M`;
+    if (size >= 1e4 || (step >= 1000 && size >= 1000)) return `${+(v / 1e3).toPrecision(digits)} k`;
+    if (size < 1e-3) return (+v.toPrecision(digits)).toExponential();
+    return String(+v.toPrecision(digits));
   }
 
   // A value as the legend names it.
@@ -106,6 +111,19 @@
     return Math.abs(xs[hi] - x) < Math.abs(xs[lo] - x) ? hi : lo;
   }
 
+  // The places of the values that no later one lies below: of x values that went back, those of the
+  // way that was taken in the end.
+  function ascending(xs) {
+    const out = [];
+    let least = Infinity;
+    for (let i = xs.length - 1; i >= 0; --i) {
+      if (!(xs[i] <= least)) continue;
+      least = xs[i];
+      out.push(i);
+    }
+    return out.reverse();
+  }
+
   // Least and greatest of numbers; [Infinity, -Infinity] of none.
   function extent(lists) {
     let lo = Infinity, hi = -Infinity;
@@ -149,7 +167,7 @@
   }
 
   Object.assign(globalThis.ductile, {
-    extent, logTicks, logTimeTicks, nearest, scale, smoothed, tickText, ticks, timeSteps, valueText,
+    ascending, extent, logTicks, logTimeTicks, nearest, scale, smoothed, tickText, ticks, timeSteps, valueText,
     visible, ySpan,
   });
 })();

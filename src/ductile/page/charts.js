@@ -149,7 +149,7 @@
         svg.append(
           element("line", { class: "gridline", x1: left, x2: width - right, y1: at, y2: at }),
           element("text", { x: left - 8, y: at + 4, "text-anchor": "end" },
-            tickText(v, log ? v : step, spec.unit)));
+            tickText(v, step, spec.unit)));
       }
       svg.append(element("line", { class: "axis", x1: left, x2: width - right, y1: base, y2: base }));
       const unit = view.x.unit, count = Math.max(2, Math.floor((width - left) / 84));
@@ -297,11 +297,12 @@
       const y = scale(lo, hi * 1.05, base, top, spec.log);
       const marks = !spec.log ? ticks(lo, y.hi, 5).values
         : spec.unit === "duration" ? logTimeTicks(lo, y.hi, 5) : logTicks(lo, y.hi, 5);
+      const step = marks.length > 1 ? marks[1] - marks[0] : marks[0];
       for (const v of marks) {
         svg.append(
           element("line", { class: "gridline", x1: left, x2: width - right, y1: y.at(v), y2: y.at(v) }),
           element("text", { x: left - 8, y: y.at(v) + 4, "text-anchor": "end" },
-            tickText(v, v, spec.unit)));
+            tickText(v, step, spec.unit)));
       }
       const slot = (width - left - right) / spec.categories.length;
       const bar = Math.min(slot * 0.8 / spec.series.length, 22);

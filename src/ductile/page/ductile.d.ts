@@ -18,6 +18,7 @@ interface Ductile {
   scale(lo: number, hi: number, from: number, to: number, log?: boolean): Scale;
   smoothed(values: number[], weight: number): number[];
   nearest(xs: number[], x: number): number;
+  ascending(xs: number[]): number[];
   extent(lists: (number | null)[][]): [number, number];
   visible(xs: number[], lo: number, hi: number): [number, number];
   ySpan(lo: number, hi: number, spec: any, log: boolean): [number, number];

@@ -42,6 +42,11 @@ std::string as_number(double value) {
   return fmt::format("{:.2f}", value);
 }
 
+std::string as_setting(double value) {
+  const bool is_whole = value == std::round(value) && std::abs(value) < 1e15;
+  return is_whole ? fmt::format("{:.0f}", value) : fmt::format("{:.6g}", value);
+}
+
 std::string as_duration(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "unknown";
   if (seconds > 0 && seconds < 0.0995) return fmt::format("{:.1f} ms", 1000 * seconds);

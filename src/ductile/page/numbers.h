@@ -9,6 +9,7 @@ namespace ductile::page {
 
 std::string with_thousands(double value);  // 4310 -> "4,310"; 2.5 -> "2.5"
 std::string as_number(double value);       // 2.5 -> "2.50"; 0.000123 -> "1.23e-04"
+std::string as_setting(double value);      // of an option: 32 -> "32"; 0.99991 -> "0.99991"
 // A value of a metric by its name: "91.30 %" of accuracy, a plain number of others.
 std::string as_metric(std::string_view metric, double value);
 std::string as_percent(double share);         // 0.9153 -> "91.53 %"

@@ -45,6 +45,11 @@ TEST(Numbers, ThatOnlyTerminalsAndTilesShow) {
   EXPECT_EQ(as_bytes(std::nan("")), "unknown");
   EXPECT_EQ(as_energy(900), "900 J");
   EXPECT_EQ(as_energy(12345), "12.3 kJ");
+  EXPECT_EQ(as_setting(32), "32");
+  EXPECT_EQ(as_setting(2'000'000), "2000000");
+  EXPECT_EQ(as_setting(0.99991), "0.99991");
+  EXPECT_EQ(as_setting(0.0001234567), "0.000123457");
+  EXPECT_EQ(as_setting(std::nan("")), "nan");
   EXPECT_EQ(plural(1, "sample"), "1 sample");
   EXPECT_EQ(plural(12800, "sample"), "12,800 samples");
   EXPECT_EQ(local_time(-1), "unknown time");

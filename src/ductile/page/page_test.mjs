@@ -57,11 +57,16 @@ test("ticks are round, even, inside, and tell each other apart", () => {
     });
   });
   for (const [lo, hi, unit] of [[0, 1, "percent"], [0.91, 0.93, "percent"], [0, 468, "step"],
-    [0, 12000, "number"], [0, 3e7, "number"], [0, 0.004, "number"], [0.2, 0.24, "number"]]) {
+    [0, 12000, "number"], [0, 3e7, "number"], [0, 0.004, "number"], [0.2, 0.24, "number"],
+    [0, 2.1e-4, "number"], [9e-5, 1.1e-4, "number"], [123450, 123470, "step"],
+    [5123450, 5123470, "step"], [0.2701, 0.27018, "number"], [-3e-4, 1e-4, "number"]]) {
     const { values, step } = d.ticks(lo, hi, 5);
     const texts = values.map(v => d.tickText(v, step, unit));
     assert.equal(new Set(texts).size, texts.length, texts.join(" | "));
   }
+  const { values, step } = d.ticks(0, 2e-4, 4);
+  assert.deepEqual(values.map(v => d.tickText(v, step, "number")),
+    ["0", "5e-5", "1e-4", "1.5e-4", "2e-4"]);
 });
 
 test("ticks of time stand at times that people name", () => {
@@ -89,6 +94,12 @@ test("logarithmic ticks lie inside and are few", () => {
       assert.deepEqual(values, [...values].sort((a, b) => a - b));
     }
   });
+  for (const [lo, hi] of [[0.58, 0.93], [2.2, 4.4], [0.25, 0.45], [1.1e-5, 1.3e-5]]) {
+    const values = d.logTicks(lo, hi, 5);
+    assert.ok(values.length >= 2, `${values.length} from ${lo} to ${hi}`);
+    const texts = values.map(v => d.tickText(v, values[1] - values[0], "number"));
+    assert.equal(new Set(texts).size, texts.length, texts.join(" | "));
+  }
   assert.deepEqual(d.logTicks(0.1, 10, 5), [0.1, 0.2, 0.5, 1, 2, 5, 10]);
   assert.deepEqual(d.logTimeTicks(1, 1e5, 8), [1, 10, 60, 300, 1800, 7200, 36000, 86400]);
 });
@@ -133,6 +144,12 @@ test("the nearest point and the visible ones are those that a search of all find
     assert.ok(xs.slice(begin + 1, end).every(v => v >= lo));
     assert.ok(xs.slice(begin, end - 1).every(v => v <= hi));
   });
+});
+
+test("of values that go back those of the last way stay", () => {
+  assert.deepEqual(d.ascending([1, 2, 3, 2, 2.5, 4]), [0, 1, 3, 4, 5]);
+  assert.deepEqual(d.ascending([1, 1, 2]), [0, 1, 2]);
+  assert.deepEqual(d.ascending([]), []);
 });
 
 test("the y axis holds every value, and the target", () => {

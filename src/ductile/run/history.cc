@@ -47,7 +47,6 @@ class CurveReader {
     Point point{.step = count_at(line, "step"),
                 .epoch = finite_at(line, "epoch"),
                 .seconds = finite_at(line, "seconds")};
-    history.steps = std::max(history.steps, point.step);
     history.epoch = std::max(history.epoch, point.epoch);
     for (const auto& [key, value] : line.items()) {
       if (key == "step" || key == "epoch" || key == "time" || key == "seconds" ||
@@ -121,6 +120,7 @@ void read_event(const json& event, History& history) {
     history.status = Status::unfinished;
     history.error.clear();
     history.digest.clear();  // the state goes on
+    history.figures.erase("weights_digest");
     if (const auto at = event.find("host"); at != event.end()) history.host = *at;
   }
   if (kind == "error") history.error = text_at(event, "message");
@@ -143,7 +143,9 @@ void read_event(const json& event, History& history) {
   }
   if (kind == "summary" || kind == "end") {
     if (event.contains("samples")) history.samples = count_at(event, "samples");
-    history.figures = event;
+    // A part of the run whose workers died before they summed up has no figures of its own.
+    if (kind == "summary" || event.contains("updates") || history.figures.empty())
+      history.figures = event;
   }
   if (const auto cost = cost_at(event)) history.cost = cost;
 }
@@ -229,17 +231,21 @@ History read_history(const RunFolder& folder) {
     history.end_time = std::max(history.end_time, time);
     history.seconds = std::max(history.seconds, finite_at(line, "seconds"));
   };
-  CurveReader curves;
-  history.bad_lines += for_each_diary_line(folder.metrics_file(), [&](json& line) {
-                         see_time(line);
-                         curves.read(line, history);
-                       }).bad;
-  history.curves = curves.take();
   history.bad_lines += for_each_diary_line(folder.events_file(), [&](json& line) {
                          see_time(line);
                          read_event(line, history);
                          history.events.push_back(std::move(line));
                        }).bad;
+  const TuningRecord tuning = read_tuning(history.events);
+  CurveReader curves;
+  history.bad_lines += for_each_diary_line(folder.metrics_file(), [&](json& line) {
+                         see_time(line);
+                         const int64_t step = count_at(line, "step");
+                         history.steps = std::max(history.steps, step);
+                         if (!tuning.is_dropped(static_cast<double>(step)))
+                           curves.read(line, history);
+                       }).bad;
+  history.curves = curves.take();
   return history;
 }
 

@@ -77,7 +77,7 @@ struct TargetReached {
 struct History {
   Status status = Status::unfinished;
   std::string error;          // of a failed run
-  std::vector<Curve> curves;  // in order of first appearance
+  std::vector<Curve> curves;  // in order of first appearance; without trials that were dropped
   std::vector<nlohmann::json> events;
   int64_t bad_lines = 0;  // the number of lines of both files that could not be read
   int64_t steps = 0;      // the highest step seen in metrics or in the end
@@ -89,7 +89,7 @@ struct History {
   std::optional<Cost> cost;        // from the last event that has it
   std::optional<TargetReached> target;
   std::string digest;  // of the state at the end (ckpt::state_digest); empty: none was written
-  nlohmann::json figures = nlohmann::json::object();  // of the last summary or end
+  nlohmann::json figures = nlohmann::json::object();  // of the last summary or end that has some
   nlohmann::json host;  // from the last start or resume; null if there is none
 
   const Curve* find(std::string_view name) const;  // nullptr if there is none

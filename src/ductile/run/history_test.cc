@@ -109,6 +109,37 @@ TEST(History, OfARunJustMadeIsEmpty) {
   EXPECT_EQ(to_json(history)["steps"], 0);
 }
 
+TEST(History, LeavesOutTheLinesOfTrialsThatWereDropped) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  MetricsWriter writer(run);
+  using nlohmann::json;
+  const auto move = [](const char* what, int trial) {
+    return json{{"what", what}, {"trial", trial}};
+  };
+  const auto tune = [&](int step, const char* what, const json& moves) {
+    writer.event("tune", {{"step", step}, {"what", what}, {"moves", moves}});
+  };
+  tune(0, "trial", json::array({move("started", 0)}));
+  writer.log(10, 0.5, {{kTrainLoss, 3.0}});
+  tune(10, "trial", json::array({move("ran", 0), move("started", 1)}));
+  writer.log(20, 0.5, {{kTrainLoss, 0.5}});
+  const auto steps = [&] {
+    std::vector<int64_t> out;
+    const History history = read_history(run);
+    for (const Point& p : history.find(kTrainLoss)->points) out.push_back(p.step);
+    return out;
+  };
+  EXPECT_EQ(steps(), std::vector<int64_t>{20}) << "of the trial under way";
+  tune(20, "trial", json::array({move("ran", 1), move("resumed", 0)}));
+  writer.log(30, 1, {{kTrainLoss, 2.0}});
+  tune(30, "search_over", json::array({move("ran", 0), move("dropped", 1), move("chosen", 0)}));
+  writer.log(40, 1.5, {{kTrainLoss, 1.0}});
+  EXPECT_EQ(steps(), (std::vector<int64_t>{10, 30, 40}));
+  EXPECT_EQ(read_history(run).find(kTrainLoss)->lowest->value, 1.0);
+  EXPECT_EQ(read_history(run).steps, 40);
+}
+
 TEST(History, SumsUpARun) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");

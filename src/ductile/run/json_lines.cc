@@ -70,14 +70,15 @@ bool number_from_json(const json& value, double& out) {
   return true;
 }
 
-JsonLines::JsonLines(const fs::path& path) : path_(path), file_(path, O_RDWR | O_CREAT) {
+JsonLines::JsonLines(const fs::path& path) : path_(path), file_(path, O_RDWR | O_CREAT) {}
+
+// Whether the file may end inside a line. An empty line more than was needed harms nothing.
+bool JsonLines::is_torn() const {
   struct stat info {};
-  if (::fstat(file_.fd(), &info) != 0) fail_errno(path_.string(), errno);
-  if (!S_ISREG(info.st_mode) || info.st_size == 0) return;
-  char last = '\n';
-  if (::pread(file_.fd(), &last, 1, info.st_size - 1) < 0)
-    fail_errno(path_.string() + ": read", errno);
-  torn_ = last != '\n';
+  if (::fstat(file_.fd(), &info) != 0) return true;
+  if (!S_ISREG(info.st_mode) || info.st_size == 0) return false;
+  char last = '\0';
+  return ::pread(file_.fd(), &last, 1, info.st_size - 1) != 1 || last != '\n';
 }
 
 void JsonLines::append(const json& object) {
@@ -86,11 +87,9 @@ void JsonLines::append(const json& object) {
 }
 
 void JsonLines::append_text(std::string_view line) {
-  std::string text = torn_ ? "\n" : "";
+  std::string text = is_torn() ? "\n" : "";
   text.append(line).append("\n");
-  torn_ = true;  // where it fails
   file_.append_shared(text);
-  torn_ = false;
 }
 
 void JsonLines::sync() { file_.sync(); }

@@ -17,9 +17,9 @@
 namespace ductile::run {
 
 // Appends to one file, to which others may append as well. Each line is one write(2), so no line is
-// lost in the process if it is killed. Nothing is ever cut off: a torn line (the process or machine
-// died during a write, or the disk was full) is ended by the next one, and stays as a line that
-// readers skip. One thread uses it.
+// lost in the process if it is killed. Nothing is ever cut off: a torn line (a process or machine
+// died during a write, or the disk was full), be it another's, is ended by the next one, and stays
+// as a line that readers skip. One thread uses it.
 class JsonLines {
  public:
   // Opens or creates the file.
@@ -35,9 +35,10 @@ class JsonLines {
   void sync();
 
  private:
+  bool is_torn() const;
+
   fs::path path_;
   AppendFile file_;
-  bool torn_ = false;  // the file may end inside a line
 };
 
 // A double as JSON. NaN, Infinity and -Infinity, for which JSON has no words, become the strings

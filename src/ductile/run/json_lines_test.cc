@@ -87,6 +87,17 @@ TEST(JsonLines, NeverCutsOffWhatAnotherHasAppended) {
   EXPECT_EQ(readable(path).size(), 5u);
 }
 
+TEST(JsonLines, EndsAHalfLineThatAnotherLeftWhileTheFileWasOpen) {
+  const TempFolder temp;
+  const fs::path path = temp.path() / "x.jsonl";
+  JsonLines file(path);
+  file.append({{"a", 1}});
+  std::ofstream(path, std::ios::binary | std::ios::app) << "{\"a\":";
+  file.append({{"a", 2}});
+  file.append({{"a", 3}});
+  EXPECT_EQ(read_file(path), "{\"a\":1}\n{\"a\":\n{\"a\":2}\n{\"a\":3}\n");
+}
+
 TEST(JsonLines, NamesTheFileAndTheReasonWhenTheDiskIsFull) {
   JsonLines file("/dev/full");
   try {

@@ -43,10 +43,10 @@ void read_number(const json& value, const char* key, T& out) {
 }
 
 Phase phase_from(const json& value) {
-  for (const Phase phase : {Phase::train, Phase::eval, Phase::checkpoint, Phase::tune}) {
+  for (const Phase phase : {Phase::train, Phase::eval, Phase::tune}) {
     if (value == to_string(phase)) return phase;
   }
-  fail(ErrorCode::invalid_argument, "progress: phase is train, eval, checkpoint or tune, not {}",
+  fail(ErrorCode::invalid_argument, "progress: phase is train, eval or tune, not {}",
        dump_json(value));
 }
 
@@ -74,8 +74,6 @@ std::string_view to_string(Phase phase) {
       return "train";
     case Phase::eval:
       return "eval";
-    case Phase::checkpoint:
-      return "checkpoint";
     case Phase::tune:
       return "tune";
   }

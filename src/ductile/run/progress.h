@@ -13,7 +13,7 @@
 // schema is in docs/reference/run-folder.md.
 namespace ductile::run {
 
-enum class Phase : uint8_t { train, eval, checkpoint, tune };
+enum class Phase : uint8_t { train, eval, tune };
 std::string_view to_string(Phase phase);
 
 // The progress of the run. Absent numbers are not known yet.

@@ -18,11 +18,10 @@ double share_of(const Progress& p) {
 }
 
 // The epoch under way, counted from 1: after 2.26 passes it is the third. After exactly two it is
-// the third as well, but the second as long as that is evaluated or saved, and at the end of a run.
+// the third as well, but the second as long as that is evaluated, and at the end of a run.
 std::string epoch_text(const Progress& p) {
   const double passes = std::isfinite(p.epoch) ? std::clamp(p.epoch, 0.0, 1e15) : 0;
-  const bool is_between = p.phase == Phase::eval || p.phase == Phase::checkpoint ||
-                          (p.total_steps > 0 && p.step >= p.total_steps);
+  const bool is_between = p.phase == Phase::eval || (p.total_steps > 0 && p.step >= p.total_steps);
   const double begun = is_between ? std::ceil(passes) : std::floor(passes) + 1;
   const int64_t epoch = std::max<int64_t>(1, static_cast<int64_t>(begun));
   if (p.epochs == 0) return fmt::format("epoch {}", epoch);
@@ -43,7 +42,6 @@ page::ProgressLine progress_line(const Progress& p) {
   add(9, epoch_text(p));
   if (p.phase == Phase::eval) add(7, "evaluating");
   if (p.phase == Phase::tune) add(7, "tuning");
-  if (p.phase == Phase::checkpoint) add(7, "saving");
   add(10, fmt::format("{:.0f}%", 100 * line.share));
   add(4, p.total_steps > 0 ? fmt::format("step {}/{}", p.step, p.total_steps)
                            : fmt::format("step {}", p.step));

@@ -10,12 +10,16 @@
 #include <fmt/format.h>
 
 #include "ductile/base/error.h"
+#include "ductile/base/isa.h"
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/options.h"
+#include "ductile/base/paths.h"
 #include "ductile/page/html.h"
 #include "ductile/page/numbers.h"
 #include "ductile/page/terminal.h"
+#include "ductile/run/blas_kernels.h"
+#include "ductile/run/checkpoints.h"
 #include "ductile/run/json_lines.h"
 #include "ductile/run/metrics.h"
 #include "ductile/run/minima.h"
@@ -46,10 +50,12 @@ constexpr size_t kEventRows = 400;  // the first and last half of these; the res
 struct Job {
   spec::JobOptions options;
   OptionSet set{options};
-  std::string error;  // why the file could not be read; then `options` are the defaults
+  std::string error;   // why the file could not be read; then `options` are the defaults
+  bool is_job = true;  // false: a program logged the run by itself, and the file has its name alone
 };
 
 void read_job(Job& job, std::string_view toml) {
+  job.is_job = !toml.starts_with("# No job");  // python/ductile/_logs.py
   try {
     job.set.read_toml_text(toml, "job.toml", Moved::follow);
   } catch (const Error& e) {
@@ -96,8 +102,14 @@ void add_quality(std::vector<Tile>& tiles, const History& history) {
   }
 }
 
+// A run may go on with another target than the one that it reached.
+bool has_reached(const History& history, const spec::TargetOptions& want) {
+  return history.target && (want.metric.empty() || (history.target->metric == want.metric &&
+                                                    history.target->threshold == want.value));
+}
+
 void add_target(std::vector<Tile>& tiles, const History& history, const spec::TargetOptions& want) {
-  if (history.target) {
+  if (has_reached(history, want)) {
     const TargetReached& t = *history.target;
     std::string note = fmt::format("{} {} at step {}", t.metric, page::as_metric(t.metric, t.value),
                                    with_thousands(static_cast<double>(t.step)));
@@ -124,7 +136,7 @@ void add_throughput(std::vector<Tile>& tiles, const History& history) {
   // Of steps that are alike in size.
   if (!(mean > 0) && c != nullptr && history.find(kBatchSize) == nullptr) mean = c->mean_rate;
   if (!(mean > 0) || !std::isfinite(mean)) return;
-  std::string note = "samples, mean of training";
+  std::string note = "samples, mean since the last start or resumption";
   if (c != nullptr && c->last) note += "; last " + with_thousands(c->last->value);
   tiles.push_back({"Throughput", with_thousands(mean) + " /s", note});
 }
@@ -294,22 +306,42 @@ std::string host_html(const json& host) {
     std::replace(label.begin(), label.end(), '_', ' ');
     table.row({label, text});
   }
-  return table.html();
+  std::string out = table.html();
+  const std::string kernels = report::text_at(host, "kernels");  // of Ductile, by the processor
+  const IsaLevel widest = kernels.starts_with("avx512") ? IsaLevel::avx512
+                          : kernels == "avx2"           ? IsaLevel::avx2
+                                                        : IsaLevel::baseline;
+  const auto core = host.find("blas_kernels");
+  if (core == host.end() || !core->is_string()) return out;
+  if (const auto advice = blas_advice(core->get<std::string>(), widest))
+    out += fmt::format("<p class=\"empty\">{}</p>\n", escape_html(*advice));
+  return out;
+}
+
+// A run was given its first weights beside the job, and the batches that goodput ordered are in its
+// checkpoint.
+std::string command_to_repeat(const RunFolder& folder, const Job& job, bool is_done) {
+  if (is_done && job.options.train.rate_control == "goodput")
+    return "ductile train --replay " + shell_word(folder.path().string());
+  std::string command = "ductile train " + shell_word(folder.job_file().string());
+  const fs::path weights = initial_weights_of(folder);
+  if (kind_of(weights) != FileKind::none) command += " --weights " + shell_word(weights.string());
+  return command;
 }
 
 // What is copied from the page: commands, and by what runs are compared.
-std::string commands_html(const RunFolder& folder, const History& history) {
+std::string commands_html(const RunFolder& folder, const History& history, const Job& job) {
   struct Command {
     const char* what;
     std::string text;
   };
   const std::string path = shell_word(folder.path().string());
   std::vector<Command> commands;
-  if (history.status != Status::done && history.status != Status::target_reached) {
+  const bool is_done = history.status == Status::done || history.status == Status::target_reached;
+  if (job.is_job && !is_done)
     commands.push_back({"Continue this run, bit-exactly", "ductile train --resume " + path});
-  }
-  commands.push_back(
-      {"Run it again from the start", "ductile train " + shell_word(folder.job_file().string())});
+  if (job.is_job)
+    commands.push_back({"Run it again from the start", command_to_repeat(folder, job, is_done)});
   commands.push_back({"Curves in TensorBoard",
                       "tensorboard --logdir " + shell_word(folder.tensorboard().string())});
   if (!history.digest.empty())
@@ -390,7 +422,7 @@ std::string report_html(const RunFolder& folder, const History& history,
   const StatusText status = status_text(history.status);
 
   std::string about = fmt::format("<code>{}</code>", escape_html(folder.name()));
-  if (job.error.empty() && !job_toml.empty())
+  if (job.error.empty() && !job_toml.empty() && job.is_job)
     about = fmt::format("{} \u00b7 {}", escape_html(job_sentence(o)), about);
   if (history.begin_time > 0) {
     about += fmt::format(" \u00b7 {} to {}", local_time(history.begin_time),
@@ -424,9 +456,9 @@ std::string report_html(const RunFolder& folder, const History& history,
   if (const std::string memory = report::memory_html(history, folder); !memory.empty())
     page.body += page::section("Memory of the workers", memory);
   page.body += page::section("What happened", events_html(history, o));
-  page.body += "<div class=\"columns\">" +
-               page::section("Configuration", config_html(job, job_toml)) + "<div>" +
-               page::section("Do it again", commands_html(folder, history)) +
+  page.body += "<div class=\"columns\">";
+  if (job.is_job) page.body += page::section("Configuration", config_html(job, job_toml));
+  page.body += "<div>" + page::section("Do it again", commands_html(folder, history, job)) +
                page::section("Machine", host_html(history.host)) + "</div></div>\n";
   page.footer = fmt::format("Written {}{}.", local_time(static_cast<double>(std::time(nullptr))),
                             sources_text(folder));
@@ -441,6 +473,14 @@ void write_report(const RunFolder& folder) {
   write_chrome_trace(folder);
   write_file_atomic(folder.report_file(),
                     report_html(folder, read_history(folder), job_text(folder)));
+}
+
+json report_json(const RunFolder& folder) {
+  Job job;
+  read_job(job, job_text(folder));
+  History history = read_history(folder);
+  if (!has_reached(history, job.options.target)) history.target.reset();
+  return to_json(history);
 }
 
 json chart_data(const RunFolder& folder) {

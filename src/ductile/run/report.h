@@ -25,8 +25,12 @@ std::string leave_report(const RunFolder& folder);
 // The same page from its parts. `job_toml` is the text of job.toml; empty: there is none.
 std::string report_html(const RunFolder& folder, const History& history, std::string_view job_toml);
 
-// What the page's charts are drawn from: "panels" of curves, "marks" of events, "steps", "epoch"
-// and "seconds". Damage and absence of files make it emptier.
+// What the page's charts are drawn from: "panels" of curves, "marks" of events and how many of each
+// of their "kinds", "steps", "epoch" and "seconds". Damage and absence of files make it emptier.
 nlohmann::json chart_data(const RunFolder& folder);
+
+// The history as numbers (to_json()), without a target that the job has no more. Throws as
+// write_report() does.
+nlohmann::json report_json(const RunFolder& folder);
 
 }  // namespace ductile::run

@@ -2,8 +2,8 @@
 "use strict";
 
 (() => {
-  const { asDuration, chartGroup, choice, element, extent, lineChart, pageData, tickText, ticks,
-    timeSteps, valueText, whenResized } = globalThis.ductile;
+  const { ascending, asDuration, chartGroup, choice, element, extent, lineChart, pageData, tickText,
+    ticks, timeSteps, valueText, whenResized } = globalThis.ductile;
   const data = pageData();
   const state = { x: "step", smoothing: 0.6, log: false };
   const byId = id => /** @type {any} */ (document.getElementById(id));
@@ -27,8 +27,12 @@
       .map(m => ({ x: Math.min(Math.max(m[state.x], lo), hi), tone: m.tone, text: m.text }));
     for (const { panel, chart } of panels) {
       // A test is the second colour, also where it stands alone.
-      const series = panel.series.map((s, i) => ({ name: s.name, smooth: s.smooth, x: s[state.x],
-        y: s.value, color: s.name === "test" ? 1 : i }));
+      // Epochs begin anew where a tuner went back.
+      const series = panel.series.map((s, i) => {
+        const kept = ascending(s[state.x]);
+        return { name: s.name, smooth: s.smooth, x: kept.map(k => s[state.x][k]),
+          y: kept.map(k => s.value[k]), color: s.name === "test" ? 1 : i };
+      });
       chart.show({ series, x: { unit: units[state.x], lo, hi }, log: state.log,
         smoothing: state.smoothing, marks });
     }
@@ -79,10 +83,14 @@
   }
 
   // ---- slices of the loss through the minimum: lines, or the map of a plane
+  const atStep = data.slices && data.slices.step !== null
+    ? ` at ${valueText(data.slices.step, "step")}` : "";
+
   function lines({ places, losses }) {
     const alone = chartGroup();
-    const chart = lineChart(alone, { unit: "number",
-      title: "Loss along random directions, by the distance from the weights in filter norms" });
+    const chart = lineChart(alone, { unit: "number", title:
+      `Loss along random directions${atStep}, by the distance from the weights in filter norms` });
+    chart.box.querySelector(".panel-head").append(alone.button);
     chart.show({ series: losses.map((y, i) => ({ name: `direction ${i + 1}`, x: places, y,
       smooth: false })), x: { unit: "number", lo: places[0], hi: places[places.length - 1] },
       marks: [{ x: 0, tone: "plain", text: "the weights" }] });
@@ -136,7 +144,8 @@
         stroke: "var(--ink)", "stroke-width": 1.5 }, element("title", {}, "the weights")));
     }
     return element("div", { class: "panel" }, element("div", { class: "panel-head" },
-      element("h3", {}, "Loss in a plane of two random directions; the circle: the weights"),
+      element("h3", {},
+        `Loss in a plane of two random directions${atStep}; the circle: the weights`),
       colors(lo, hi, strength, opacity, losses.every(row => row.every(v => v !== null)))), svg);
   }
 
@@ -191,7 +200,7 @@
         const on = e.target.getAttribute("aria-pressed") !== "true";
         e.target.setAttribute("aria-pressed", String(on));
         mine.forEach(row => row.toggleAttribute("hidden", !on));
-      } }, `${kind} ${mine.length}`));
+      } }, `${kind} ${data.kinds[kind] || mine.length}`));
     }
   }
 

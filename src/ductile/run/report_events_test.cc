@@ -109,5 +109,42 @@ TEST(ShownEvents, ARoundOfProbesIsInItsTableAlone) {
   EXPECT_EQ(panels[0].at("title"), "Samples offered, per update");
 }
 
+TEST(ShownEvents, AreFewOnThePageOfARunWithMany) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  {
+    MetricsWriter writer(run);
+    writer.event("start", {{"step", 0}});
+    for (int step = 1; step <= 3000; ++step) writer.event("evaluation", {{"step", step}});
+    writer.event("signal", {{"step", 3000}});
+  }
+  const json data = chart_data(run);
+  EXPECT_EQ(data.at("kinds"), json({{"start", 1}, {"evaluation", 3000}, {"signal", 1}}));
+  const json& marks = data.at("marks");
+  EXPECT_GT(marks.size(), 250U);
+  EXPECT_LE(marks.size(), 502U);
+  EXPECT_EQ(marks.front().at("kind"), "start");
+  EXPECT_EQ(marks.back().at("kind"), "signal");
+}
+
+TEST(ShownEvents, ARoundOfProbesThatIsDoneAgainCountsOnce) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  {
+    MetricsWriter writer(run);
+    const auto round = [&](int step, const char* why) {
+      writer.event("rate_control", {{"step", step}, {"what", "probe_round"}, {"why", why}});
+    };
+    writer.event("start", {{"step", 0}});
+    round(10, "first");
+    round(20, "lost");
+    writer.event("resume", {{"step", 10}});
+    round(20, "again");
+  }
+  const std::string table = report::probe_rounds_html(read_history(run));
+  for (const char* why : {"first", "again"}) EXPECT_NE(table.find(why), std::string::npos) << why;
+  EXPECT_EQ(table.find("lost"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace ductile::run

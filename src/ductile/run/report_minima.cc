@@ -122,7 +122,11 @@ json slices_data(const std::vector<json>& minima) {
     }
     const bool plane = slices.value("kind", json()) == "2d";
     if (losses.empty() || (plane && losses.size() != places.size())) continue;
-    return {{"plane", plane}, {"places", places}, {"losses", losses}};
+    const double step = number_at(*line, "step");
+    return {{"plane", plane},
+            {"step", std::isfinite(step) ? json(step) : json()},
+            {"places", places},
+            {"losses", losses}};
   }
   return nullptr;
 }

@@ -22,6 +22,8 @@ using page::as_number;
 using page::as_percent;
 using page::with_thousands;
 
+constexpr size_t kMarks = 500;  // of what is plain, and of what is not: of more, evenly chosen ones
+
 std::string count_text(double value) { return std::isfinite(value) ? with_thousands(value) : "?"; }
 
 // "key value, key value" of the fields that have no sentence of their own.
@@ -340,8 +342,16 @@ json chart_data(const History& history, const spec::JobOptions& job) {
                     {"series", json::array({workers})}});
   }
 
-  json marks = json::array();
-  for (const auto& [event, row] : shown_events(history, job)) {
+  const std::vector<ShownEvent> events = shown_events(history, job);
+  json marks = json::array(), kinds = json::object();
+  size_t plain = 0, seen[2] = {};
+  for (const ShownEvent& shown : events) plain += shown.row.tone == "plain" ? 1U : 0U;
+  for (const auto& [event, row] : events) {
+    json& count = kinds[row.kind];
+    count = count.is_null() ? 1 : count.get<int64_t>() + 1;
+    const bool is_plain = row.tone == "plain";
+    const size_t each = ((is_plain ? plain : events.size() - plain) + kMarks - 1) / kMarks;
+    if (seen[is_plain ? 1 : 0]++ % each != 0) continue;
     json mark = {{"kind", row.kind}, {"tone", row.tone}, {"text", row.text}};
     for (const char* key : {"step", "epoch", "seconds"}) {
       const double value = number_at(*event, key);
@@ -351,6 +361,7 @@ json chart_data(const History& history, const spec::JobOptions& job) {
   }
   return {{"panels", list},
           {"marks", marks},
+          {"kinds", kinds},
           {"steps", history.steps},
           {"epoch", short_number(history.epoch)},
           {"seconds", short_number(history.seconds)}};

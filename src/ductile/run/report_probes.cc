@@ -51,6 +51,21 @@ std::string minimum_text(const json& event) {
   return std::isfinite(rate) ? as_number(rate) : "none";
 }
 
+// Those of the state that the run has: a run goes on from before what was lost, and does it again.
+std::vector<const json*> rounds_of(const History& history) {
+  std::vector<const json*> out;
+  for (const json& event : history.events) {
+    const json kind = event.value("kind", json());
+    if (kind == "start" || kind == "resume") {
+      const double step = number_at(event, "step");
+      while (!out.empty() && number_at(*out.back(), "step") > step) out.pop_back();
+    } else if (kind == "rate_control" && event.value("what", json()) == "probe_round") {
+      out.push_back(&event);
+    }
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string probe_rounds_html(const History& history) {
@@ -62,11 +77,9 @@ std::string probe_rounds_html(const History& history) {
                          {"Learning rate", true},
                          {"Why"}},
                         "probes");
-  bool any = false;
-  for (const json& event : history.events) {
-    if (event.value("kind", json()) != "rate_control") continue;
-    if (event.value("what", json()) != "probe_round") continue;
-    any = true;
+  const std::vector<const json*> rounds = rounds_of(history);
+  for (const json* const round : rounds) {
+    const json& event = *round;
     const auto text = [&](const char* key) {
       const auto at = event.find(key);
       return at != event.end() && at->is_string() ? at->get<std::string>() : std::string();
@@ -75,7 +88,7 @@ std::string probe_rounds_html(const History& history) {
                fit_text(event), minimum_text(event), as_number(number_at(event, "lr")),
                text("why")});
   }
-  if (!any) return {};
+  if (rounds.empty()) return {};
   return table.html() +
          "<p class=\"empty\">Each round looks up the loss on the straight way that the updates "
          "since the last round went together: a = 0 is where the weights are, a = 1 as far again. "

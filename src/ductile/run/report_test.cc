@@ -162,7 +162,7 @@ TEST(Report, ShowsWorkClassesAndNoise) {
   for (const char* text :
        {"Floating-point operations", "3.46e+12", "25,600 samples forward, 12,800 back-propagated",
         "Worst class", "owl; 10 of 40 samples right", "4.32 %", "Brier score 0.21", "412 samples",
-        "5,227 /s", "mean of training; last 46,709", "<h2>Classes</h2>",
+        "5,227 /s", "mean since the last start or resumption; last 46,709", "<h2>Classes</h2>",
         "The worst 50 of 60 classes", "00112233445566778899aabbccddeeff",
         "worst class 3 with 50.00 %"}) {
     EXPECT_NE(html.find(text), std::string::npos) << text;
@@ -234,6 +234,7 @@ TEST(Report, ShowsTheMinimaThatWereMeasured) {
     EXPECT_NE(html.find(text), std::string::npos) << text;
   json slices = data_of(html).at("slices");
   EXPECT_EQ(slices.at("plane"), false);
+  EXPECT_EQ(slices.at("step"), 1200);
   EXPECT_EQ(slices.at("losses").at(0), json({1.5, 0.25, 1.25}));
 
   // The error is what half the step changes where that is more than the residual.
@@ -316,11 +317,27 @@ TEST(Report, OfAnyPartOfARunCanBeWritten) {
   EXPECT_NE(broken.find("1 line of the run&#39;s records"), std::string::npos);
 }
 
+TEST(Report, KeepsTheFiguresOfAPartBeforeOneThatFailedEarly) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  {
+    MetricsWriter writer(run);
+    writer.event("end", figures_of_an_end());
+    writer.event("resume", {{"step", 100}});
+    writer.event("end", {{"status", "failed"}, {"step", 100}, {"message", "no memory"}});
+  }
+  write_report(run);
+  const std::string html = read_file(run.report_file());
+  for (const char* text : {"Worst class", "3.46e+12", "<h2>Classes</h2>", "no memory"})
+    EXPECT_NE(html.find(text), std::string::npos) << text;
+  EXPECT_FALSE(to_json(read_history(run)).contains("weights_digest")) << "the run went on";
+}
+
 TEST(Report, ShowsWhatATunerTriedAndKept) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
   write_job(run, "tuned");
-  const json slow = {{"lr", 0.001}}, fast = {{"lr", 0.1}};
+  const json slow = {{"lr", 0.001}, {"optimizer.adam.beta2", 0.99991}}, fast = {{"lr", 0.1}};
   {
     MetricsWriter writer(run);
     writer.event("tune", {{"step", 0},
@@ -359,7 +376,7 @@ TEST(Report, ShowsWhatATunerTriedAndKept) {
   const auto has = [&](const std::string& text) {
     EXPECT_NE(html.find(text), std::string::npos) << text;
   };
-  has("lr 0.001");
+  has("lr 0.001, optimizer.adam.beta2 0.99991");
   has("its loss falls fastest");
   has("<td class=\"state\">dropped</td><td>it fell by 0.5</td>");
   has("the search kept lr 0.1");

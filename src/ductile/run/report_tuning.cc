@@ -35,7 +35,7 @@ std::string setting_text(const json& move) {
     double number = NAN;
     const bool is_number = number_from_json(value, number);
     out += fmt::format("{}{} {}", out.empty() ? "" : ", ", name,
-                       is_number ? as_number(number) : dump_json(value));
+                       is_number ? page::as_setting(number) : dump_json(value));
   }
   return out;
 }

@@ -1,5 +1,6 @@
 #include "ductile/run/tuning_cost.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -64,6 +65,7 @@ class TuningReader {
       add_samples(i);
       add_kept(record_.entries[i]);
     }
+    add_dropped();
     return std::move(record_);
   }
 
@@ -131,6 +133,18 @@ class TuningReader {
     }
   }
 
+  void add_dropped() {
+    const std::optional<Trial> last = trial_of_last();
+    for (size_t i = 0; i < record_.entries.size(); ++i) {
+      const std::optional<Trial> trial = trial_of(record_.entries[i]);
+      if (!trial || trial == last || record_.kept.contains(*trial)) continue;
+      const double begin = number_at(*record_.entries[i].event, "step");
+      const double end = number_at(*record_.entries[i + 1].event, "step");  // it is not the last
+      const double before = record_.dropped.empty() ? -1 : record_.dropped.back().second;
+      if (begin < end && begin >= before) record_.dropped.emplace_back(begin, end);
+    }
+  }
+
   TuningRecord record_;
   std::optional<Trial> under_way_;
   double seconds_ = kNotKnown, core_seconds_ = kNotKnown;  // when the last event was written
@@ -164,6 +178,11 @@ TrialCost& TrialCost::operator+=(const TrialCost& other) {
   wall_seconds += other.wall_seconds;
   core_seconds += other.core_seconds;
   return *this;
+}
+
+bool TuningRecord::is_dropped(double step) const {
+  const auto at = std::ranges::lower_bound(dropped, step, {}, &std::pair<double, double>::second);
+  return at != dropped.end() && step > at->first;
 }
 
 TuningRecord read_tuning(const std::vector<json>& events) {

@@ -32,6 +32,11 @@ struct TuningRecord {
   std::vector<Entry> entries;  // of the state that the run has, in order of its steps
   std::map<Trial, TrialCost> costs;
   std::set<Trial> kept;  // whose work the run went on from
+
+  // Steps, after the first and up to the second, of the other trials: they are no part of the way
+  // to the state that the run has. Of a search that is not over, the trial under way is. Ascending.
+  std::vector<std::pair<double, double>> dropped;
+  bool is_dropped(double step) const;
 };
 
 // `events` as History has them; they must outlive the result.

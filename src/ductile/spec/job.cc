@@ -392,7 +392,8 @@ void describe(Describer& d, LrtunerOptions& o) {
           "share of the run in which the learning rate grows while more updates of the same kind "
           "would lower the loss further; after it, it falls to 0 along a line")
       .range(0, 1);
-  d.field("every_epochs", o.every_epochs, "epochs between two rounds of probes; may be a fraction")
+  d.field("every_epochs", o.every_epochs,
+          "the most epochs between two rounds of probes; the first ones are 2 to 8 updates apart")
       .range(1e-6, kMostEpochs);
   d.field("batches", o.batches, "mini-batches per virtual rank that each probe evaluates")
       .range(1, 1024);
@@ -463,7 +464,7 @@ void describe(Describer& d, TrainOptions& o) {
   d.field("eval_batch_size", o.eval_batch_size,
           "samples per batch in evaluation; 0 = as in training")
       .range(0, 1 << 24);
-  d.field("log_every", o.log_every, "steps between metric lines").range(1, kMostCount);
+  d.field("log_every", o.log_every, "updates between metric lines").range(1, kMostCount);
   d.field("threads", o.threads,
           "compute threads per worker; 0 = the cores that the worker may use, but 1 for a "
           "model.library "

@@ -63,9 +63,13 @@ std::string tiles(const Session& session) {
   tiles.push_back(
       {"Trials", page::with_thousands(static_cast<double>(session.trials().size())),
        session.state_of_search().empty() ? "the search goes on" : session.state_of_search()});
+  const std::string budget =
+      session.tuning().setup.finish
+          ? fmt::format("a budget of {:g} for the search, and the rest of the best trial's run",
+                        session.budget())
+          : fmt::format("of a budget of {:g}", session.budget());
   tiles.push_back({"Epochs", as_number(session.epochs_spent()),
-                   fmt::format("of a budget of {:g}; a full run has {}", session.budget(),
-                               session.job().train.epochs)});
+                   fmt::format("{}; a full run has {}", budget, session.job().train.epochs)});
   tiles.push_back({"Time", as_duration(session.wall_seconds()), "of tuning"});
   tiles.push_back({"Core time", as_duration(session.core_seconds()), "of all trials"});
   return page::tiles(tiles);
@@ -87,7 +91,7 @@ std::string table(const Session& session, const std::vector<int64_t>& order) {
     const Json values = session.tuning().space.values(t.setting);
     for (const tune::Dimension& d : session.tuning().space.dimensions()) {
       const Json& v = values.at(d.name);
-      row.emplace_back(v.is_number_float() ? as_number(v.get<double>())
+      row.emplace_back(v.is_number_float() ? page::as_setting(v.get<double>())
                        : v.is_string()     ? v.get<std::string>()
                                            : dump_json(v));
     }

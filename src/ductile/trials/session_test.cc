@@ -53,6 +53,7 @@ TEST(Session, IsMadeOnceAndOpenedAgain) {
   EXPECT_EQ(session.best(), -1);
   EXPECT_EQ(session.budget(), 100);
   EXPECT_NE(report_html(session).find("Not finished"), std::string::npos);
+  EXPECT_NE(report_html(session).find("a budget of 100 for the search, and"), std::string::npos);
   try {
     Session::open(folder);
     ADD_FAILURE() << "opened twice";

@@ -14,6 +14,7 @@
 #include "ductile/base/json_value.h"
 #include "ductile/base/text.h"
 #include "ductile/base/toml.h"
+#include "ductile/page/numbers.h"
 #include "ductile/spec/without_effect.h"
 #include "ductile/tune/trial_policy.h"
 
@@ -390,8 +391,9 @@ std::vector<std::string> shown(const tune::Space& space, const tune::Setting& se
   std::vector<std::string> out;
   const Json values = space.values(setting);
   for (const auto& [name, value] : values.items())
-    out.push_back(value.is_number_float() ? fmt::format("{}={:.4g}", name, value.get<double>())
-                                          : assignment(name, value));
+    out.push_back(value.is_number_float()
+                      ? fmt::format("{}={}", name, page::as_setting(value.get<double>()))
+                      : assignment(name, value));
   return out;
 }
 

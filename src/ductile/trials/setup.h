@@ -85,7 +85,7 @@ std::optional<tune::Setting> setting_of(const tune::Space& space, const spec::Jo
 
 // "optimizer.lr=0.1", one for each dimension, as --set takes it.
 std::vector<std::string> assignments(const tune::Space& space, const tune::Setting& setting);
-// The same for people: four digits of a real number.
+// The same for people: six digits of a real number.
 std::vector<std::string> shown(const tune::Space& space, const tune::Setting& setting);
 
 }  // namespace ductile::trials

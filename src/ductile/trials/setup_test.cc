@@ -233,7 +233,7 @@ TEST(Setup, ShowsFourDigitsOfARealNumber) {
       "[32, 64]\n",
       "tune.toml", {});
   EXPECT_EQ(shown(tuning.space, {0.123456, 1}),
-            (std::vector<std::string>{"optimizer.lr=0.1235", "train.batch_size=64"}));
+            (std::vector<std::string>{"optimizer.lr=0.123456", "train.batch_size=64"}));
 }
 
 TEST(Setup, NamesThePoliciesThatTakeASearcher) {

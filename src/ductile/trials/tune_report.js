@@ -9,9 +9,11 @@
     panels.append(element("p", { class: "empty" }, "No evaluations yet."));
     return;
   }
-  const chart = lineChart(chartGroup(), {
-    title: data.metric, unit: data.metric === "accuracy" ? "percent" : "number", last: true,
+  const group = chartGroup();
+  const chart = lineChart(group, {
+    title: `${data.metric} by epochs`, unit: data.metric === "accuracy" ? "percent" : "number", last: true,
     height: 320 });
+  chart.box.querySelector(".panel-head").append(group.button);
   panels.append(chart.box);
   chart.show({ series: data.curves, x: { unit: "epoch", lo: 0, hi: data.epochs }, log: false,
     smoothing: 0, marks: [] });

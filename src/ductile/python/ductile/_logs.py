@@ -140,6 +140,12 @@ class _Diary:
         return step in self._steps[kind]
 
 
+def _is_torn(file):
+    """Whether a file, open for reading as well, ends within a line."""
+    size = os.fstat(file.fileno()).st_size
+    return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+
+
 def _append(file, line, torn=False):
     """One line by one write, which ends the torn one before it. A file takes less than all where its disk is full."""
     text = (json.dumps({name: shown(value) for name, value in line.items()}, allow_nan=False) + "\n").encode()
@@ -156,7 +162,6 @@ class RunLog:
         self.path = os.path.join(folder, "metrics.jsonl")
         self.diary = _Diary(self.path)
         self._kept = 0.0  # when keep() wrote
-        self._cut = False  # the last event was written in part
 
     @contextlib.contextmanager
     def _alone(self, file):
@@ -191,10 +196,9 @@ class RunLog:
 
     def event(self, kind, **fields):
         try:
-            with open(os.path.join(self.folder, "events.jsonl"), "ab", buffering=0) as file:
-                cut, self._cut = self._cut, True  # where it fails
-                _append(file, {"time": round(time.time(), 6), "seconds": self.diary.seconds, "kind": kind, **fields}, cut)
-                self._cut = False
+            with open(os.path.join(self.folder, "events.jsonl"), "a+b", buffering=0) as file:
+                _append(file, {"time": round(time.time(), 6), "seconds": self.diary.seconds, "kind": kind, **fields},
+                        _is_torn(file))
         except Exception as error:
             complain(f"{self.folder}/events.jsonl: {error}")
 
@@ -317,6 +321,7 @@ def new_folder(name, runs=None):
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder)
             os.makedirs(os.path.join(folder, "checkpoints"))
+            # A report knows by the first words that there is no job (run/report.cc).
             with open(os.path.join(folder, "job.toml"), "w") as file:
                 file.write(f"# No job: a program logged this run by itself.\nname = {json.dumps(name or 'run')}\n")
             return folder

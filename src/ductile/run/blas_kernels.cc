@@ -1,11 +1,11 @@
-#include "ductile/cli/blas_kernels.h"
+#include "ductile/run/blas_kernels.h"
 
 #include <algorithm>
 #include <array>
 
 #include <fmt/format.h>
 
-namespace ductile::cli {
+namespace ductile::run {
 namespace {
 
 constexpr std::array<std::string_view, 3> kAvx512Cores = {"SkylakeX", "Cooperlake",
@@ -31,4 +31,4 @@ std::optional<std::string> blas_advice(std::string_view core, IsaLevel widest) {
       core, got == IsaLevel::baseline ? "several times slower" : "up to half as fast", better);
 }
 
-}  // namespace ductile::cli
+}  // namespace ductile::run
