@@ -62,6 +62,18 @@ struct GroupBatchNorm : Function<GroupBatchNorm> {
   static at::Tensor per_channel(const at::Tensor& t) { return t.view({1, -1, 1, 1}); }
 };
 
+// libtorch's channels-last kernels cut their sums by the number of threads. A contiguous tensor of
+// one channel or one pixel may count as channels-last too, but in three dimensions it cannot.
+// Images of one pixel always take these kernels, so that they become the pixels of one image.
+at::Tensor plain_batch_norm(const at::Tensor& y, const BatchNorm& bn, bool training) {
+  at::Tensor flat = y.dim() > 2 ? y.contiguous().flatten(2) : y.unsqueeze(2);
+  const bool one_pixel = flat.size(2) == 1;
+  if (one_pixel) flat = flat.transpose(0, 2).contiguous();
+  flat = at::batch_norm(flat, bn.weight, bn.bias, bn.running_mean, bn.running_var, training,
+                        bn.momentum, bn.eps, /*cudnn_enabled=*/true);
+  return (one_pixel ? flat.transpose(0, 2) : flat).reshape(y.sizes());
+}
+
 }  // namespace
 
 at::Tensor activated(const at::Tensor& y, Activation act) {
@@ -85,9 +97,7 @@ at::Tensor bn_act_aten(at::Tensor y, const BatchNorm& bn, const at::Tensor& resi
     y = GroupBatchNorm::apply(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var,
                               bn.momentum, bn.eps);
   } else {
-    // libtorch's channels-last kernels cut their sums by the number of threads.
-    y = at::batch_norm(y.to(type).contiguous(), bn.weight, bn.bias, bn.running_mean, bn.running_var,
-                       training, bn.momentum, bn.eps, /*cudnn_enabled=*/true);
+    y = plain_batch_norm(y.to(type), bn, training);
   }
   if (residual.defined()) y = y + residual.to(type);
   return activated(y, act).to(out);
