@@ -375,6 +375,15 @@ TEST(Pools, EqualAten) {
   EXPECT_EQ(max_pool2d(at::randn({1, 5, 4, 4}).to(at::kHalf), 2, 2, 0).scalar_type(), at::kHalf);
 }
 
+TEST(Pools, RefuseWindowsThatDoNotFitAsAtenDoes) {
+  const Tensor x = at::randn({1, 16, 2, 5});
+  EXPECT_ANY_THROW(max_pool2d(x, 3, 2, 0));  // no window fits the height
+  EXPECT_ANY_THROW(max_pool2d(x.transpose(2, 3), 3, 2, 0));
+  EXPECT_ANY_THROW(max_pool2d(x, 2, 0, 0));
+  EXPECT_ANY_THROW(max_pool2d(x, 0, 1, 0));
+  EXPECT_EQ(max_pool2d(x, 3, 2, 1).sizes().vec(), (std::vector<int64_t>{1, 16, 1, 3}));
+}
+
 TEST(Subsample, IsAtensToTheBit) {
   const int before = at::get_num_threads();
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kDouble}) {
