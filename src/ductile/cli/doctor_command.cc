@@ -96,7 +96,8 @@ Json cpu_facts() {
                            "amx_bf16", "asimd", "sve", "bf16"}) {
     if (model.has(flag)) features.push_back(flag);
   }
-  const bool native_bf16 = model.has("avx512_bf16") || model.has("amx_bf16") || model.has("bf16");
+  const Json kernels = kernel_facts();
+  const bool native_bf16 = kernels.value("bf16_products", "none") != "none";
   return {{"model", model.name},
           {"online", share.online},
           {"affinity", share.affinity},
@@ -104,7 +105,7 @@ Json cpu_facts() {
           {"usable", share.usable()},
           {"features", features},
           {"bf16", native_bf16 ? "native" : "emulated"},
-          {"kernels", kernel_facts()}};
+          {"kernels", kernels}};
 }
 
 Json memory_facts() {
@@ -425,7 +426,9 @@ void print_facts(Console& console, const Json& facts, const std::vector<Missing>
       {"cores", cores},
       {"topology", topology_text(topology)},
       {"features", features.empty() ? "none of note" : features.substr(1)},
-      {"bf16", cpu["bf16"] == "native" ? "native" : "emulated: no bf16 instructions here"},
+      {"bf16", cpu["bf16"] == "native"
+                   ? "native"
+                   : "emulated: no bf16 instructions here, or none that DUCTILE_ISA allows"},
       {"kernels", kernels_text(cpu["kernels"])},
       {"memory", bytes},
       {"torch", library("torch")},

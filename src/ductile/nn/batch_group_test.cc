@@ -280,6 +280,40 @@ TEST(BatchGroup, GivesTheSameBitsForEveryNumberOfThreads) {
   at::set_num_threads(before);
 }
 
+// Of a size at which libtorch's operators use several threads.
+TEST(BatchGroup, OneChannelGivesTheSameBitsForEveryNumberOfThreads) {
+  const int before = at::get_num_threads();
+  at::manual_seed(5);
+  const Tensor x = at::randn({128, 1, 28, 28}), dz = at::randn(x.sizes());
+  std::vector<Tensor> first;
+  for (const int threads : {1, 2, 3}) {
+    at::set_num_threads(threads);
+    std::vector<Tensor> parts, outs(2);
+    std::vector<BatchNorm> norms;
+    for (int m = 0; m < 2; ++m) {
+      parts.push_back(leaf(x.slice(0, 64 * m, 64 * m + 64)));
+      norms.push_back(
+          {leaf(at::ones({1})), leaf(at::zeros({1})), at::zeros({1}), at::ones({1}), 0.1, 1e-5});
+    }
+    ThreadGroup(2).run([&](int m) {
+      at::init_num_threads();
+      const auto i = static_cast<size_t>(m);
+      outs[i] = ops::bn_act(parts[i], norms[i], ops::Activation::none, true);
+      outs[i].backward(dz.slice(0, 64 * m, 64 * m + 64));
+    });
+    const std::vector<Tensor> now{outs[1],
+                                  parts[1].grad(),
+                                  norms[1].weight.grad(),
+                                  norms[1].bias.grad(),
+                                  norms[1].running_mean,
+                                  norms[1].running_var};
+    if (first.empty()) first = now;
+    for (size_t i = 0; i < now.size(); ++i)
+      EXPECT_TRUE(now[i].equal(first[i])) << threads << " threads, " << i;
+  }
+  at::set_num_threads(before);
+}
+
 TEST(BatchGroup, OutsideTrainingAndOutsideAScopeNobodyMeets) {
   class Never final : public BatchGroup {
     void all_reduce(std::span<double>) override { ADD_FAILURE() << "met"; }

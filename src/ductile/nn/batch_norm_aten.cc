@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <tuple>
 
 #include <ATen/ATen.h>
@@ -9,6 +10,7 @@
 #include "ductile/nn/batch_group.h"
 #include "ductile/nn/batch_norm_impl.h"
 #include "ductile/nn/ops.h"
+#include "ductile/nn/threads.h"
 
 // Batch normalisation where our kernels do not do it.
 namespace ductile::nn::ops {
@@ -26,7 +28,11 @@ struct GroupBatchNorm : Function<GroupBatchNorm> {
     BatchGroup* const group = current_batch_group();
     const int64_t channels = y.size(1);
     at::Tensor variance, mean;
-    std::tie(variance, mean) = at::var_mean(y, {0, 2, 3}, /*unbiased=*/false);
+    {
+      std::optional<OneThread> alone;  // libtorch cuts a single sum by the number of threads
+      if (channels == 1) alone.emplace();
+      std::tie(variance, mean) = at::var_mean(y, {0, 2, 3}, /*unbiased=*/false);
+    }
     variance = variance.to(at::kDouble).contiguous();
     mean = mean.to(at::kDouble).contiguous();
     const double count =
@@ -49,7 +55,7 @@ struct GroupBatchNorm : Function<GroupBatchNorm> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &centred = saved[0], &inv_std = saved[1], &gamma = saved[2], &g = grads[0];
     const at::Tensor xhat = centred * per_channel(inv_std);
-    const at::Tensor dbeta = g.sum({0, 2, 3}), dgamma = (g * xhat).sum({0, 2, 3});
+    const at::Tensor dbeta = sum_of_channels(g), dgamma = sum_of_channels(g * xhat);
     const at::Tensor sums = at::stack({dbeta, dgamma}).to(at::kDouble).contiguous();
     group_at(ctx->saved_data["group"].toInt())
         ->sum({sums.data_ptr<double>(), static_cast<size_t>(sums.numel())});
@@ -60,7 +66,25 @@ struct GroupBatchNorm : Function<GroupBatchNorm> {
   }
 
   static at::Tensor per_channel(const at::Tensor& t) { return t.view({1, -1, 1, 1}); }
+
+  static at::Tensor sum_of_channels(const at::Tensor& t) {
+    std::optional<OneThread> alone;  // as above
+    if (t.size(1) == 1) alone.emplace();
+    return t.sum({0, 2, 3});
+  }
 };
+
+// libtorch's channels-last kernels cut their sums by the number of threads. A contiguous tensor of
+// one channel or one pixel may count as channels-last too, but in three dimensions it cannot.
+// Images of one pixel always take these kernels, so that they become the pixels of one image.
+at::Tensor plain_batch_norm(const at::Tensor& y, const BatchNorm& bn, bool training) {
+  at::Tensor flat = y.dim() > 2 ? y.contiguous().flatten(2) : y.unsqueeze(2);
+  const bool one_pixel = flat.size(2) == 1;
+  if (one_pixel) flat = flat.transpose(0, 2).contiguous();
+  flat = at::batch_norm(flat, bn.weight, bn.bias, bn.running_mean, bn.running_var, training,
+                        bn.momentum, bn.eps, /*cudnn_enabled=*/true);
+  return (one_pixel ? flat.transpose(0, 2) : flat).reshape(y.sizes());
+}
 
 }  // namespace
 
@@ -85,9 +109,7 @@ at::Tensor bn_act_aten(at::Tensor y, const BatchNorm& bn, const at::Tensor& resi
     y = GroupBatchNorm::apply(y.to(type), bn.weight, bn.bias, bn.running_mean, bn.running_var,
                               bn.momentum, bn.eps);
   } else {
-    // libtorch's channels-last kernels cut their sums by the number of threads.
-    y = at::batch_norm(y.to(type).contiguous(), bn.weight, bn.bias, bn.running_mean, bn.running_var,
-                       training, bn.momentum, bn.eps, /*cudnn_enabled=*/true);
+    y = plain_batch_norm(y.to(type), bn, training);
   }
   if (residual.defined()) y = y + residual.to(type);
   return activated(y, act).to(out);

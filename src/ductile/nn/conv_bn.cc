@@ -448,7 +448,19 @@ struct BiasAct : Function<BiasAct> {
 bool norm_covered(const at::Tensor& x, int64_t channels, const BatchNorm& bn) {
   return has_storage(x) && x.dim() == 4 && x.numel() > 0 && kernels::isa_for(channels) != nullptr &&
          bn.weight.scalar_type() == at::kFloat && bn.bias.scalar_type() == at::kFloat &&
-         bn.running_mean.scalar_type() == at::kFloat;
+         bn.running_mean.scalar_type() == at::kFloat && bn.weight.numel() == channels &&
+         bn.bias.numel() == channels && bn.running_mean.numel() == channels &&
+         bn.running_var.numel() == channels;
+}
+
+// Whether a residual may be added as it lies in memory to the convolution of x with w.
+bool residual_covered(const at::Tensor& residual, const at::Tensor& x, const at::Tensor& w,
+                      int64_t stride, int64_t padding) {
+  if (!residual.defined()) return true;
+  if (residual.scalar_type() != x.scalar_type() || stride < 1) return false;
+  const auto shape = conv_shape(x, w, stride, padding);
+  return residual.sizes().vec() ==
+         std::vector<int64_t>{shape.batch, shape.out, shape.out_height(), shape.out_width()};
 }
 
 }  // namespace
@@ -460,8 +472,7 @@ at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride,
     return spatial::conv_bn_act(*split, x, w, stride, padding, bn, residual, act, training);
   const bool differentiate = requires_grad({x, w, bn.weight, bn.bias, residual});
   const bool covered = norm_covered(x, w.size(0), bn) && has_storage(w) && w.size(1) == x.size(1) &&
-                       w.size(2) == w.size(3) &&
-                       (!residual.defined() || residual.scalar_type() == x.scalar_type());
+                       w.size(2) == w.size(3) && residual_covered(residual, x, w, stride, padding);
   // The gradient of a smooth activation needs what went into it, of which a residual is a part.
   if (covered && residual.defined() && is_smooth(act_of(act))) {
     const at::Tensor y =
@@ -509,7 +520,7 @@ at::Tensor bn_act(const at::Tensor& x, const BatchNorm& bn, Activation act, bool
 at::Tensor bias_act(const at::Tensor& x, const at::Tensor& bias, Activation act) {
   if (SpatialSplit* split = current_spatial_split()) return spatial::bias_act(*split, x, bias, act);
   if (has_storage(x) && has_storage(bias) && x.dim() == 4 && x.numel() > 0 &&
-      kernels::isa_for(x.size(1)) != nullptr) {
+      bias.numel() == x.size(1) && kernels::isa_for(x.size(1)) != nullptr) {
     return BiasAct::apply(x, bias, act_of(act));
   }
   const at::Tensor wide = widened(x);

@@ -113,6 +113,14 @@ struct Matmul : Function<Matmul> {
   }
 };
 
+// Whether each matrix of a has one of b to be multiplied by.
+bool fit(const at::Tensor& a, const at::Tensor& b) {
+  const auto leading = [](const at::Tensor& t) {
+    return t.sizes().slice(0, static_cast<size_t>(t.dim()) - 2);
+  };
+  return b.dim() == a.dim() && leading(b) == leading(a) && b.size(-2) == a.size(-1);
+}
+
 bool covered(const at::Tensor& x) {
   return x.device().is_cpu() && x.layout() == at::kStrided && kernels::product_supported() &&
          (x.scalar_type() == at::kFloat || widen(x));
@@ -148,7 +156,7 @@ at::Tensor affine(const at::Tensor& x, const at::Tensor& w, const at::Tensor& b)
 
 at::Tensor matmul(const at::Tensor& a, const at::Tensor& b) {
   const bool ours = cut_by_threads(a) || (covered(a) && !widen(a));
-  if (!ours || a.dim() < 3) return at::matmul(a, b);
+  if (!ours || a.dim() < 3 || !fit(a, b)) return at::matmul(a, b);
   std::vector<int64_t> shape = a.sizes().vec();
   shape.back() = b.size(-1);
   const auto flat = [](const at::Tensor& t) { return t.reshape({-1, t.size(-2), t.size(-1)}); };

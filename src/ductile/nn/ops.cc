@@ -291,7 +291,9 @@ at::Tensor conv2d(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
 at::Tensor max_pool2d(const at::Tensor& x, int64_t kernel, int64_t stride, int64_t padding) {
   if (SpatialSplit* split = current_spatial_split())
     return spatial::max_pool2d(*split, x, kernel, stride, padding);
-  if (has_storage(x) && x.dim() == 4 && x.size(0) > 0 &&
+  // ATen refuses what has no sense.
+  if (has_storage(x) && x.dim() == 4 && x.size(0) > 0 && stride >= 1 &&
+      x.size(2) + 2 * padding >= kernel && x.size(3) + 2 * padding >= kernel &&
       kernels::max_pool_supported(MaxPool::shape_of(x, kernel, stride, padding)))
     return MaxPool::apply(x, kernel, stride, padding);
   if (widen(x)) return max_pool2d(x.to(at::kFloat), kernel, stride, padding).to(x.scalar_type());

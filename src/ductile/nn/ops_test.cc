@@ -333,6 +333,23 @@ TEST(BiasAct, SmoothActivationsAreRightEverywhere) {
   }
 }
 
+TEST(BnAct, RefusesVectorsOfAnotherLength) {
+  const Operands o = operands(2, 16, 16, 6, 6, 3, 1, 1);
+  for (const auto member :
+       {&BatchNorm::weight, &BatchNorm::bias, &BatchNorm::running_mean, &BatchNorm::running_var}) {
+    for (const bool training : {true, false}) {
+      BatchNorm bn = o.bn;
+      bn.*member = at::ones({8});
+      EXPECT_ANY_THROW(bn_act(o.x, bn, Activation::relu, training));
+      EXPECT_ANY_THROW(conv_bn_act(o.x, o.w, 1, 1, bn, {}, Activation::relu, training));
+      EXPECT_ANY_THROW(conv_bn_act_pool(o.x, o.w, 1, 1, bn, Activation::relu, training, 2));
+    }
+  }
+  EXPECT_ANY_THROW(bias_act(o.x, at::ones({8}), Activation::relu));
+  const Tensor smaller = at::randn({2, 16, 5, 6});
+  EXPECT_ANY_THROW(conv_bn_act(o.x, o.w, 1, 1, o.bn, smaller, Activation::relu, true));
+}
+
 TEST(Conv2d, EqualsAtenWithAndWithoutBias) {
   for (const int64_t out : {16, 10}) {
     for (const bool biased : {false, true}) {
@@ -373,6 +390,15 @@ TEST(Pools, EqualAten) {
     expect_gradients({x}, {d}, 1e-6);
   }
   EXPECT_EQ(max_pool2d(at::randn({1, 5, 4, 4}).to(at::kHalf), 2, 2, 0).scalar_type(), at::kHalf);
+}
+
+TEST(Pools, RefuseWindowsThatDoNotFitAsAtenDoes) {
+  const Tensor x = at::randn({1, 16, 2, 5});
+  EXPECT_ANY_THROW(max_pool2d(x, 3, 2, 0));  // no window fits the height
+  EXPECT_ANY_THROW(max_pool2d(x.transpose(2, 3), 3, 2, 0));
+  EXPECT_ANY_THROW(max_pool2d(x, 2, 0, 0));
+  EXPECT_ANY_THROW(max_pool2d(x, 0, 1, 0));
+  EXPECT_EQ(max_pool2d(x, 3, 2, 1).sizes().vec(), (std::vector<int64_t>{1, 16, 1, 3}));
 }
 
 TEST(Subsample, IsAtensToTheBit) {
@@ -480,6 +506,14 @@ TEST(Matmul, EqualsAtenInDouble) {
   expect_layer(layer, want, {at::randn({2, 3, 17, 8}), at::randn({2, 3, 20, 8})});
   expect_layer(layer, want, {at::randn({4, 5, 6}), at::randn({4, 9, 6})});
   expect_layer(layer, want, {at::randn({5, 6}), at::randn({9, 6})});
+}
+
+TEST(Matmul, LeavesSizesThatDoNotFitToAten) {
+  const Tensor a = at::randn({4, 5, 6}), one = at::randn({1, 6, 3}), plain = at::randn({6, 3});
+  EXPECT_TRUE(ops::matmul(a, one).equal(at::matmul(a, one)));
+  EXPECT_TRUE(ops::matmul(a, plain).equal(at::matmul(a, plain)));
+  EXPECT_ANY_THROW(ops::matmul(a, at::randn({4, 5, 3})));
+  EXPECT_ANY_THROW(ops::matmul(a, at::randn({3, 6, 3})));
 }
 
 TEST(Linear, HasTheSameBitsForEveryNumberOfThreads) {

@@ -160,20 +160,20 @@ TEST_P(ThreadInvariant, OneTwoAndThreeThreadsGiveTheSameBits) {
   at::set_num_threads(before);
 }
 
-// Odd batches, batches above libtorch's grain, and widths and heads that our kernels do not take.
+// Odd batches, batches above libtorch's grain, widths and heads that our kernels do not take, a
+// single channel and images of a single pixel.
 INSTANTIATE_TEST_SUITE_P(
     Zoo, ThreadInvariant,
-    ::testing::Values(Case{"mlp", 7, 28}, Case{"mlp", 513, 28}, Case{"mlp", 40001, 4},
-                      Case{"cnn", 1, 28}, Case{"cnn", 65, 28}, Case{"cnn", 33, 28, 12},
-                      Case{"airbench", 33, 32}, Case{"airbench", 3, 30, 24},
-                      Case{"airbench", 17, 32, 16, 3}, Case{"resnet8", 33, 32},
-                      Case{"resnet8", 33, 32, 12}, Case{"resnet20", 9, 32}, Case{"resnet32", 5, 32},
-                      Case{"resnet56", 3, 32}, Case{"resnet18", 5, 64},
-                      Case{"resnet18-cifar", 3, 32}, Case{"resnet50", 3, 64}, Case{"unet", 1, 64},
-                      Case{"unet", 5, 64}, Case{"unet", 3, 64, 12}, Case{"gpt", 3, 65},
-                      Case{"gpt", 17, 65}, Case{"mmt", 3, 65}, Case{"mmt", 17, 65},
-                      Case{"dlrm", 513, 5}, Case{"dlrm", 33, 300}, Case{"candle-uno", 513, 300},
-                      Case{"candle-uno", 7, 28}));
+    ::testing::Values(
+        Case{"mlp", 7, 28}, Case{"mlp", 513, 28}, Case{"mlp", 40001, 4}, Case{"cnn", 1, 28},
+        Case{"cnn", 65, 28}, Case{"cnn", 33, 28, 12}, Case{"cnn", 65, 28, 1},
+        Case{"airbench", 33, 32}, Case{"airbench", 3, 30, 24}, Case{"airbench", 17, 32, 16, 3},
+        Case{"resnet8", 33, 32}, Case{"resnet8", 33, 32, 12}, Case{"resnet8", 64, 4, 11},
+        Case{"resnet20", 9, 32}, Case{"resnet32", 5, 32}, Case{"resnet56", 3, 32},
+        Case{"resnet18", 5, 64}, Case{"resnet18-cifar", 3, 32}, Case{"resnet50", 3, 64},
+        Case{"unet", 1, 64}, Case{"unet", 5, 64}, Case{"unet", 3, 64, 12}, Case{"gpt", 3, 65},
+        Case{"gpt", 17, 65}, Case{"mmt", 3, 65}, Case{"mmt", 17, 65}, Case{"dlrm", 513, 5},
+        Case{"dlrm", 33, 300}, Case{"candle-uno", 513, 300}, Case{"candle-uno", 7, 28}));
 
 TEST(ThreadInvariant, EveryModelThatTheTableCallsSoIsTested) {
   const ::testing::TestSuite* suite = nullptr;

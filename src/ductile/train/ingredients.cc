@@ -1,6 +1,9 @@
 #include "ductile/train/ingredients.h"
 
 #include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
 
 #include "ductile/base/error.h"
 #include "ductile/data/augment.h"
@@ -117,6 +120,23 @@ void complete_rest(Ingredients& given, const spec::JobOptions& job) {
   given.method->prepare(job, given);
 }
 
+// The model was made in the precision of the training. Where it cannot be made in that of the
+// looks, its own message would name the wrong option.
+std::unique_ptr<nn::Model> make_look_model(
+    const std::function<std::unique_ptr<nn::Model>(const std::string&)>& make_in,
+    const spec::JobOptions& job) {
+  const std::string& precision = job.train.selective.precision;
+  try {
+    return make_in(precision);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::invalid_argument) throw;
+    fail(ErrorCode::invalid_argument,
+         "train.selective.precision = \"{}\": the model computes in {} and cannot be made in {}; "
+         "set train.selective.precision = \"training\"",
+         precision, job.train.precision, precision);
+  }
+}
+
 }  // namespace
 
 Ingredients complete(Ingredients given, const spec::JobOptions& job) {
@@ -159,7 +179,7 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
     };
     const auto make = [make_in, precision = job.train.precision] { return make_in(precision); };
     given.model = make();
-    if (spec::looks_otherwise(job)) given.look_model = make_in(job.train.selective.precision);
+    if (spec::looks_otherwise(job)) given.look_model = make_look_model(make_in, job);
     // One from a file of its user's may draw its first values in another way.
     if (job.model.library.empty()) given.make_model = make;
   }

@@ -37,7 +37,8 @@ struct SelectiveTwin : Bench {
     if (!spec::looks_otherwise(job)) return Bench::look(samples, epoch);
     const DataForm form = DataForm::of(job, parts.train_set->info(), parts.augment);
     auto other = nn::make_model(job.model, form.model, job.train.selective.precision, 99);
-    const auto copy = [](std::vector<nn::NamedTensor> to, const std::vector<nn::NamedTensor>& from) {
+    const auto copy = [](std::vector<nn::NamedTensor> to,
+                         const std::vector<nn::NamedTensor>& from) {
       const at::NoGradGuard no_grad;
       for (size_t i = 0; i < to.size(); ++i) to[i].tensor.copy_(from[i].tensor);
     };
@@ -280,9 +281,20 @@ TEST(Selective, AModelThatAProgramBringsHasNoSecondOneForLooks) {
   spec::JobOptions job = selection_job("selective");
   job.train.selective.precision = "bf16";
   const std::string text = refusal_of([&] {
-    WatchedRun run(job, [&](Ingredients& given) { given.model = std::move(Bench(job).parts.model); });
+    WatchedRun run(job,
+                   [&](Ingredients& given) { given.model = std::move(Bench(job).parts.model); });
   });
   EXPECT_NE(text.find("train.selective.precision"), std::string::npos) << text;
+}
+
+TEST(Selective, AModelThatCannotBeMadeInThePrecisionOfLooksNamesTheirOption) {
+  spec::JobOptions job = selection_job("selective");
+  job.model.name = "custom";
+  job.model.library = TORCH_MODEL;
+  job.train.selective.precision = "bf16";
+  const std::string text = refusal_of([&] { WatchedRun run(job); });
+  EXPECT_NE(text.find("set train.selective.precision = \"training\""), std::string::npos) << text;
+  EXPECT_EQ(text.find("train.precision"), std::string::npos) << text;
 }
 
 TEST(Selective, HalfTheResolutionCostsAQuarterAndNeedsAModelThatPools) {
