@@ -18,8 +18,7 @@ void copy(std::span<float> values, const std::vector<FlatModel::Entry>& entries,
   for (size_t i = 0; i < entries.size(); ++i) {
     const FlatModel::Entry& entry = entries[i];
     DUCTILE_CHECK(tensors[i].name == entry.name, "{} for {}", tensors[i].name, entry.name);
-    tensors[i].tensor.copy_(
-        at::from_blob(values.data() + entry.offset, entry.shape, at::kFloat));
+    tensors[i].tensor.copy_(at::from_blob(values.data() + entry.offset, entry.shape, at::kFloat));
   }
 }
 

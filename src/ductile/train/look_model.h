@@ -5,8 +5,8 @@
 
 namespace ductile::train {
 
-// A second model of the job, of another precision, which finds losses faster with the weights of the
-// trained one (train.selective.precision). It has memory for weights of its own.
+// A second model of the job, of another precision, which finds losses faster with the weights of
+// the trained one (train.selective.precision). It has memory for weights of its own.
 class LookModel {
  public:
   // The model must outlive this object and have the parameters and buffers of the trained one.

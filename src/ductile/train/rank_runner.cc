@@ -99,8 +99,8 @@ class RankRunner::Context final : public RankContext {
     const at::NoGradGuard no_grad;
     nn::Model& model = runner_.model_for_looks();
     const InEvaluation mode(model);
-    const at::Tensor logits = half ? model.forward(at::avg_pool2d(input_of(batch), 2))
-                                   : train::forward(model, batch);
+    const at::Tensor logits =
+        half ? model.forward(at::avg_pool2d(input_of(batch), 2)) : train::forward(model, batch);
     return model.loss(logits, labels_of(batch), job().train.label_smoothing);
   }
 

@@ -126,8 +126,8 @@ class RankRunner {
   int64_t num_batch_norms_ = 0;
   parallel::GradientTree tree_;
   std::optional<LookModel> look_model_;  // where looks have a precision of their own
-  AlignedArray<float> other_weights_;  // that a step computes with
-  std::vector<float> buffers_before_;  // the state before the step, while its virtual ranks run
+  AlignedArray<float> other_weights_;    // that a step computes with
+  std::vector<float> buffers_before_;    // the state before the step, while its virtual ranks run
 
   parallel::ExchangeLayout layout_;       // of host()
   comm::LeafRange hosted_;                // virtual ranks
