@@ -261,6 +261,7 @@ TEST(Selective, LooksInBf16WithTheWeightsOfTheTraining) {
     job.model.name = "resnet8";  // whose batch norms have running statistics
     job.model.width = 4;
     job.train.epochs = 3;
+    job.train.selective.stale_epochs = 1;  // or three epochs have no look
     job.train.selective.precision = "bf16";
     SelectiveTwin twin(job);
     twin.run(job.train.method == "selective" ? 0 : job.train.selective.stale_epochs);
