@@ -51,8 +51,8 @@ spec::JobOptions job_on(const fs::path& folder, int width, int height) {
 }
 
 // A run that is done.
-struct Trainee {
-  explicit Trainee(const spec::JobOptions& options) : job(options) {
+struct DoneRun {
+  explicit DoneRun(const spec::JobOptions& options) : job(options) {
     const run::RunLock lock(folder.path(), run::RunLock::kLocal);
     const link::JobEnd end = train_here(lock, {.folder = folder, .job = job});
     EXPECT_EQ(end.phase, control::Phase::finished) << end.reason;
@@ -87,7 +87,7 @@ struct Trainee {
 
 TEST(ImageSizes, AModelOfImagesThatAreNotSquareTakesThoseOfAnySize) {
   const TempFolder data, others;
-  const Trainee run(job_on(data.path(), 30, 20));
+  const DoneRun run(job_on(data.path(), 30, 20));
   put(others.path() / "40.png", 30, 20, 40);  // as in the held-out set
   put(others.path() / "large.png", 60, 40, 1);
   put(others.path() / "small.png", 9, 7, 2);
@@ -102,7 +102,7 @@ TEST(ImageSizes, AModelOfImagesThatAreNotSquareTakesThoseOfAnySize) {
 // As a file and as pixels, with the probabilities that `ductile predict` gives.
 TEST(ImageSizes, AModelOfImagesThatAreNotSquareIsServed) {
   const TempFolder data, others;
-  const Trainee run(job_on(data.path(), 30, 20));
+  const DoneRun run(job_on(data.path(), 30, 20));
   const auto model = serve_run(run.folder, run.job, "trainee")->load({});
   ASSERT_EQ(model->card().input, (Shape{3, 20, 30}));
   for (const auto& [width, height] :
@@ -131,10 +131,10 @@ TEST(ImageSizes, HeldOutImagesOfOtherSizesAreResizedOneByOne) {
   for (const int width : {12, 15}) {
     const TempFolder data;
     const spec::JobOptions job = job_on(data.path(), width, 12);
-    const auto before = Trainee(job).predictions();
+    const auto before = DoneRun(job).predictions();
     put(data.path() / "val" / "ant" / "larger.png", 13, 13, 1);
     put(data.path() / "val" / "bee" / "smaller.png", 8, 9, 2);
-    const Trainee run(job);
+    const DoneRun run(job);
     const auto after = run.predictions();
     EXPECT_EQ(after.size(), before.size() + 2);
     for (const auto& [name, top] : before) EXPECT_EQ(after.at(name), top) << name;
@@ -152,7 +152,7 @@ TEST(ImageSizes, AHeldOutSetOfAnotherSizeIsResized) {
   for (int i = 40; i < 60; ++i)
     put(data.path() / "val" / (i % 2 == 0 ? "ant" : "bee") / (std::to_string(i) + ".png"), 12, 12,
         i);
-  const Trainee run(job);
+  const DoneRun run(job);
   EXPECT_EQ(run.eval().at("loss"), run.measured().at("loss"));
   EXPECT_EQ(run.predictions().size(), 20u);
 }
