@@ -36,17 +36,6 @@ class StatisticsStay {
   std::vector<float>& before_;
 };
 
-class InEvaluation {
- public:
-  explicit InEvaluation(nn::Model& model) : model_(model) { model_.train(false); }
-  InEvaluation(const InEvaluation&) = delete;
-  InEvaluation& operator=(const InEvaluation&) = delete;
-  ~InEvaluation() { model_.train(true); }
-
- private:
-  nn::Model& model_;
-};
-
 }  // namespace
 
 class RankRunner::Context final : public RankContext {
@@ -98,7 +87,7 @@ class RankRunner::Context final : public RankContext {
     figures_[runner_.figures_.place(kSamplesForward)] += static_cast<float>(batch.num_samples);
     const at::NoGradGuard no_grad;
     nn::Model& model = runner_.model_for_looks();
-    const InEvaluation mode(model);
+    const EvaluationMode mode(model);
     const at::Tensor logits =
         half ? model.forward(at::avg_pool2d(input_of(batch), 2)) : train::forward(model, batch);
     return model.loss(logits, labels_of(batch), job().train.label_smoothing);
