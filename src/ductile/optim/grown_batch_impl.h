@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <tuple>
 
 #include "ductile/base/json_value.h"
 #include "ductile/noise/noise_scale.h"
@@ -22,7 +23,9 @@ class GrownBatch {
 
   Hyper hyper(const Observed& observed, int64_t batch) const {
     nlohmann::json none;
-    Hyper out = schedule_->next(observed, none);
+    Observed at = observed;
+    if (at.way_with) std::tie(at.position, at.total) = at.way_with(batch);
+    Hyper out = schedule_->next(at, none);
     out.batch_size = batch;
     const double scale = static_cast<double>(batch) / static_cast<double>(first_);
     if (scale > 1 && observed.noise)

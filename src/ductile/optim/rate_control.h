@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -25,6 +27,9 @@ struct Observed {
   double position = 0;
   double total = 1;
   int64_t steps_per_epoch = 1;
+  // Position and total if the next batch has so many samples. They differ near the end of an epoch:
+  // what is left of it fills a small batch, and not a large one.
+  std::function<std::pair<double, double>(int64_t batch)> way_with;
 
   int64_t updates = 0;  // done
   Hyper last;           // that the last step was done with; before the first one, the job file's

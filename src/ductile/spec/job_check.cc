@@ -185,8 +185,10 @@ void check_noise_control(const JobOptions& job, const Bad& bad) {
 // of a run is refused before the run.
 void check_batch_stays(const JobOptions& job, const Bad& bad) {
   const TrainOptions& o = job.train;
-  const bool at_most = o.method == "selective" || o.method == "stale_selective";
-  const bool the_same = o.method == "infobatch" || o.method == "graded";
+  const bool chooses = o.method == "selective" || o.method == "stale_selective";
+  // A run that counts updates would be at another epoch with another batch.
+  const bool at_most = chooses && o.selective.length != "updates";
+  const bool the_same = chooses != at_most || o.method == "infobatch" || o.method == "graded";
   if (!at_most && !the_same) return;
   if (may_enlarge(o) && o.noise.max_batch != o.batch_size) {
     bad(fmt::format(

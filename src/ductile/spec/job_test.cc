@@ -387,6 +387,12 @@ TEST(Job, MethodsThatPlanWithTheBatchRefuseWhatChangesIt) {
     }
     if (!smaller_fits)
       expect_refused(head + tuned + "tune.batch_size = [64, 128]\n", "tune.batch_size: 64");
+    // Counted in updates, the run would be at another epoch with another batch.
+    if (smaller_fits) {
+      expect_refused(
+          head + "train.selective.length = \"updates\"\n" + tuned + "tune.batch_size = [64, 128]\n",
+          "tune.batch_size: 64");
+    }
   }
 }
 

@@ -112,6 +112,32 @@ TEST(Frozen, ARunThatWouldTrainNothingIsRefused) {
   EXPECT_EQ(refusal({"fc1", "fc2:4"}, 0), "");
 }
 
+// 7 steps of 14 samples are the epoch of 100: the last one begins at 6/7 of it, not at 84/100.
+TEST(Frozen, TheLastStepIsCountedAsTheRunCountsIt) {
+  spec::JobOptions job = job_of("mlp");
+  job.data.train_limit = 100;
+  job.train.batch_size = 14;
+  job.train.virtual_ranks = 2;
+  job.train.epochs = 1;
+  job.optimizer.freeze = {"fc1", "fc2:0.85"};
+  EXPECT_THROW(Replica{job}, Error);
+  job.optimizer.freeze = {"fc1", "fc2:0.86"};
+  Replica replica(job);
+  replica.host_all();
+  for (int step = 0; step < 7; ++step) train_step(replica);
+}
+
+// Four steps of the job's own batch are an epoch; larger ones come further.
+TEST(Frozen, WhereTheBatchMayChangeTheWholeRunIsCounted) {
+  spec::JobOptions job = job_of("mlp");
+  job.optimizer.freeze = {"fc1", "fc2:1"};
+  job.train.max_steps = 4;
+  job.train.rate_control = "noise";
+  EXPECT_THROW(Replica{job}, Error);
+  job.train.rate_control = "schedule";
+  EXPECT_NO_THROW(Replica{job});
+}
+
 TEST(Frozen, ANameThatNoParameterHasIsRefused) {
   spec::JobOptions job = job_of("mlp");
   job.optimizer.freeze = {"fc9"};

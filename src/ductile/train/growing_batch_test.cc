@@ -163,6 +163,32 @@ TEST(GrowingBatch, AScheduleGoesByTheEndThatIsNearer) {
   EXPECT_NEAR(shares[32], 2.5 / 3, 1e-9);
 }
 
+// What is left of the epoch after the large batch fills small ones, and not another large one: to
+// a batch that stays large the epoch would be over.
+TEST(GrowingBatch, ABatchThatShrinksHasTheRateOfItsOwnPosition) {
+  spec::JobOptions job = job_of(100, 4, 2);
+  job.schedule.name = "linear";
+  job.train.rate_control = "goodput";
+  job.train.noise.patience = 1;
+  job.train.noise.max_batch = 60;
+  Replica replica(job);
+  replica.host_all();
+  double before = job.optimizer.lr;
+  bool was_large = false;
+  while (replica.updates() < replica.total_updates()) {
+    const int64_t batch = replica.hyper().batch_size;
+    if (batch == 4) {
+      EXPECT_LE(replica.hyper().lr, before) << replica.updates();
+      EXPECT_GT(replica.hyper().lr, 0) << replica.updates();
+      before = replica.hyper().lr;
+    }
+    was_large = was_large || batch == 60;
+    replica.wish_batch(replica.updates() == 7 ? 60 : 4);
+    train_step(replica);
+  }
+  EXPECT_TRUE(was_large);
+}
+
 TEST(GrowingBatch, TheTailThatHasBegunGoesOnToTheEnd) {
   spec::JobOptions job = job_of(96, 4, 10);
   job.train.max_steps = 40;

@@ -22,6 +22,10 @@ constexpr double kClocksOfAFirstRun = 10;
 constexpr double kBeforeAClock = 0.1;  // when the loss before any training is said to be seen
 constexpr double kAround[] = {1, 10, 0.1, 100, 0.01};  // learning rates that are tried first
 constexpr int64_t kSideBySide = 3;                     // trials of the shortest length
+// What a search has even where no trial converges: so many trials for each dimension, and this
+// share of tune.budget. After both the best one is trained on.
+constexpr int64_t kLeastTrials = 6;
+constexpr double kSearchShare = 0.4;
 const std::string kApart(kTunerPart);
 const std::string kRoot = "root";         // the state from which a search begins
 const std::string kGood = "good";         // after a search: the state to go back to
@@ -93,6 +97,11 @@ Json setting_of(const spec::JobOptions& job) {
   return out;
 }
 
+// Whether an epoch of the run is one of samples that are looked at, not of those that are trained.
+bool counts_stream(const spec::TrainOptions& train) {
+  return train.method != "plain" && train.selective.length != "updates";
+}
+
 std::string branch_of(int64_t trial) { return std::to_string(trial); }
 
 Json json_of(double value) { return std::isfinite(value) ? Json(value) : Json(); }
@@ -103,6 +112,19 @@ const Json* memory_of(const JobState& state) {
   const auto part = state.extras().find(kApart);
   return part == state.extras().end() || part->second.values.empty() ? nullptr
                                                                      : &part->second.values;
+}
+
+// Whether the trial under way cannot become the best one any more: the rest of its clocks would be
+// wasted.
+bool has_diverged(const Json& memory, double loss) {
+  const Json& seen = memory.at("seen");
+  if (!std::isfinite(loss)) return true;
+  if (seen.size() < 2) return false;
+  const auto at = [&](size_t i) {
+    return tune::Observation{seen[i][0].get<double>(), seen[i][1].get<double>()};
+  };
+  const tune::Observation last = at(seen.size() - 1);
+  return tune::progress_of(at(0), {&last, 1}).verdict == tune::Verdict::diverged;
 }
 
 // Pairs of epochs and loss for the report: what a picture has room for.
@@ -214,6 +236,8 @@ std::unique_ptr<tune::TrialPolicy> OnlineTuner::make_policy(const Json& memory) 
   policy.total_budget = std::max(memory.at("budget").get<double>(), clock_);
   policy.mltuner.trial_bound = std::max(1.0, policy.least_budget);
   policy.mltuner.side_by_side = kSideBySide;
+  policy.mltuner.least_trials = kLeastTrials * std::ssize(space_.dimensions());
+  policy.mltuner.search_share = kSearchShare;
   auto out = tune::make_trial_policy(
       "mltuner", tune::make_searcher(job_.tune.searcher, space_now(memory), searcher), policy);
   if (!memory.at("policy").is_null()) out->restore(memory.at("policy"));
@@ -322,7 +346,7 @@ bool OnlineTuner::updated(JobState& state, const Update& update) const {
     note(memory, state, update.loss);
     const Json& seen = memory.at("seen");
     const bool is_through = !seen.empty() && seen.back()[0] == memory.at("until");
-    if (is_through || !std::isfinite(update.loss) || update.is_last)
+    if (is_through || has_diverged(memory, update.loss) || update.is_last)
       has_changed = end_piece(state, memory, update);
   }
   memory_of(state) = std::move(memory);
@@ -334,15 +358,17 @@ void OnlineTuner::note(Json& memory, const JobState& state, double loss) const {
   const double clock = clock_ * train_size_;
   const double before = memory["samples"];
   double after = before + static_cast<double>(state.last_hyper.batch_size);
-  // A method that chooses samples comes further in the epochs with an update than it trains.
-  if (job_.train.method != "plain") {
-    const double now = epoch_();
-    after = before + (now - memory.value("epoch", now)) * train_size_;
-    memory["epoch"] = now;
+  // A method that chooses samples comes further in the stream with an update than it trains, or
+  // not at all while it trains on what waits. Samples are counted, since the share of an epoch that
+  // a sample is depends on the batch, which trials may change.
+  if (counts_stream(job_.train)) {
+    const int64_t now = state.counters.cursor;
+    after = before + static_cast<double>(now - memory.value("cursor", now));
+    memory["cursor"] = now;
   }
   memory["samples"] = after;
   if (!std::isfinite(loss)) return;
-  if (before == 0) {
+  if (before == 0 && memory["seen"].empty()) {
     // All trials of a search begin in one state. Where batches are tuned it is judged by one sample
     // of it, since smaller batches would have noisier ones of their own.
     if (!memory.contains("start")) memory["start"] = loss;
@@ -363,16 +389,16 @@ void OnlineTuner::note(Json& memory, const JobState& state, double loss) const {
 // The trial has run as far as it was to, or it cannot go on.
 bool OnlineTuner::end_piece(JobState& state, Json& memory, const Update& update) const {
   const int64_t trial = memory["trial"];
-  const bool has_diverged = !std::isfinite(update.loss);
+  const bool diverged = has_diverged(memory, update.loss);
   const auto policy = make_policy(memory);
-  tune::Result result{trial, {}, update.is_last && !has_diverged};
+  tune::Result result{trial, {}, update.is_last && !diverged};
   for (const Json& s : memory["seen"])
     result.seen.push_back({s[0].get<double>(), s[1].get<double>()});
-  Json told = {{"what", has_diverged ? "diverged" : "ran"}, {"trial", trial}};
+  Json told = {{"what", diverged ? "diverged" : "ran"}, {"trial", trial}};
   told["setting"] = memory["setting"];
   double reached = result.seen.empty() ? memory["from"].get<double>() : result.seen.back().budget;
   if (!result.seen.empty()) told["loss"] = result.seen.back().value;
-  if (has_diverged) {
+  if (diverged) {
     reached = std::min(reached + clock_, memory["until"].get<double>());
     result.seen.push_back({reached, NAN});
     state.drop_branch(branch_of(trial));
@@ -383,7 +409,7 @@ bool OnlineTuner::end_piece(JobState& state, Json& memory, const Update& update)
   told["curve"] = curve_of(result.seen);
   memory["moves"].push_back(std::move(told));
   policy->tell(result);
-  return move_on(state, memory, *policy) || has_diverged;
+  return move_on(state, memory, *policy) || diverged;
 }
 
 // Follows the policy to its next piece of training. Whether the state changed.
@@ -412,7 +438,7 @@ bool OnlineTuner::move_on(JobState& state, Json& memory, tune::TrialPolicy& poli
     memory["until"] = move.budget;
     // Not less than its clocks took, or the last of them would end once more.
     memory["samples"] = std::ceil(trial.budget() * train_size_ - 1e-6);
-    if (job_.train.method != "plain") memory["epoch"] = epoch_();
+    if (counts_stream(job_.train)) memory["cursor"] = state.counters.cursor;
     memory["sum"] = 0.0;
     memory["count"] = 0;
     memory["seen"] = Json::array();

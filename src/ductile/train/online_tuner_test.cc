@@ -81,6 +81,30 @@ TEST(OnlineTuner, CountsTrialsInEpochsOfTheRunForEveryMethod) {
   }
 }
 
+// Where batches are tuned, too: what of an epoch a sample is depends on the batch, and trials begin
+// with what their root had waiting. Neither takes a trial back.
+TEST(OnlineTuner, CountsTrialsOfOtherBatchesInSamples) {
+  for (const int64_t seed : {1, 2, 3}) {
+    for (const char* method : {"plain", "selective", "stale_selective"}) {
+      SCOPED_TRACE(std::string(method) + " " + std::to_string(seed));
+      spec::JobOptions job = small_job();
+      job.seed = seed;
+      job.data.train_limit = 500;
+      job.data.test_limit = 50;
+      job.train.epochs = 8;
+      job.train.batch_size = 64;
+      job.train.virtual_ranks = 2;
+      job.train.method = method;
+      job.tune.online = true;
+      job.tune.lr = {};
+      job.tune.batch_size = {16, 64};
+      Replica replica(job);
+      testing::run_to_end(replica);
+      EXPECT_NEAR(replica.epoch(), 8, 1e-9);
+    }
+  }
+}
+
 TEST(OnlineTuner, KeepsTheJobsOwnSettingWhereAllTrialsDiverge) {
   spec::JobOptions job = small_job();
   job.optimizer.lr = 0.05;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
@@ -17,6 +18,7 @@
 #include "ductile/train/data_form.h"
 #include "ductile/train/noise.h"
 #include "ductile/train/probing.h"
+#include "ductile/train/require_trained.h"
 #include "ductile/train/same_job.h"
 #include "ductile/train/staleness.h"
 #include "ductile/train/statistics.h"
@@ -51,32 +53,6 @@ std::vector<std::string> figures_of(const StepMethod& method, const spec::JobOpt
   std::vector<std::string> names = method.figures();
   if (spec::batch_is_ordered(job)) names.emplace_back(optim::kBatchOrder);
   return names;
-}
-
-// A step in which nothing is trained has no gradient.
-void require_trained(const spec::JobOptions& job, const optim::ParamLayout& layout,
-                     int64_t train_size) {
-  double longest = 0;
-  for (const optim::Segment& s : layout.segments()) {
-    if (s.size > 0) longest = std::max(longest, s.trained_epochs);
-  }
-  // Where the last step begins, in epochs, if the batch stays as it is.
-  const int64_t steps = std::max<int64_t>(1, train_size / job.train.batch_size);
-  int64_t last_step = job.train.epochs * steps - 1;
-  if (job.train.max_steps > 0) last_step = std::min(last_step, job.train.max_steps - 1);
-  const double last = static_cast<double>(last_step / steps) +
-                      static_cast<double>(last_step % steps * job.train.batch_size) /
-                          static_cast<double>(train_size);
-  if (train_size < 1 || longest > last) return;
-  if (longest == 0) {
-    fail(ErrorCode::invalid_argument,
-         "all parameters are frozen (by the model, or by optimizer.freeze), so there is nothing to "
-         "train; leave one of them out");
-  }
-  fail(ErrorCode::invalid_argument,
-       "all parameters are frozen after {0:g} epochs (by the model, or by optimizer.freeze), and "
-       "the run has train.epochs = {1}; train one of them longer, or set train.epochs = {0:g}",
-       longest, job.train.epochs);
 }
 
 }  // namespace
@@ -136,11 +112,22 @@ int64_t Replica::num_epochs() const {
   return std::clamp<int64_t>(static_cast<int64_t>(std::ceil(passes)), 1, all);
 }
 
-optim::Observed Replica::observed() const {
+Way Replica::way_with(int64_t batch) {
+  const int64_t present = std::exchange(state_.hyper.batch_size, batch);
+  const Way out = way();
+  state_.hyper.batch_size = present;
+  return out;
+}
+
+optim::Observed Replica::observed() {
   optim::Observed seen;
   const Way way = this->way();
   seen.position = way.done;
   seen.total = way.total;
+  seen.way_with = [this](int64_t batch) {
+    const Way with = way_with(batch);
+    return std::pair(with.done, with.total);
+  };
   seen.steps_per_epoch = train_info().size / job_.train.batch_size;
   seen.updates = updates();
   seen.last = state_.last_hyper;

@@ -203,9 +203,10 @@ class Replica {
   void begin_step();
   void state_changed();
   nlohmann::json upgraded(const ckpt::Checkpoint& checkpoint) const;
-  optim::Observed observed() const;
+  optim::Observed observed();
   Progress progress() const;
   Way way() const { return way_of(progress(), state_, job_, train_info().size); }
+  Way way_with(int64_t batch);  // if the next batch has so many samples
   int64_t steps_per_epoch() const;
   double epoch_at(double position) const {
     return position / static_cast<double>(steps_per_epoch());

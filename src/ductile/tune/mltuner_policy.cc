@@ -106,8 +106,14 @@ class MlTunerPolicy final : public TrialPolicy {
       adopt(valid);
       return std::nullopt;
     }
-    const Sloped unstable = best_of_live(false);
-    if ((is_exhausted && m_.time >= bound_) || (m_.previous > 0 && m_.count >= m_.previous)) {
+    // In a crowd the one that gained most goes on even where the noise exceeds its gain: the others
+    // say less.
+    const bool is_crowd = options().mltuner.side_by_side > 1;
+    Sloped unstable = best_of_live(false);
+    if (is_crowd && unstable.trial < 0) unstable = {gained_most(false), 0};
+    const bool has_enough = is_crowd && m_.count > 0 && has_searched_enough();
+    if (has_enough || (is_exhausted && m_.time >= bound_) ||
+        (m_.previous > 0 && m_.count >= m_.previous)) {
       if (unstable.trial < 0) {
         m_.phase = Phase::over;
       } else {
@@ -117,8 +123,7 @@ class MlTunerPolicy final : public TrialPolicy {
       return std::nullopt;
     }
     std::vector<int64_t> kept;
-    const bool is_crowd = options().mltuner.side_by_side > 1;  // of which only the best goes on
-    for (const int64_t t : m_.live) {
+    for (const int64_t t : m_.live) {  // of a crowd only the best goes on
       const bool is_done = is_crowd || judge(t).verdict == Verdict::diverged ||
                            budget_of(t) >= bound_ || status(t) != Status::paused;
       if (is_done && t != unstable.trial) {
@@ -129,8 +134,17 @@ class MlTunerPolicy final : public TrialPolicy {
     }
     m_.live = std::move(kept);
     m_.time = std::min(rounded(2 * m_.time), bound_);
-    m_.to_start = options().mltuner.side_by_side;
+    const PolicyOptions::MlTuner& o = options().mltuner;
+    m_.to_start = m_.count < o.least_trials ? o.side_by_side : 1;
     return std::nullopt;
+  }
+
+  // The rest of the budget is for the best trial.
+  bool has_searched_enough() const {
+    return m_.count >= options().mltuner.least_trials && is_share_spent();
+  }
+  bool is_share_spent() const {
+    return spent() >= options().mltuner.search_share * options().total_budget * (1 - kRounding);
   }
 
   // One at a time for the time that the first one needed.
@@ -148,9 +162,8 @@ class MlTunerPolicy final : public TrialPolicy {
       }
       m_.judged = -1;
     }
-    const bool may_search =
-        spent() < options().mltuner.search_share * options().total_budget * (1 - kRounding);
-    if (may_search && !has_settled(m_.slopes) && (m_.previous == 0 || m_.count < m_.previous)) {
+    if (!has_searched_enough() && !has_settled(m_.slopes) &&
+        (m_.previous == 0 || m_.count < m_.previous)) {
       if (auto move = begin_trial()) {
         m_.judged = move->trial;
         return move;
@@ -173,13 +186,13 @@ class MlTunerPolicy final : public TrialPolicy {
     const bool is_over = status(m_.best) != Status::paused;
     if (options().mltuner.forks && flat > options().mltuner.patience) {
       m_.phase = Phase::over;
-    } else if (is_over || flat >= options().mltuner.patience) {
+    } else if (is_over || (flat >= options().mltuner.patience && !is_share_spent())) {
       if (m_.retunings >= options().mltuner.retunings || (is_over && options().mltuner.forks)) {
         m_.phase = Phase::over;
       } else if (!options().mltuner.forks || !m_.retuned) {
         ++m_.retunings;
         m_.retuned = true;
-        m_.previous = m_.count;
+        if (!is_share_spent()) m_.previous = m_.count;  // else it was cut short
         begin_search();
       } else {
         return piece();
@@ -220,11 +233,15 @@ class MlTunerPolicy final : public TrialPolicy {
   // Of those that live, the one that gained most: their times differ where the search is cut short,
   // and then their slopes say little.
   int64_t furthest() const {
+    const int64_t best = gained_most(true);
+    return best >= 0 ? best : gained_most(false);
+  }
+  int64_t gained_most(bool with_slope) const {
     int64_t best = -1;
     double gain = 0;
     for (const int64_t t : m_.live) {
       const Progress p = judge(t);
-      if (p.verdict == Verdict::diverged || !p.slope || p.gain >= gain) continue;
+      if (p.verdict == Verdict::diverged || (with_slope && !p.slope) || p.gain >= gain) continue;
       best = t;
       gain = p.gain;
     }

@@ -16,8 +16,9 @@ namespace {
 class MlTunerTest : public ::testing::Test {
  protected:
   void begin(double full, double bound, double total = 1e9, int64_t side_by_side = 1,
-             double search_share = 1) {
+             double search_share = 1, int64_t least_trials = 0) {
     PolicyOptions options;
+    options.mltuner.least_trials = least_trials;
     options.mltuner.search_share = search_share;
     options.full_budget = full;
     options.total_budget = total;
@@ -118,6 +119,36 @@ TEST_F(MlTunerTest, TrainsTheBestTrialOnceTheSearchHasHadItsShare) {
   }
 }
 
+// There is nothing left to compare others with.
+TEST_F(MlTunerTest, APlateauAfterTheShareOfTheSearchBeginsNoOther) {
+  begin(64, 8, 40, 1, 0.25);
+  expect(MoveKind::start, 0, 2, falls_fast);
+  for (int64_t t = 1; t <= 4; ++t) expect(MoveKind::start, t, 2, falls);
+  for (double b = 3; b <= 6; ++b) expect(MoveKind::resume, 0, b, stays);
+  expect(MoveKind::resume, 0, 7, stays);
+}
+
+// Noise above each gain: what gained most goes on, and the search ends once it has had its share.
+TEST_F(MlTunerTest, ASearchWhereNothingConvergesEndsWithItsLeastTrialsAndItsShare) {
+  const auto noisy = [](double b) { return b == 1 ? 12.0 : 9.9; };
+  const auto noisier = [](double b) { return b == 1 ? 14.0 : 9.8 - b / 10; };
+  begin(64, 8, 40, 3, 0.4, 6);
+  for (int64_t t = 0; t < 3; ++t) expect(MoveKind::start, t, 2, t == 1 ? noisier : +rises);
+  expect(MoveKind::resume, 1, 4, noisy);
+  EXPECT_EQ(dropped_, (std::set<int64_t>{0, 2}));
+  for (int64_t t = 3; t < 6; ++t) expect(MoveKind::start, t, 4, rises);
+  expect(MoveKind::resume, 1, 5);
+  EXPECT_FALSE(policy_->is_searching()) << "20 of 40 are spent, and six trials are compared";
+  // With a larger share one trial more begins with each doubling.
+  begin(64, 8, 400, 3, 0.4, 6);
+  for (int64_t t = 0; t < 3; ++t) expect(MoveKind::start, t, 2, t == 1 ? noisier : +rises);
+  expect(MoveKind::resume, 1, 4, noisy);
+  for (int64_t t = 3; t < 6; ++t) expect(MoveKind::start, t, 4, rises);
+  expect(MoveKind::resume, 1, 8, noisy);
+  expect(MoveKind::start, 6, 8, rises);
+  expect(MoveKind::start, 7, 8, rises);
+}
+
 // As with a learning rate of next to nothing: its length would hold for all others.
 TEST_F(MlTunerTest, ATrialThatStandsStillDoesNotConverge) {
   begin(64, 8);
@@ -204,7 +235,7 @@ TEST_F(MlTunerTest, KeepsWhatGainedMostWhileNothingConverges) {
   EXPECT_EQ(policy_->kept(), -1);
   expect(MoveKind::start, 1, 3, unsteady);
   expect(MoveKind::stop, -1, 0);
-  EXPECT_EQ(policy_->kept(), -1) << "its noise is larger than what it gained";
+  EXPECT_EQ(policy_->kept(), 1) << "its noise is larger than what it gained, and nothing is better";
   begin(64, 8, 8);
   expect(MoveKind::start, 0, 2, rises);
   expect(MoveKind::resume, 0, 4, rises);

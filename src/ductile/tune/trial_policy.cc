@@ -73,9 +73,13 @@ void describe(Describer& d, PolicyOptions::MlTuner& o) {
   d.field("retunings", o.retunings, "how often it searches again at most").range(0, 1e6);
   d.field(
        "side_by_side", o.side_by_side,
-       "trials that begin together, and with each doubling; above 1, of those that do not converge "
-       "only the best goes on")
+       "trials that begin together, and with each doubling up to least_trials; above 1, of those "
+       "that do not converge only the best goes on")
       .range(1, 1e6);
+  d.field("least_trials", o.least_trials,
+          "a search has so many, whatever its share of the budget; above them one begins with each "
+          "doubling")
+      .range(0, 1e6);
   d.field("search_share", o.search_share,
           "share of the total budget after which the best trial is trained on, without new ones")
       .range(0.01, 1);
