@@ -148,9 +148,9 @@ class MlTunerPolicy final : public TrialPolicy {
       }
       m_.judged = -1;
     }
-    const bool may_search =
-        spent() < options().mltuner.search_share * options().total_budget * (1 - kRounding);
-    if (may_search && !has_settled(m_.slopes) && (m_.previous == 0 || m_.count < m_.previous)) {
+    if (!may_search()) {
+      m_.count = m_.previous;  // of one that is cut short the next search learns nothing
+    } else if (!has_settled(m_.slopes) && (m_.previous == 0 || m_.count < m_.previous)) {
       if (auto move = begin_trial()) {
         m_.judged = move->trial;
         return move;
@@ -158,6 +158,11 @@ class MlTunerPolicy final : public TrialPolicy {
     }
     begin_training();
     return std::nullopt;
+  }
+
+  // Else what is left of the budget is for the best trial.
+  bool may_search() const {
+    return spent() < options().mltuner.search_share * options().total_budget * (1 - kRounding);
   }
 
   // A trial that took over the state of the best one goes on with its line of values.
@@ -176,6 +181,8 @@ class MlTunerPolicy final : public TrialPolicy {
     } else if (is_over || flat >= options().mltuner.patience) {
       if (m_.retunings >= options().mltuner.retunings || (is_over && options().mltuner.forks)) {
         m_.phase = Phase::over;
+      } else if (!is_over && !may_search()) {
+        return piece();  // a new trial that nothing is compared with would replace it
       } else if (!options().mltuner.forks || !m_.retuned) {
         ++m_.retunings;
         m_.retuned = true;

@@ -16,8 +16,9 @@ namespace {
 class MlTunerTest : public ::testing::Test {
  protected:
   void begin(double full, double bound, double total = 1e9, int64_t side_by_side = 1,
-             double search_share = 1) {
+             double search_share = 1, bool forks = true) {
     PolicyOptions options;
+    options.mltuner.forks = forks;
     options.mltuner.search_share = search_share;
     options.full_budget = full;
     options.total_budget = total;
@@ -116,6 +117,26 @@ TEST_F(MlTunerTest, TrainsTheBestTrialOnceTheSearchHasHadItsShare) {
       expect(MoveKind::start, 5, 2, falls);
     }
   }
+}
+
+TEST_F(MlTunerTest, APlateauAfterThatShareReplacesTheBestTrialByNoOther) {
+  begin(64, 8, 40, 1, 0.5, false);
+  expect(MoveKind::start, 0, 2, falls_fast);
+  for (int64_t t = 1; t <= 9; ++t) expect(MoveKind::start, t, 2, falls);
+  expect(MoveKind::resume, 0, 3, falls_fast);
+  for (double b = 4; b <= 22; ++b) expect(MoveKind::resume, 0, b, stays);
+  expect(MoveKind::stop, -1, 0);
+}
+
+// The search that the share cuts has two trials; the one after it may have five, as the first had.
+TEST_F(MlTunerTest, ASearchThatIsCutShortDoesNotLimitTheNextOne) {
+  begin(8, 2, 40, 1, 0.5, false);
+  for (int64_t t = 0; t <= 4; ++t) expect(MoveKind::start, t, 2, falls_fast);
+  for (double b = 3; b <= 8; ++b) expect(MoveKind::resume, 0, b, falls_fast);
+  expect(MoveKind::start, 5, 2, falls);
+  expect(MoveKind::start, 6, 2, falls);
+  for (double b = 3; b <= 8; ++b) expect(MoveKind::resume, 5, b, falls);
+  for (int64_t t = 7; t <= 10; ++t) expect(MoveKind::start, t, 2, rises);
 }
 
 // As with a learning rate of next to nothing: its length would hold for all others.
