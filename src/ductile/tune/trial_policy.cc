@@ -24,7 +24,7 @@ constexpr PolicyEntry kPolicies[] = {
     {"asha", make_asha,
      "asynchronous halving: a trial goes on when it is among the best of its rung", false},
     {"mltuner", make_mltuner, "trials of a length that doubles until one converges; re-tuning",
-     false},
+     true},
     {"freeze_thaw", make_freeze_thaw,
      "a searcher that forecasts curves chooses among all paused trials and a new one", true, true},
 };

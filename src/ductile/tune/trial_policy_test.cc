@@ -545,6 +545,30 @@ TEST(TrialPolicyTableTest, SaysWhichWantASearcherThatForecasts) {
   }
 }
 
+// As whoever judges a policy at several budgets has to know: it may do with one run of the longest.
+TEST(TrialPolicyTableTest, SaysWhichDecideByTheTotalBudget) {
+  for (const PolicyEntry& row : trial_policies()) {
+    PolicyOptions options;
+    options.full_budget = 20;
+    options.mltuner.search_share = 0.5;
+    const auto moves = [&](double total) {
+      options.total_budget = total;
+      return drive(*make(std::string(row.name), options), 60).moves;
+    };
+    const auto goes_on = moves(1000);
+    bool is_same = true;
+    for (const double total : {16.0, 40.0}) {
+      const auto ends = moves(total);
+      for (size_t i = 0; i < std::min(ends.size(), goes_on.size()); ++i) {
+        if (ends[i].kind == MoveKind::stop) break;
+        if (ends[i].reason.ends_with("the total budget ends there")) break;
+        is_same = is_same && text_of({ends[i]}) == text_of({goes_on[i]});
+      }
+    }
+    EXPECT_EQ(!is_same, row.uses_total) << row.name;
+  }
+}
+
 TEST(PolicyOptionsTest, ContradictionsAreRefused) {
   PolicyOptions options;
   options.full_budget = 2;
