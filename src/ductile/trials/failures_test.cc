@@ -83,18 +83,39 @@ TEST(SessionFailures, ARefusedTrialIsTriedAgainWhereASessionGoesOn) {
   EXPECT_EQ(session.best(), 0);
 }
 
+// It trained, so the job is not what is wrong.
+TEST(SessionFailures, ARefusedTrialEndsNoSessionBesideOneThatDiverged) {
+  for (const int64_t at_once : {1, 2}) {
+    const TempFolder place;
+    write_file_atomic(place.path() / "go", "");
+    write_file_atomic(place.path() / "refused", "");  // trial 0 does not wait for that
+    Tuning tuning = two_rates({});
+    tuning.setup.at_once = at_once;
+    Session session = Session::create(place.path() / "session", job_of_two_epochs(), tuning);
+    EXPECT_TRUE(
+        session.run({.program = refuses_one(place.path(), accuracies("\"NaN\"", "\"NaN\""))}));
+    ASSERT_EQ(session.trials().size(), 2U);
+    EXPECT_EQ(session.trials()[0].status, "diverged");
+    EXPECT_EQ(session.trials()[1].status, "refused");
+    EXPECT_EQ(session.best(), -1);
+  }
+}
+
 TEST(SessionFailures, WhereNoTrialGetsAnywhereTheSessionSaysWhatIsRefused) {
   const TempFolder place;
-  write_file_atomic(place.path() / "go", "");
+  const fs::path program = place.path() / "refusing";
+  write_file_atomic(program, "#!/bin/sh\necho not that\nexit 2\n");
+  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
   Tuning tuning = two_rates({});
   tuning.setup.at_once = 2;
   Session session = Session::create(place.path() / "session", job_of_two_epochs(), tuning);
   try {
-    session.run({.program = refuses_one(place.path(), accuracies("\"NaN\"", "\"NaN\""))});
+    session.run({.program = program});
     ADD_FAILURE() << "it ended";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
-    EXPECT_NE(error.message().find("trial 1 (optimizer.lr=1) is refused: not 1"), std::string::npos)
+    EXPECT_NE(error.message().find("trial 0 (optimizer.lr=0.1) is refused: not that"),
+              std::string::npos)
         << error.message();
   }
 }

@@ -118,7 +118,7 @@ class Session {
   void ended(int64_t trial, const TrialProcess& process, const Environment& environment);
   void refused(int64_t trial, const std::string& why);
   bool judge_refused(const Environment& environment);
-  bool has_value() const;
+  bool is_job_right() const;
   int64_t refused_in_a_row() const;
   [[noreturn]] void refuse(int64_t trial, const std::string& why) const;
   void retry(int64_t trial, const std::string& why, std::map<int64_t, int>& times, int most,
