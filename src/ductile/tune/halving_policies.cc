@@ -208,7 +208,7 @@ class AshaPolicy final : public TrialPolicy {
       const bool is_over = status(result.trial) != Status::paused;
       if (!is_there && (reached >= budgets_[k] || is_over)) {
         done_[k].push_back(result.trial);
-        if (reached < budgets_[k]) break;
+        if (reached < budgets_[k] || is_over) break;
       }
     }
   }

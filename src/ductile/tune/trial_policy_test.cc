@@ -505,26 +505,6 @@ TEST(AshaTest, PromotesOneOfThree) {
   EXPECT_LE(counts.at(9), 2 * counts.at(3) / 3);
 }
 
-// What trial 0 reached with more epochs does not hide that trial 3 was better in the first rung.
-TEST(AshaTest, RanksARungByTheValuesThatItsTrialsHadThere) {
-  PolicyOptions options;
-  options.full_budget = 9;
-  const auto policy = make("asha", options);
-  const auto expect = [&](MoveKind kind, int64_t trial, double budget, double value) {
-    const Move move = policy->next();
-    ASSERT_EQ(to_string(move.kind), to_string(kind)) << move.reason;
-    ASSERT_EQ(move.trial, trial) << move.reason;
-    ASSERT_EQ(move.budget, budget) << move.reason;
-    policy->tell({trial, {{budget, value}}});
-  };
-  expect(MoveKind::start, 0, 1, 0.5);
-  expect(MoveKind::start, 1, 1, 0.6);
-  expect(MoveKind::start, 2, 1, 0.7);
-  expect(MoveKind::resume, 0, 3, 0.1);
-  expect(MoveKind::start, 3, 1, 0.4);
-  expect(MoveKind::resume, 3, 3, 0.3);
-}
-
 TEST(FreezeThawTest, WantsASearcherThatForecasts) {
   std::string text;
   EXPECT_EQ(code_of([] { make("freeze_thaw", {}, cube(1), "tpe"); }, &text),
