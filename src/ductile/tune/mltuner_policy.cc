@@ -51,7 +51,9 @@ class MlTunerPolicy final : public TrialPolicy {
   int64_t kept() const override {
     if (m_.phase == Phase::first) {
       const int64_t converging = best_of_live(true, m_.time).trial;
-      return converging >= 0 ? converging : furthest();
+      if (converging >= 0) return converging;
+      const int64_t sloped = furthest(true);
+      return sloped >= 0 ? sloped : furthest(false);
     }
     const bool is_judged = m_.judged >= 0 && budget_of(m_.judged) >= m_.time;
     return is_judged && is_better(judge(m_.judged)) ? m_.judged : m_.best;
@@ -106,7 +108,9 @@ class MlTunerPolicy final : public TrialPolicy {
       adopt(valid);
       return std::nullopt;
     }
-    const Sloped unstable = best_of_live(false);
+    const bool is_crowd = options().mltuner.side_by_side > 1;  // of which only the best goes on
+    Sloped unstable = best_of_live(false);
+    if (is_crowd && unstable.trial < 0) unstable.trial = furthest(false);
     if ((is_exhausted && m_.time >= bound_) || (m_.previous > 0 && m_.count >= m_.previous)) {
       if (unstable.trial < 0) {
         m_.phase = Phase::over;
@@ -117,7 +121,6 @@ class MlTunerPolicy final : public TrialPolicy {
       return std::nullopt;
     }
     std::vector<int64_t> kept;
-    const bool is_crowd = options().mltuner.side_by_side > 1;  // of which only the best goes on
     for (const int64_t t : m_.live) {
       const bool is_done = is_crowd || judge(t).verdict == Verdict::diverged ||
                            budget_of(t) >= bound_ || status(t) != Status::paused;
@@ -225,13 +228,14 @@ class MlTunerPolicy final : public TrialPolicy {
   }
 
   // Of those that live, the one that gained most: their times differ where the search is cut short,
-  // and then their slopes say little.
-  int64_t furthest() const {
+  // and then their slopes say little. The noise of short trials may exceed what they gain; then
+  // none has a slope.
+  int64_t furthest(bool sloped) const {
     int64_t best = -1;
     double gain = 0;
     for (const int64_t t : m_.live) {
       const Progress p = judge(t);
-      if (p.verdict == Verdict::diverged || !p.slope || p.gain >= gain) continue;
+      if (p.verdict == Verdict::diverged || (sloped && !p.slope) || p.gain >= gain) continue;
       best = t;
       gain = p.gain;
     }

@@ -174,6 +174,20 @@ TEST_F(MlTunerTest, OfSeveralThatDoNotConvergeOnlyTheBestGoesOn) {
   expect(MoveKind::start, 6, 8, falls);  // trial 4 converged: its time holds
 }
 
+// As where the noise of the losses exceeds what is gained in so short a time.
+TEST_F(MlTunerTest, WhereNoneOfSeveralHasASlopeWhatGainedMostGoesOn) {
+  const auto gains = [](double b) { return b == 2 ? 18.0 : 10 - b; };
+  const auto gains_less = [](double b) { return b == 2 ? 18.0 : 10 - b / 2; };
+  begin(64, 16, 1e9, 2);
+  expect(MoveKind::start, 0, 2, rises);
+  expect(MoveKind::start, 1, 2, rises);
+  expect(MoveKind::start, 2, 4, gains_less);
+  expect(MoveKind::start, 3, 4, gains);
+  EXPECT_EQ(policy_->kept(), 3);
+  expect(MoveKind::resume, 3, 8, rises);
+  EXPECT_EQ(dropped_, (std::set<int64_t>{0, 1, 2}));
+}
+
 // Where the budget ends the search.
 TEST_F(MlTunerTest, KeepsTheBestSlopeAmongTrialsOfTheSameLength) {
   begin(64, 8, 4);
@@ -225,7 +239,7 @@ TEST_F(MlTunerTest, KeepsWhatGainedMostWhileNothingConverges) {
   EXPECT_EQ(policy_->kept(), -1);
   expect(MoveKind::start, 1, 3, unsteady);
   expect(MoveKind::stop, -1, 0);
-  EXPECT_EQ(policy_->kept(), -1) << "its noise is larger than what it gained";
+  EXPECT_EQ(policy_->kept(), 1) << "though its noise is larger than what it gained";
   begin(64, 8, 8);
   expect(MoveKind::start, 0, 2, rises);
   expect(MoveKind::resume, 0, 4, rises);
