@@ -132,7 +132,8 @@ class MlTunerPolicy final : public TrialPolicy {
     }
     m_.live = std::move(kept);
     m_.time = std::min(rounded(2 * m_.time), bound_);
-    m_.to_start = options().mltuner.side_by_side;
+    m_.to_start =
+        m_.count < 2 * options().mltuner.side_by_side ? options().mltuner.side_by_side : 1;
     return std::nullopt;
   }
 
