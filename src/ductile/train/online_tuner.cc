@@ -105,6 +105,15 @@ const Json* memory_of(const JobState& state) {
                                                                      : &part->second.values;
 }
 
+// Whether the last clock's loss is ten times what it was before any training: nothing more has to
+// be seen of such a trial (tune/progress.h judges by the end of the piece alone).
+bool is_lost(const Json& memory) {
+  const Json& seen = memory.at("seen");
+  if (seen.empty() || !memory.contains("start")) return false;
+  const double start = memory.at("start").get<double>();
+  return seen.back()[1].get<double>() - start > 9 * std::abs(start);
+}
+
 // Pairs of epochs and loss for the report: what a picture has room for.
 Json curve_of(const std::vector<tune::Observation>& seen) {
   Json out = Json::array();
@@ -322,7 +331,7 @@ bool OnlineTuner::updated(JobState& state, const Update& update) const {
     note(memory, state, update.loss);
     const Json& seen = memory.at("seen");
     const bool is_through = !seen.empty() && seen.back()[0] == memory.at("until");
-    if (is_through || !std::isfinite(update.loss) || update.is_last)
+    if (is_through || is_lost(memory) || !std::isfinite(update.loss) || update.is_last)
       has_changed = end_piece(state, memory, update);
   }
   memory_of(state) = std::move(memory);
@@ -363,7 +372,7 @@ void OnlineTuner::note(Json& memory, const JobState& state, double loss) const {
 // The trial has run as far as it was to, or it cannot go on.
 bool OnlineTuner::end_piece(JobState& state, Json& memory, const Update& update) const {
   const int64_t trial = memory["trial"];
-  const bool has_diverged = !std::isfinite(update.loss);
+  const bool has_diverged = !std::isfinite(update.loss) || is_lost(memory);
   const auto policy = make_policy(memory);
   tune::Result result{trial, {}, update.is_last && !has_diverged};
   for (const Json& s : memory["seen"])
@@ -372,9 +381,13 @@ bool OnlineTuner::end_piece(JobState& state, Json& memory, const Update& update)
   told["setting"] = memory["setting"];
   double reached = result.seen.empty() ? memory["from"].get<double>() : result.seen.back().budget;
   if (!result.seen.empty()) told["loss"] = result.seen.back().value;
-  if (has_diverged) {
+  if (!std::isfinite(update.loss)) {
     reached = std::min(reached + clock_, memory["until"].get<double>());
     result.seen.push_back({reached, NAN});
+  } else if (has_diverged) {
+    result.seen.back().value = NAN;
+  }
+  if (has_diverged) {
     state.drop_branch(branch_of(trial));
   } else {
     state.save_branch(branch_of(trial), kApart);
