@@ -16,6 +16,9 @@ constexpr std::pair<Phase, std::string_view> kPhases[] = {{Phase::first, "first"
                                                           {Phase::training, "training"},
                                                           {Phase::over, "over"}};
 
+// With several trials side by side: so many new ones in a row that are not better end the search.
+constexpr int64_t kBeaten = 5;
+
 // All that the rule remembers.
 struct Memory {
   Phase phase = Phase::first;
@@ -29,6 +32,7 @@ struct Memory {
   int64_t count = 0;     // trials of this search
   int64_t previous = 0;  // trials of the search before; 0: there was none
   int64_t to_start = 0;
+  int64_t beaten = 0;  // new trials since the best one is the best
   int64_t retunings = 0;
   bool retuned = false;  // on this plateau
 };
@@ -147,14 +151,17 @@ class MlTunerPolicy final : public TrialPolicy {
         drop(m_.best);
         m_.best = m_.judged;
         m_.best_slope = *progress.slope;
+        m_.beaten = 0;
       } else {
+        ++m_.beaten;
         drop(m_.judged);
       }
       m_.judged = -1;
     }
     if (!may_search()) {
       m_.count = m_.previous;  // of one that is cut short the next search learns nothing
-    } else if (!has_settled(m_.slopes) && (m_.previous == 0 || m_.count < m_.previous)) {
+    } else if (!has_settled(m_.slopes) && !has_won() &&
+               (m_.previous == 0 || m_.count < m_.previous)) {
       if (auto move = begin_trial()) {
         m_.judged = move->trial;
         return move;
@@ -163,6 +170,8 @@ class MlTunerPolicy final : public TrialPolicy {
     begin_training();
     return std::nullopt;
   }
+
+  bool has_won() const { return options().mltuner.side_by_side > 1 && m_.beaten >= kBeaten; }
 
   // Else what is left of the budget is for the best trial.
   bool may_search() const {
@@ -221,6 +230,7 @@ class MlTunerPolicy final : public TrialPolicy {
     m_.best = chosen.trial;
     m_.best_slope = chosen.slope;
     m_.slopes.assign(1, chosen.slope);
+    m_.beaten = 0;
     m_.time = budget_of(chosen.trial);
     for (const int64_t t : m_.live)
       if (t != chosen.trial) drop(t);
@@ -283,6 +293,7 @@ class MlTunerPolicy final : public TrialPolicy {
             {"count", m_.count},
             {"previous", m_.previous},
             {"to_start", m_.to_start},
+            {"beaten", m_.beaten},
             {"retunings", m_.retunings},
             {"retuned", m_.retuned}};
   }
@@ -312,6 +323,7 @@ class MlTunerPolicy final : public TrialPolicy {
     f.count = fields.integer("count", 0, INT64_MAX);
     f.previous = fields.integer("previous", 0, INT64_MAX);
     f.to_start = fields.integer("to_start", 0, INT64_MAX);
+    f.beaten = fields.integer_or("beaten", 0, 0, INT64_MAX);  // earlier versions did not count
     f.retunings = fields.integer("retunings", 0, INT64_MAX);
     f.retuned = fields.boolean("retuned");
     m_ = std::move(f);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "ductile/tune/testing/problems.h"
 #include "ductile/tune/trial_policy.h"
@@ -180,6 +181,36 @@ TEST_F(MlTunerTest, FromTheThirdLengthOnOneTrialBeginsWithEachDoubling) {
   for (int64_t t = 3; t <= 5; ++t) expect(MoveKind::start, t, 4, rises);
   expect(MoveKind::start, 6, 8, rises);
   expect(MoveKind::start, 7, 16, rises);
+}
+
+TEST_F(MlTunerTest, FiveInARowThatAreNotBetterEndASearchSideBySide) {
+  for (const int64_t side_by_side : {1, 2}) {
+    begin(64, 8, 1e9, side_by_side);
+    expect(MoveKind::start, 0, 2, falls);
+    int64_t next = 1;
+    if (side_by_side == 2) expect(MoveKind::start, next++, 2, rises);
+    for (int i = 0; i < 4; ++i) expect(MoveKind::start, next++, 2, rises);
+    const int64_t best = next;
+    expect(MoveKind::start, next++, 2, falls_fast);
+    for (int i = 0; i < 5; ++i) expect(MoveKind::start, next++, 2, rises);
+    if (side_by_side == 2) {
+      expect(MoveKind::resume, best, 3, falls_fast);
+      EXPECT_FALSE(policy_->is_searching());
+    } else {
+      expect(MoveKind::start, next, 2, rises);
+    }
+  }
+}
+
+// A search of an earlier version goes on.
+TEST_F(MlTunerTest, TakesAStateThatDoesNotSayHowManyWereBeaten) {
+  begin(64, 8, 1e9, 2);
+  expect(MoveKind::start, 0, 2, falls);
+  nlohmann::json saved = policy_->save();
+  saved.at("state").erase("beaten");
+  begin(64, 8, 1e9, 2);
+  policy_->restore(saved);
+  expect(MoveKind::start, 1, 2, falls);
 }
 
 // As where the noise of the losses exceeds what is gained in so short a time.
