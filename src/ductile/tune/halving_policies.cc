@@ -75,6 +75,11 @@ class BracketPolicy : public TrialPolicy {
     if (members_.size() > keep) members_.resize(keep);
   }
 
+  // One that is refused leaves its place in the first rung to another.
+  void learn(const Result& result) override {
+    if (result.refused) std::erase(members_, result.trial);
+  }
+
   double budget_of(int64_t t) const { return trials()[static_cast<size_t>(t)].budget(); }
 
   Json save_state() const override {

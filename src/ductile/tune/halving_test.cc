@@ -33,6 +33,32 @@ TEST(AshaTest, RanksARungByTheValuesThatItsTrialsHadThere) {
   expect(MoveKind::resume, 3, 3, 0.3);
 }
 
+// Of nine that train three go on, however many are refused among them.
+TEST(HalvingTest, ARefusedTrialLeavesItsPlaceToAnother) {
+  for (const char* name : {"halving", "hyperband"}) {
+    PolicyOptions options;
+    options.full_budget = 9;
+    options.halving.settings = 9;
+    const auto policy = make_trial_policy(
+        name, make_searcher("random", testing::cube(2), {.full_budget = 9}), options);
+    int trained = 0;
+    Move move = policy->next();
+    for (; move.kind == MoveKind::start; move = policy->next()) {
+      ASSERT_LT(move.trial, 20);
+      Result result;
+      result.trial = move.trial;
+      result.refused = move.trial % 2 == 1;
+      if (!result.refused) result.seen = {{1, static_cast<double>(move.trial)}};
+      trained += !result.refused;
+      policy->tell(result);
+    }
+    EXPECT_EQ(trained, 9) << name;
+    int dropped = 0;
+    for (; move.kind == MoveKind::drop; move = policy->next()) ++dropped;
+    EXPECT_EQ(dropped, 6) << name;
+  }
+}
+
 // They have not come to the second rung, of which trial 0 is the only one then.
 TEST(AshaTest, ThoseThatAreLostInTheFirstRungDoNotCountInTheNext) {
   for (const bool refused : {false, true}) {

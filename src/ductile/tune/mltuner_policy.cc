@@ -216,8 +216,15 @@ class MlTunerPolicy final : public TrialPolicy {
   }
 
   void learn(const Result& result) override {
+    if (result.refused) forget(result.trial);
     if (m_.phase == Phase::training && result.trial == m_.best)
       for (const Observation& o : result.seen) m_.line.push_back(o.value);
+  }
+
+  // A setting that was refused is none of the search: another one takes its place.
+  void forget(int64_t trial) {
+    m_.count = std::max<int64_t>(0, m_.count - 1);
+    if (m_.phase == Phase::first && std::erase(m_.live, trial) > 0) ++m_.to_start;
   }
 
   struct Sloped {

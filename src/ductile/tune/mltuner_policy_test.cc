@@ -106,6 +106,17 @@ TEST_F(MlTunerTest, TrialsAtTheBoundAreDroppedButTheBestUnstableOne) {
   EXPECT_TRUE(dropped_.contains(2));
 }
 
+TEST_F(MlTunerTest, ARefusedSettingIsReplacedByAnother) {
+  begin(64, 8);
+  const Move move = policy_->next();
+  ASSERT_EQ(move.trial, 0);
+  Result refused;
+  refused.trial = 0;
+  refused.refused = true;
+  policy_->tell(refused);
+  expect(MoveKind::start, 1, 2, falls);  // and no trial is longer for it
+}
+
 // Five trials of two are half of the budget; their slopes alone would not end the search.
 TEST_F(MlTunerTest, TrainsTheBestTrialOnceTheSearchHasHadItsShare) {
   for (const double share : {0.5, 1.0}) {

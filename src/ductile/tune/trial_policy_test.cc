@@ -493,6 +493,23 @@ TEST(OneEpochTest, ScreensAShareAndRunsTheBestToTheirEnd) {
   EXPECT_EQ(other.at(10), 2);
 }
 
+TEST(OneEpochTest, SettingsThatAreRefusedAreNoShortRuns) {
+  PolicyOptions options;
+  options.full_budget = 10;
+  options.one_epoch.settings = 4;
+  const auto policy = make("one_epoch", options);
+  int runs = 0;
+  for (Move move = policy->next(); move.kind == MoveKind::start; move = policy->next()) {
+    ASSERT_LT(move.trial, 8);
+    Result result = answer(*policy, move);
+    result.refused = move.trial % 2 == 0;
+    if (result.refused) result.seen.clear();
+    runs += !result.refused;
+    policy->tell(result);
+  }
+  EXPECT_EQ(runs, 4);
+}
+
 TEST(AshaTest, PromotesOneOfThree) {
   PolicyOptions options;
   options.full_budget = 9;
