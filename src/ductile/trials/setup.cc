@@ -202,10 +202,8 @@ std::string no_short_runs(const Setup& setup, const spec::JobOptions& job) {
     const double eta = tune::PolicyOptions().halving.eta;
     if (!has_rungs || eta * first <= full * (1 + tune::kRounding)) return "";
     return fmt::format(
-        "policy = \"{}\" ends no trial early, since a first run has {:g} epochs or more, and a "
-        "trial "
-        "that goes on from there has {:g} times as many, which is more than the {:g} of a run; set "
-        "a "
+        "policy = \"{}\" ends no trial early, since a first run has {:g} epochs or more, and "
+        "those that go on have {:g} times as many, which is more than the {:g} of a run; set a "
         "smaller train.eval_every_epochs, such as {:g}",
         setup.policy, first, eta, full, full / 10);
   }
