@@ -61,8 +61,10 @@ Method parse_method(const std::string& text) {
     break;
   }
   if (out.searcher.empty()) out.searcher = "random";
-  out.uses_total = tune::trial_policies().at(out.policy).uses_total;
   tune::searchers().at(out.searcher);
+  // These two begin with random settings: how many, depends on how many they are asked for.
+  const bool counts_asks = out.policy == "full" && (out.searcher == "tpe" || out.searcher == "gp");
+  out.uses_total = tune::trial_policies().at(out.policy).uses_total || counts_asks;
   out.options.assign(parts.begin() + 1, parts.end());
   AllOptions options;
   OptionSet set(options);
@@ -99,6 +101,9 @@ std::unique_ptr<tune::TrialPolicy> make_method(const Task& task, const Method& m
   options.policy.mltuner.forks = false;  // recorded curves begin from nothing
   options.searcher.full_budget = options.policy.full_budget;
   options.searcher.seed = static_cast<int64_t>(seed);
+  // As `ductile tune` does.
+  if (method.policy == "full" && std::isfinite(total))
+    options.searcher.asks = static_cast<int64_t>(total / options.policy.full_budget + 1e-9);
   OptionSet set(options);
   for (const std::string& o : method.options) set.set(o, method.name);
   auto& p = options.policy;

@@ -160,6 +160,24 @@ TEST(ReplayTest, OneRunAfterTheOtherCostsItsLength) {
   EXPECT_EQ(t.spent, 100);
 }
 
+// Of six whole runs two are random, and not ten of them.
+TEST(ReplayTest, WholeRunsTellASearcherHowManyThereAre) {
+  const Task task = synthetic();
+  const auto settings = [&](const std::string& searcher, double total) {
+    const auto policy = make_method(task, parse_methods("full+" + searcher)[0], 1, total);
+    std::vector<tune::Setting> out;
+    for (int i = 0; i < 6; ++i) {
+      const tune::Move move = policy->next();
+      out.push_back(policy->searcher().trials()[static_cast<size_t>(move.trial)].setting);
+      policy->tell(look_up(task, *policy, move));
+    }
+    return out;
+  };
+  for (const std::string searcher : {"tpe", "gp"})
+    EXPECT_NE(settings(searcher, 6 * 20), settings(searcher, 1000 * 20)) << searcher;
+  EXPECT_EQ(settings("random", 6 * 20), settings("random", 1000 * 20));
+}
+
 TEST(ReplayTest, RandomNeedsWhatTheMathematicsSays) {
   // One of 40 runs is the best; each costs 20. In the median it is the 20th or 21st.
   EXPECT_NEAR(static_cast<double>(random_needs(synthetic(), 0.01, 2001)), 20.5 * 20, 40);
@@ -176,7 +194,9 @@ TEST(MethodTest, ListsOfValuesAreTriedOneByOneAndWrongOnesAreRefused) {
   EXPECT_EQ(methods[4].policy, "full");
   EXPECT_EQ(methods[5].searcher, "tpe");
   EXPECT_TRUE(methods[0].uses_total);
-  EXPECT_FALSE(methods[4].uses_total);
+  EXPECT_TRUE(methods[4].uses_total) << "it begins with fewer random settings where few are asked";
+  EXPECT_FALSE(parse_methods("random")[0].uses_total);
+  EXPECT_FALSE(parse_methods("asha+tpe")[0].uses_total);
   for (const char* bad : {"", "halvin", "full+tp", "halving:eta=3", "halving:halving.eta=x",
                           "random:searcher.seed=-1", "random:", "freeze_thaw+random"}) {
     EXPECT_EQ(code_of([&] {

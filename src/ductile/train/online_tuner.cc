@@ -114,17 +114,13 @@ const Json* memory_of(const JobState& state) {
                                                                      : &part->second.values;
 }
 
-// Whether the trial under way cannot become the best one any more: the rest of its clocks would be
-// wasted.
-bool has_diverged(const Json& memory, double loss) {
+// Whether the last clock's loss is ten times what it was before any training: nothing more has to
+// be seen of such a trial (tune/progress.h judges by the end of the piece alone).
+bool is_lost(const Json& memory) {
   const Json& seen = memory.at("seen");
-  if (!std::isfinite(loss)) return true;
-  if (seen.size() < 2) return false;
-  const auto at = [&](size_t i) {
-    return tune::Observation{seen[i][0].get<double>(), seen[i][1].get<double>()};
-  };
-  const tune::Observation last = at(seen.size() - 1);
-  return tune::progress_of(at(0), {&last, 1}).verdict == tune::Verdict::diverged;
+  if (seen.empty() || !memory.contains("start")) return false;
+  const double start = memory.at("start").get<double>();
+  return seen.back()[1].get<double>() - start > 9 * std::abs(start);
 }
 
 // Pairs of epochs and loss for the report: what a picture has room for.
@@ -346,7 +342,7 @@ bool OnlineTuner::updated(JobState& state, const Update& update) const {
     note(memory, state, update.loss);
     const Json& seen = memory.at("seen");
     const bool is_through = !seen.empty() && seen.back()[0] == memory.at("until");
-    if (is_through || has_diverged(memory, update.loss) || update.is_last)
+    if (is_through || is_lost(memory) || !std::isfinite(update.loss) || update.is_last)
       has_changed = end_piece(state, memory, update);
   }
   memory_of(state) = std::move(memory);
@@ -389,18 +385,22 @@ void OnlineTuner::note(Json& memory, const JobState& state, double loss) const {
 // The trial has run as far as it was to, or it cannot go on.
 bool OnlineTuner::end_piece(JobState& state, Json& memory, const Update& update) const {
   const int64_t trial = memory["trial"];
-  const bool diverged = has_diverged(memory, update.loss);
+  const bool has_diverged = !std::isfinite(update.loss) || is_lost(memory);
   const auto policy = make_policy(memory);
-  tune::Result result{trial, {}, update.is_last && !diverged};
+  tune::Result result{trial, {}, update.is_last && !has_diverged};
   for (const Json& s : memory["seen"])
     result.seen.push_back({s[0].get<double>(), s[1].get<double>()});
-  Json told = {{"what", diverged ? "diverged" : "ran"}, {"trial", trial}};
+  Json told = {{"what", has_diverged ? "diverged" : "ran"}, {"trial", trial}};
   told["setting"] = memory["setting"];
   double reached = result.seen.empty() ? memory["from"].get<double>() : result.seen.back().budget;
   if (!result.seen.empty()) told["loss"] = result.seen.back().value;
-  if (diverged) {
+  if (!std::isfinite(update.loss)) {
     reached = std::min(reached + clock_, memory["until"].get<double>());
     result.seen.push_back({reached, NAN});
+  } else if (has_diverged) {
+    result.seen.back().value = NAN;
+  }
+  if (has_diverged) {
     state.drop_branch(branch_of(trial));
   } else {
     state.save_branch(branch_of(trial), kApart);
@@ -409,7 +409,7 @@ bool OnlineTuner::end_piece(JobState& state, Json& memory, const Update& update)
   told["curve"] = curve_of(result.seen);
   memory["moves"].push_back(std::move(told));
   policy->tell(result);
-  return move_on(state, memory, *policy) || diverged;
+  return move_on(state, memory, *policy) || has_diverged;
 }
 
 // Follows the policy to its next piece of training. Whether the state changed.

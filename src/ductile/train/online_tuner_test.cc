@@ -120,6 +120,30 @@ const nlohmann::json& memory_of(const Replica& replica) {
   return replica.state().extras().at(std::string(kTunerPart)).values;
 }
 
+// A trial has ten clocks, of a batch each, and the loss before any training is that of the first.
+TEST(OnlineTuner, ATrialWhoseLossIsTenTimesWhatItWasIsOver) {
+  spec::JobOptions job = small_job();
+  job.tune.online = true;
+  job.tune.lr = {1e5, 1e6};
+  job.tune.retunings = 0;
+  Replica replica(job);
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  replica.host_all();
+  int lost = 0;
+  while (memory_of(replica).at("policy") != nullptr) {
+    replica.compute(replica.num_ranks(), sum);
+    replica.apply(sum);
+    const nlohmann::json& memory = memory_of(replica);
+    if (!memory.contains("event")) continue;
+    for (const nlohmann::json& move : memory.at("event").at("moves")) {
+      if (move.at("what") != "diverged") continue;
+      ++lost;
+      EXPECT_LE(move.at("epochs").get<double>(), 3.01 * 16 / 512);
+    }
+  }
+  EXPECT_GT(lost, 3);
+}
+
 TEST(OnlineTuner, BeginsWithTheJobsOwnSettingAndOthersAroundItsRate) {
   spec::JobOptions job = small_job();
   job.tune.online = true;

@@ -218,6 +218,7 @@ bool Session::run(const Environment& environment) {
   };
   try {
     refused_.clear();
+    earlier_ = trials_.size();
     const std::map<int64_t, double> under_way = planned_;
     for (const auto& [trial, epochs] : under_way) launch(trial, environment);
     while (true) {
@@ -452,7 +453,8 @@ void Session::ended(int64_t trial, const TrialProcess& process, const Environmen
 
 // Values that contradict one another are a result, as a divergence is: each of them was allowed by
 // itself. Where no trial has got anywhere yet, it may be the job that is wrong: that shows once one
-// of those that run has a value, and a trial that is refused before keeps its place until then.
+// of those that run has a value or diverges, and a trial that is refused before keeps its place
+// until then.
 void Session::refused(int64_t trial, const std::string& why) {
   if (!trials_[static_cast<size_t>(trial)].seen.empty()) refuse(trial, why);
   refused_[trial] = why;
@@ -461,7 +463,7 @@ void Session::refused(int64_t trial, const std::string& why) {
 // Whether those that were refused are settled now.
 bool Session::judge_refused(const Environment& environment) {
   if (refused_.empty()) return false;
-  if (!has_value()) {
+  if (!is_job_right()) {
     if (!running_.empty()) return false;
     refuse(refused_.begin()->first, refused_.begin()->second);
   }
@@ -478,21 +480,18 @@ bool Session::judge_refused(const Environment& environment) {
   return true;
 }
 
-// Whether a trial has got anywhere, one that runs included.
-bool Session::has_value() const {
-  const auto is_one = [](const tune::Observation& o) { return std::isfinite(o.value); };
-  return std::ranges::any_of(
-             trials_, [&](const TrialRecord& t) { return std::ranges::any_of(t.seen, is_one); }) ||
-         std::ranges::any_of(running_, [&](const auto& running) {
-           return std::ranges::any_of(values(running.first),
-                                      [](const auto& v) { return std::isfinite(v.second); });
-         });
+// Whether a trial has trained, one that runs included; one that diverged has.
+bool Session::is_job_right() const {
+  return std::ranges::any_of(trials_, [](const TrialRecord& t) { return !t.seen.empty(); }) ||
+         std::ranges::any_of(running_,
+                             [&](const auto& running) { return !values(running.first).empty(); });
 }
 
-// Of the latest trials, without those of which nothing is known yet.
+// Of the latest trials, without those of which nothing is known yet. Those before a session went on
+// do not count: it was asked to go on with others.
 int64_t Session::refused_in_a_row() const {
   int64_t out = 0;
-  for (size_t i = trials_.size(); i-- > 0;) {
+  for (size_t i = trials_.size(); i-- > earlier_;) {
     const TrialRecord& trial = trials_[i];
     if (trial.reason.starts_with(kRefused)) {
       ++out;

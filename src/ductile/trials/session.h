@@ -118,7 +118,7 @@ class Session {
   void ended(int64_t trial, const TrialProcess& process, const Environment& environment);
   void refused(int64_t trial, const std::string& why);
   bool judge_refused(const Environment& environment);
-  bool has_value() const;
+  bool is_job_right() const;
   int64_t refused_in_a_row() const;
   [[noreturn]] void refuse(int64_t trial, const std::string& why) const;
   void retry(int64_t trial, const std::string& why, std::map<int64_t, int>& times, int most,
@@ -135,8 +135,9 @@ class Session {
   int64_t rules_ = kRules;              // of make_policy(); 0: those before there were such
   std::unique_ptr<tune::TrialPolicy> policy_;
   std::vector<TrialRecord> trials_;
-  std::map<int64_t, double> planned_;        // trials under way and their budgets
-  std::map<int64_t, std::string> refused_;   // of these: why, until it is known what that means
+  std::map<int64_t, double> planned_;       // trials under way and their budgets
+  std::map<int64_t, std::string> refused_;  // of these: why, until it is known what that means
+  size_t earlier_ = 0;  // trials that were there when this session was begun or went on
   std::map<int64_t, int> failures_, waits_;  // and how often its run was another process's
   std::string over_;
   bool finishing_ = false;  // the best trial runs to its end

@@ -195,7 +195,18 @@ double first_run(const Setup& setup, const spec::JobOptions& job) {
 
 std::string no_short_runs(const Setup& setup, const spec::JobOptions& job) {
   const auto full = static_cast<double>(job.train.epochs);
-  if (setup.policy == "full" || first_run(setup, job) < full) return "";
+  const double first = first_run(setup, job);
+  const bool has_rungs =
+      setup.policy == "halving" || setup.policy == "hyperband" || setup.policy == "asha";
+  if (setup.policy == "full" || first < full) {
+    const double eta = tune::PolicyOptions().halving.eta;
+    if (!has_rungs || eta * first <= full * (1 + tune::kRounding)) return "";
+    return fmt::format(
+        "policy = \"{}\" ends no trial early, since a first run has {:g} epochs or more, and "
+        "those that go on have {:g} times as many, which is more than the {:g} of a run; set a "
+        "smaller train.eval_every_epochs, such as {:g}",
+        setup.policy, first, eta, full, full / 10);
+  }
   return fmt::format(
       "policy = \"{}\" ends no trial early, since the first evaluations by which it could come at "
       "the end of a run, which has {:g} epochs; set a smaller train.eval_every_epochs, such as "

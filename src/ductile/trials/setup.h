@@ -63,7 +63,8 @@ void set_option(Setup& setup, const std::string& assignment);
 
 // Epochs of a trial's first run, for policies that begin with short ones.
 double first_run(const Setup& setup, const spec::JobOptions& job);
-// What is to be said where that is a whole run, so that no trial is ended early; empty: nothing.
+// What is to be said where that is a whole run, or more than a policy with rungs can begin with, so
+// that no trial is ended early; empty: nothing.
 std::string no_short_runs(const Setup& setup, const spec::JobOptions& job);
 
 // Throws invalid_argument if the job's evaluations do not have what trials are to be judged by.

@@ -85,6 +85,28 @@ TEST(Setup, SaysWhereNoTrialIsEndedEarly) {
   EXPECT_EQ(no_short_runs(setup, job), "");
 }
 
+// What goes on from a rung has three times as many epochs, so two are no rungs.
+TEST(Setup, SaysWhereARunHasNoTwoRungs) {
+  spec::JobOptions job;
+  trials::Setup setup;
+  for (const char* policy : {"halving", "hyperband", "asha"}) {
+    setup.policy = policy;
+    job.train.epochs = 2;
+    job.train.eval_every_epochs = 1;
+    EXPECT_NE(no_short_runs(setup, job).find("such as 0.2"), std::string::npos) << policy;
+    job.train.epochs = 3;
+    EXPECT_EQ(no_short_runs(setup, job), "") << policy;
+    job.train.epochs = 2;
+    job.train.eval_every_epochs = 0.2;
+    EXPECT_EQ(no_short_runs(setup, job), "") << policy;
+  }
+  job.train.eval_every_epochs = 1;
+  for (const char* policy : {"freeze_thaw", "one_epoch", "full"}) {
+    setup.policy = policy;
+    EXPECT_EQ(no_short_runs(setup, job), "") << policy;
+  }
+}
+
 TEST(Setup, TunesTheStalenessOfWeights) {
   const auto assigned = [](const std::string& dimension, double at) {
     const Tuning tuning = read_tuning("[space.\"train.staleness\"]\n" + dimension, "tune.toml", {});

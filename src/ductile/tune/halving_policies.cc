@@ -75,6 +75,11 @@ class BracketPolicy : public TrialPolicy {
     if (members_.size() > keep) members_.resize(keep);
   }
 
+  // One that is refused leaves its place in the first rung to another.
+  void learn(const Result& result) override {
+    if (result.refused) std::erase(members_, result.trial);
+  }
+
   double budget_of(int64_t t) const { return trials()[static_cast<size_t>(t)].budget(); }
 
   Json save_state() const override {
@@ -208,7 +213,7 @@ class AshaPolicy final : public TrialPolicy {
       const bool is_over = status(result.trial) != Status::paused;
       if (!is_there && (reached >= budgets_[k] || is_over)) {
         done_[k].push_back(result.trial);
-        if (reached < budgets_[k]) break;
+        if (reached < budgets_[k] || is_over) break;
       }
     }
   }

@@ -51,7 +51,9 @@ class MlTunerPolicy final : public TrialPolicy {
   int64_t kept() const override {
     if (m_.phase == Phase::first) {
       const int64_t converging = best_of_live(true, m_.time).trial;
-      return converging >= 0 ? converging : furthest();
+      if (converging >= 0) return converging;
+      const int64_t sloped = furthest(true);
+      return sloped >= 0 ? sloped : furthest(false);
     }
     const bool is_judged = m_.judged >= 0 && budget_of(m_.judged) >= m_.time;
     return is_judged && is_better(judge(m_.judged)) ? m_.judged : m_.best;
@@ -106,13 +108,12 @@ class MlTunerPolicy final : public TrialPolicy {
       adopt(valid);
       return std::nullopt;
     }
-    // In a crowd the one that gained most goes on even where the noise exceeds its gain: the others
-    // say less.
-    const bool is_crowd = options().mltuner.side_by_side > 1;
+    const bool is_crowd = options().mltuner.side_by_side > 1;  // of which only the best goes on
     Sloped unstable = best_of_live(false);
-    if (is_crowd && unstable.trial < 0) unstable = {gained_most(false), 0};
-    const bool has_enough = is_crowd && m_.count > 0 && has_searched_enough();
-    if (has_enough || (is_exhausted && m_.time >= bound_) ||
+    if (is_crowd && unstable.trial < 0) unstable.trial = furthest(false);
+    // A crowd of which none converges would go on for the whole budget.
+    const bool is_cut = is_crowd && m_.count > 0 && !may_search();
+    if (is_cut || (is_exhausted && m_.time >= bound_) ||
         (m_.previous > 0 && m_.count >= m_.previous)) {
       if (unstable.trial < 0) {
         m_.phase = Phase::over;
@@ -123,7 +124,7 @@ class MlTunerPolicy final : public TrialPolicy {
       return std::nullopt;
     }
     std::vector<int64_t> kept;
-    for (const int64_t t : m_.live) {  // of a crowd only the best goes on
+    for (const int64_t t : m_.live) {
       const bool is_done = is_crowd || judge(t).verdict == Verdict::diverged ||
                            budget_of(t) >= bound_ || status(t) != Status::paused;
       if (is_done && t != unstable.trial) {
@@ -135,16 +136,8 @@ class MlTunerPolicy final : public TrialPolicy {
     m_.live = std::move(kept);
     m_.time = std::min(rounded(2 * m_.time), bound_);
     const PolicyOptions::MlTuner& o = options().mltuner;
-    m_.to_start = m_.count < o.least_trials ? o.side_by_side : 1;
+    m_.to_start = m_.count < std::max(o.least_trials, 2 * o.side_by_side) ? o.side_by_side : 1;
     return std::nullopt;
-  }
-
-  // The rest of the budget is for the best trial.
-  bool has_searched_enough() const {
-    return m_.count >= options().mltuner.least_trials && is_share_spent();
-  }
-  bool is_share_spent() const {
-    return spent() >= options().mltuner.search_share * options().total_budget * (1 - kRounding);
   }
 
   // One at a time for the time that the first one needed.
@@ -162,8 +155,9 @@ class MlTunerPolicy final : public TrialPolicy {
       }
       m_.judged = -1;
     }
-    if (!has_searched_enough() && !has_settled(m_.slopes) &&
-        (m_.previous == 0 || m_.count < m_.previous)) {
+    if (!may_search()) {
+      m_.count = m_.previous;  // of one that is cut short the next search learns nothing
+    } else if (!has_settled(m_.slopes) && (m_.previous == 0 || m_.count < m_.previous)) {
       if (auto move = begin_trial()) {
         m_.judged = move->trial;
         return move;
@@ -171,6 +165,13 @@ class MlTunerPolicy final : public TrialPolicy {
     }
     begin_training();
     return std::nullopt;
+  }
+
+  // Else what is left of the budget is for the best trial.
+  bool may_search() const {
+    const PolicyOptions::MlTuner& o = options().mltuner;
+    return m_.count < o.least_trials ||
+           spent() < o.search_share * options().total_budget * (1 - kRounding);
   }
 
   // A trial that took over the state of the best one goes on with its line of values.
@@ -186,13 +187,15 @@ class MlTunerPolicy final : public TrialPolicy {
     const bool is_over = status(m_.best) != Status::paused;
     if (options().mltuner.forks && flat > options().mltuner.patience) {
       m_.phase = Phase::over;
-    } else if (is_over || (flat >= options().mltuner.patience && !is_share_spent())) {
+    } else if (is_over || flat >= options().mltuner.patience) {
       if (m_.retunings >= options().mltuner.retunings || (is_over && options().mltuner.forks)) {
         m_.phase = Phase::over;
+      } else if (!is_over && !may_search()) {
+        return piece();  // a new trial that nothing is compared with would replace it
       } else if (!options().mltuner.forks || !m_.retuned) {
         ++m_.retunings;
         m_.retuned = true;
-        if (!is_share_spent()) m_.previous = m_.count;  // else it was cut short
+        m_.previous = m_.count;
         begin_search();
       } else {
         return piece();
@@ -209,8 +212,15 @@ class MlTunerPolicy final : public TrialPolicy {
   }
 
   void learn(const Result& result) override {
+    if (result.refused) forget(result.trial);
     if (m_.phase == Phase::training && result.trial == m_.best)
       for (const Observation& o : result.seen) m_.line.push_back(o.value);
+  }
+
+  // A setting that was refused is none of the search: another one takes its place.
+  void forget(int64_t trial) {
+    m_.count = std::max<int64_t>(0, m_.count - 1);
+    if (m_.phase == Phase::first && std::erase(m_.live, trial) > 0) ++m_.to_start;
   }
 
   struct Sloped {
@@ -231,17 +241,14 @@ class MlTunerPolicy final : public TrialPolicy {
   }
 
   // Of those that live, the one that gained most: their times differ where the search is cut short,
-  // and then their slopes say little.
-  int64_t furthest() const {
-    const int64_t best = gained_most(true);
-    return best >= 0 ? best : gained_most(false);
-  }
-  int64_t gained_most(bool with_slope) const {
+  // and then their slopes say little. The noise of short trials may exceed what they gain; then
+  // none has a slope.
+  int64_t furthest(bool sloped) const {
     int64_t best = -1;
     double gain = 0;
     for (const int64_t t : m_.live) {
       const Progress p = judge(t);
-      if (p.verdict == Verdict::diverged || (with_slope && !p.slope) || p.gain >= gain) continue;
+      if (p.verdict == Verdict::diverged || (sloped && !p.slope) || p.gain >= gain) continue;
       best = t;
       gain = p.gain;
     }

@@ -6,6 +6,7 @@
 #include <set>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "ductile/tune/testing/problems.h"
 #include "ductile/tune/trial_policy.h"
@@ -16,9 +17,10 @@ namespace {
 class MlTunerTest : public ::testing::Test {
  protected:
   void begin(double full, double bound, double total = 1e9, int64_t side_by_side = 1,
-             double search_share = 1, int64_t least_trials = 0) {
+             double search_share = 1, bool forks = true, int64_t least_trials = 0) {
     PolicyOptions options;
     options.mltuner.least_trials = least_trials;
+    options.mltuner.forks = forks;
     options.mltuner.search_share = search_share;
     options.full_budget = full;
     options.total_budget = total;
@@ -105,6 +107,17 @@ TEST_F(MlTunerTest, TrialsAtTheBoundAreDroppedButTheBestUnstableOne) {
   EXPECT_TRUE(dropped_.contains(2));
 }
 
+TEST_F(MlTunerTest, ARefusedSettingIsReplacedByAnother) {
+  begin(64, 8);
+  const Move move = policy_->next();
+  ASSERT_EQ(move.trial, 0);
+  Result refused;
+  refused.trial = 0;
+  refused.refused = true;
+  policy_->tell(refused);
+  expect(MoveKind::start, 1, 2, falls);  // and no trial is longer for it
+}
+
 // Five trials of two are half of the budget; their slopes alone would not end the search.
 TEST_F(MlTunerTest, TrainsTheBestTrialOnceTheSearchHasHadItsShare) {
   for (const double share : {0.5, 1.0}) {
@@ -119,34 +132,24 @@ TEST_F(MlTunerTest, TrainsTheBestTrialOnceTheSearchHasHadItsShare) {
   }
 }
 
-// There is nothing left to compare others with.
-TEST_F(MlTunerTest, APlateauAfterTheShareOfTheSearchBeginsNoOther) {
-  begin(64, 8, 40, 1, 0.25);
+TEST_F(MlTunerTest, APlateauAfterThatShareReplacesTheBestTrialByNoOther) {
+  begin(64, 8, 40, 1, 0.5, false);
   expect(MoveKind::start, 0, 2, falls_fast);
-  for (int64_t t = 1; t <= 4; ++t) expect(MoveKind::start, t, 2, falls);
-  for (double b = 3; b <= 6; ++b) expect(MoveKind::resume, 0, b, stays);
-  expect(MoveKind::resume, 0, 7, stays);
+  for (int64_t t = 1; t <= 9; ++t) expect(MoveKind::start, t, 2, falls);
+  expect(MoveKind::resume, 0, 3, falls_fast);
+  for (double b = 4; b <= 22; ++b) expect(MoveKind::resume, 0, b, stays);
+  expect(MoveKind::stop, -1, 0);
 }
 
-// Noise above each gain: what gained most goes on, and the search ends once it has had its share.
-TEST_F(MlTunerTest, ASearchWhereNothingConvergesEndsWithItsLeastTrialsAndItsShare) {
-  const auto noisy = [](double b) { return b == 1 ? 12.0 : 9.9; };
-  const auto noisier = [](double b) { return b == 1 ? 14.0 : 9.8 - b / 10; };
-  begin(64, 8, 40, 3, 0.4, 6);
-  for (int64_t t = 0; t < 3; ++t) expect(MoveKind::start, t, 2, t == 1 ? noisier : +rises);
-  expect(MoveKind::resume, 1, 4, noisy);
-  EXPECT_EQ(dropped_, (std::set<int64_t>{0, 2}));
-  for (int64_t t = 3; t < 6; ++t) expect(MoveKind::start, t, 4, rises);
-  expect(MoveKind::resume, 1, 5);
-  EXPECT_FALSE(policy_->is_searching()) << "20 of 40 are spent, and six trials are compared";
-  // With a larger share one trial more begins with each doubling.
-  begin(64, 8, 400, 3, 0.4, 6);
-  for (int64_t t = 0; t < 3; ++t) expect(MoveKind::start, t, 2, t == 1 ? noisier : +rises);
-  expect(MoveKind::resume, 1, 4, noisy);
-  for (int64_t t = 3; t < 6; ++t) expect(MoveKind::start, t, 4, rises);
-  expect(MoveKind::resume, 1, 8, noisy);
-  expect(MoveKind::start, 6, 8, rises);
-  expect(MoveKind::start, 7, 8, rises);
+// The search that the share cuts has two trials; the one after it may have five, as the first had.
+TEST_F(MlTunerTest, ASearchThatIsCutShortDoesNotLimitTheNextOne) {
+  begin(8, 2, 40, 1, 0.5, false);
+  for (int64_t t = 0; t <= 4; ++t) expect(MoveKind::start, t, 2, falls_fast);
+  for (double b = 3; b <= 8; ++b) expect(MoveKind::resume, 0, b, falls_fast);
+  expect(MoveKind::start, 5, 2, falls);
+  expect(MoveKind::start, 6, 2, falls);
+  for (double b = 3; b <= 8; ++b) expect(MoveKind::resume, 5, b, falls);
+  for (int64_t t = 7; t <= 10; ++t) expect(MoveKind::start, t, 2, rises);
 }
 
 // As with a learning rate of next to nothing: its length would hold for all others.
@@ -182,6 +185,49 @@ TEST_F(MlTunerTest, OfSeveralThatDoNotConvergeOnlyTheBestGoesOn) {
   expect(MoveKind::start, 4, 8, falls);
   expect(MoveKind::start, 5, 8, rises);
   expect(MoveKind::start, 6, 8, falls);  // trial 4 converged: its time holds
+}
+
+TEST_F(MlTunerTest, FromTheThirdLengthOnOneTrialBeginsWithEachDoubling) {
+  begin(64, 16, 1e9, 3);
+  for (int64_t t = 0; t <= 2; ++t) expect(MoveKind::start, t, 2, rises);
+  for (int64_t t = 3; t <= 5; ++t) expect(MoveKind::start, t, 4, rises);
+  expect(MoveKind::start, 6, 8, rises);
+  expect(MoveKind::start, 7, 16, rises);
+}
+
+// Noise above each gain: the search ends once it has had its trials and its share.
+TEST_F(MlTunerTest, ASearchWhereNothingConvergesEndsWithItsLeastTrialsAndItsShare) {
+  const auto noisier = [](double b) { return b == 1 ? 14.0 : 9.8 - b / 10; };
+  const auto noisy = [](double b) { return b == 3 ? 13.0 : 9.9 - b / 10; };
+  for (const double total : {40.0, 400.0}) {
+    begin(64, 8, total, 3, 0.4, true, 6);
+    for (int64_t t = 0; t < 3; ++t) expect(MoveKind::start, t, 2, t == 1 ? +noisier : +rises);
+    expect(MoveKind::resume, 1, 4, noisy);
+    EXPECT_EQ(dropped_, (std::set<int64_t>{0, 2}));
+    for (int64_t t = 3; t < 6; ++t) expect(MoveKind::start, t, 4, rises);
+    if (total == 40) {  // 20 of 40 are spent, and six trials are compared
+      expect(MoveKind::resume, 1, 5, noisy);
+      EXPECT_FALSE(policy_->is_searching());
+    } else {
+      expect(MoveKind::resume, 1, 8, noisy);
+      expect(MoveKind::start, 6, 8, rises);
+    }
+    dropped_.clear();
+  }
+}
+
+// As where the noise of the losses exceeds what is gained in so short a time.
+TEST_F(MlTunerTest, WhereNoneOfSeveralHasASlopeWhatGainedMostGoesOn) {
+  const auto gains = [](double b) { return b == 2 ? 18.0 : 10 - b; };
+  const auto gains_less = [](double b) { return b == 2 ? 18.0 : 10 - b / 2; };
+  begin(64, 16, 1e9, 2);
+  expect(MoveKind::start, 0, 2, rises);
+  expect(MoveKind::start, 1, 2, rises);
+  expect(MoveKind::start, 2, 4, gains_less);
+  expect(MoveKind::start, 3, 4, gains);
+  EXPECT_EQ(policy_->kept(), 3);
+  expect(MoveKind::resume, 3, 8, rises);
+  EXPECT_EQ(dropped_, (std::set<int64_t>{0, 1, 2}));
 }
 
 // Where the budget ends the search.
@@ -235,7 +281,7 @@ TEST_F(MlTunerTest, KeepsWhatGainedMostWhileNothingConverges) {
   EXPECT_EQ(policy_->kept(), -1);
   expect(MoveKind::start, 1, 3, unsteady);
   expect(MoveKind::stop, -1, 0);
-  EXPECT_EQ(policy_->kept(), 1) << "its noise is larger than what it gained, and nothing is better";
+  EXPECT_EQ(policy_->kept(), 1) << "though its noise is larger than what it gained";
   begin(64, 8, 8);
   expect(MoveKind::start, 0, 2, rises);
   expect(MoveKind::resume, 0, 4, rises);

@@ -46,7 +46,7 @@ class OneEpochPolicy final : public TrialPolicy {
 
  private:
   Move decide() override {
-    if (!screened_ && static_cast<int64_t>(trials().size()) < short_runs_) {
+    if (!screened_ && static_cast<int64_t>(trials().size()) - refused_ < short_runs_) {
       Move move = start(options().least_budget, "all settings get one short run");
       if (move.kind == MoveKind::start) return move;
     }
@@ -76,7 +76,11 @@ class OneEpochPolicy final : public TrialPolicy {
                   "it is the best of the short runs that were not run to their end");
   }
 
-  Json save_state() const override { return {{"screened", screened_}, {"chosen", chosen_}}; }
+  void learn(const Result& result) override { refused_ += result.refused; }
+
+  Json save_state() const override {
+    return {{"screened", screened_}, {"chosen", chosen_}, {"refused", refused_}};
+  }
   void restore_state(const Json& state) override {
     const JsonFields fields(state, "saved state");
     std::vector<bool> chosen;
@@ -84,11 +88,14 @@ class OneEpochPolicy final : public TrialPolicy {
       if (!c.is_boolean()) fields.wrong("chosen", "a list of true and false", c);
       chosen.push_back(c.get<bool>());
     }
+    const int64_t most = static_cast<int64_t>(trials().size());
+    refused_ = fields.integer_or("refused", 0, 0, most);  // earlier versions did not count
     screened_ = fields.boolean("screened");
     chosen_ = std::move(chosen);
   }
 
   int64_t short_runs_;
+  int64_t refused_ = 0;  // trials that had no short run
   bool screened_ = false;
   std::vector<bool> chosen_;  // trials that were run on
 };

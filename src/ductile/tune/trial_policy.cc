@@ -24,7 +24,7 @@ constexpr PolicyEntry kPolicies[] = {
     {"asha", make_asha,
      "asynchronous halving: a trial goes on when it is among the best of its rung", false},
     {"mltuner", make_mltuner, "trials of a length that doubles until one converges; re-tuning",
-     false},
+     true},
     {"freeze_thaw", make_freeze_thaw,
      "a searcher that forecasts curves chooses among all paused trials and a new one", true, true},
 };
@@ -73,12 +73,11 @@ void describe(Describer& d, PolicyOptions::MlTuner& o) {
   d.field("retunings", o.retunings, "how often it searches again at most").range(0, 1e6);
   d.field(
        "side_by_side", o.side_by_side,
-       "trials that begin together, and with each doubling up to least_trials; above 1, of those "
-       "that do not converge only the best goes on")
+       "trials that begin together, and with the first doubling, after which one begins with each; "
+       "above 1, of those that do not converge only the best goes on")
       .range(1, 1e6);
   d.field("least_trials", o.least_trials,
-          "a search has so many, whatever its share of the budget; above them one begins with each "
-          "doubling")
+          "a search has so many, whatever its share of the budget, and side by side until then")
       .range(0, 1e6);
   d.field("search_share", o.search_share,
           "share of the total budget after which the best trial is trained on, without new ones")

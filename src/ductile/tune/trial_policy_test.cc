@@ -493,6 +493,23 @@ TEST(OneEpochTest, ScreensAShareAndRunsTheBestToTheirEnd) {
   EXPECT_EQ(other.at(10), 2);
 }
 
+TEST(OneEpochTest, SettingsThatAreRefusedAreNoShortRuns) {
+  PolicyOptions options;
+  options.full_budget = 10;
+  options.one_epoch.settings = 4;
+  const auto policy = make("one_epoch", options);
+  int runs = 0;
+  for (Move move = policy->next(); move.kind == MoveKind::start; move = policy->next()) {
+    ASSERT_LT(move.trial, 8);
+    Result result = answer(*policy, move);
+    result.refused = move.trial % 2 == 0;
+    if (result.refused) result.seen.clear();
+    runs += !result.refused;
+    policy->tell(result);
+  }
+  EXPECT_EQ(runs, 4);
+}
+
 TEST(AshaTest, PromotesOneOfThree) {
   PolicyOptions options;
   options.full_budget = 9;
@@ -503,26 +520,6 @@ TEST(AshaTest, PromotesOneOfThree) {
   EXPECT_LE(counts.at(3), 2 * counts.at(1) / 3);
   EXPECT_GE(counts.at(9), counts.at(3) / 3 - 1);
   EXPECT_LE(counts.at(9), 2 * counts.at(3) / 3);
-}
-
-// What trial 0 reached with more epochs does not hide that trial 3 was better in the first rung.
-TEST(AshaTest, RanksARungByTheValuesThatItsTrialsHadThere) {
-  PolicyOptions options;
-  options.full_budget = 9;
-  const auto policy = make("asha", options);
-  const auto expect = [&](MoveKind kind, int64_t trial, double budget, double value) {
-    const Move move = policy->next();
-    ASSERT_EQ(to_string(move.kind), to_string(kind)) << move.reason;
-    ASSERT_EQ(move.trial, trial) << move.reason;
-    ASSERT_EQ(move.budget, budget) << move.reason;
-    policy->tell({trial, {{budget, value}}});
-  };
-  expect(MoveKind::start, 0, 1, 0.5);
-  expect(MoveKind::start, 1, 1, 0.6);
-  expect(MoveKind::start, 2, 1, 0.7);
-  expect(MoveKind::resume, 0, 3, 0.1);
-  expect(MoveKind::start, 3, 1, 0.4);
-  expect(MoveKind::resume, 3, 3, 0.3);
 }
 
 TEST(FreezeThawTest, WantsASearcherThatForecasts) {
@@ -542,6 +539,30 @@ TEST(TrialPolicyTableTest, SaysWhichWantASearcherThatForecasts) {
     } else {
       EXPECT_NO_THROW(with_tpe()) << row.name;
     }
+  }
+}
+
+// As whoever judges a policy at several budgets has to know: it may do with one run of the longest.
+TEST(TrialPolicyTableTest, SaysWhichDecideByTheTotalBudget) {
+  for (const PolicyEntry& row : trial_policies()) {
+    PolicyOptions options;
+    options.full_budget = 20;
+    options.mltuner.search_share = 0.5;
+    const auto moves = [&](double total) {
+      options.total_budget = total;
+      return drive(*make(std::string(row.name), options), 60).moves;
+    };
+    const auto goes_on = moves(1000);
+    bool is_same = true;
+    for (const double total : {16.0, 40.0}) {
+      const auto ends = moves(total);
+      for (size_t i = 0; i < std::min(ends.size(), goes_on.size()); ++i) {
+        if (ends[i].kind == MoveKind::stop) break;
+        if (ends[i].reason.ends_with("the total budget ends there")) break;
+        is_same = is_same && text_of({ends[i]}) == text_of({goes_on[i]});
+      }
+    }
+    EXPECT_EQ(!is_same, row.uses_total) << row.name;
   }
 }
 
