@@ -10,7 +10,7 @@
 namespace ductile::tune {
 namespace {
 
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kLost = std::numeric_limits<double>::quiet_NaN();
 
 // What trial 0 reached with more epochs does not hide that trial 3 was better in the first rung.
 TEST(AshaTest, RanksARungByTheValuesThatItsTrialsHadThere) {
@@ -73,7 +73,7 @@ TEST(AshaTest, ThoseThatAreLostInTheFirstRungDoNotCountInTheNext) {
       Result result;
       result.trial = t;
       result.refused = refused && t > 0;
-      if (!result.refused) result.seen = {{1, t == 0 ? 0.5 : kNan}};
+      if (!result.refused) result.seen = {{1, t == 0 ? 0.5 : kLost}};
       policy->tell(result);
     }
     const Move second = policy->next();
