@@ -108,8 +108,9 @@ class Sweep:
 
     def stages(self, workload):
         """Lists of trials, each made when those before it are over."""
-        if "fixed" in self.args.rulesets:
-            yield experiment.fixed_trials(workload, self.submissions, self.args.seeds)
+        fixed = "fixed" in self.args.rulesets
+        # What has nothing to tune has its one point in both rulesets.
+        yield experiment.fixed_trials(workload, [s for s in self.submissions if fixed or not s.space], self.args.seeds)
         if "tuned" in self.args.rulesets:
             yield experiment.tuning_trials(workload, self.submissions, self.args.trials)
             yield experiment.tuned_trials(workload, self.submissions, self.args.seeds, self.args.trials, self.result)

@@ -17,6 +17,7 @@ import experiment  # noqa: E402
 import page  # noqa: E402
 import results  # noqa: E402
 import scoring  # noqa: E402
+import sweep  # noqa: E402
 import text  # noqa: E402
 import trials  # noqa: E402
 
@@ -298,6 +299,24 @@ class Trials(Folder):
         known = {t.name: self.result(t, (1, 0.99), (2, accuracies[t.number])) for t in tuning}
         tuned = experiment.tuned_trials(self.workload, [self.sgd, self.adam], 2, 3, lambda t: known.get(t.name))
         self.assertEqual([(t.submission.name, t.number, t.seed) for t in tuned], [("sgd", 2, 11), ("sgd", 2, 12)])
+
+    def test_what_has_nothing_to_tune_is_run_in_the_tuned_ruleset_too(self):
+        args = sweep.flags().parse_args(
+            ["run", str(self.folder), "--files", str(self.folder / "files"), "--workloads", "digits",
+             "--submissions", "sgd,adam", "--rulesets", "tuned", "--seeds", "2", "--trials", "1"])
+        stages = list(sweep.Sweep(args).stages(self.workload))
+        self.assertEqual([[(t.submission.name, t.number) for t in s] for s in stages[:2]],
+                         [[("adam", 0), ("adam", 0)], [("sgd", 1)]])
+
+    def test_a_stopped_trial_of_another_build_begins_anew(self):
+        trial = experiment.trial(self.workload, self.sgd, "fixed", 0, 11)
+        place = trials.Place(self.folder / "runs", self.folder, self.folder, "new", 1)
+        run = place.runs / trial.name
+        run.mkdir(parents=True)
+        (run / "clock.jsonl").write_text('{"launch": 1, "time": 2, "cpu": 3, "program": "new"}\n')
+        self.assertFalse(trials.Running(trial, place).is_of_another_build())
+        (run / "clock.jsonl").write_text('{"launch": 1, "time": 2, "cpu": 3, "program": "old"}\n')
+        self.assertTrue(trials.Running(trial, place).is_of_another_build())
 
     def test_a_trial_that_diverged_is_never_the_best(self):
         t = experiment.tuning_trials(self.workload, [self.sgd], 2)

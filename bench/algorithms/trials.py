@@ -109,8 +109,9 @@ class Running:
         self.errors = pathlib.Path(f"{self.run}.err")
 
     def start(self):
-        if not (self.run / "job.toml").exists() and self.run.exists():
-            shutil.rmtree(self.run)  # killed before the job was in it
+        # Killed before the job was in it, or stopped, and the rest would be another build's.
+        if self.run.exists() and (not (self.run / "job.toml").exists() or self.is_of_another_build()):
+            shutil.rmtree(self.run)
         self.run.parent.mkdir(parents=True, exist_ok=True)
         self.launch = time.time()
         with open(self.errors, "wb") as errors:
@@ -118,6 +119,9 @@ class Running:
                 words_of(self.trial, self.place, self.run), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 stderr=errors, env=dict(os.environ, OMP_WAIT_POLICY="PASSIVE"), start_new_session=True,
                 preexec_fn=end_with_parent)
+
+    def is_of_another_build(self):
+        return any(line.get("program") != self.place.program for line in results.lines_of(self.run / "clock.jsonl"))
 
     def over(self):
         if self.whole:
