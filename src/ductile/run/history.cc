@@ -142,10 +142,15 @@ void read_event(const json& event, History& history) {
     history.target = target;
   }
   if (kind == "summary" || kind == "end") {
-    if (event.contains("samples")) history.samples = count_at(event, "samples");
-    // A part of the run whose workers died before they summed up has no figures of its own.
-    if (kind == "summary" || event.contains("updates") || history.figures.empty())
+    // A part of the run whose workers died before they summed up has no figures of its own; those
+    // of an earlier part are of this end only where it did not come further.
+    const bool has_figures = kind == "summary" || event.contains("updates");
+    if (has_figures || history.figures.empty() ||
+        count_at(event, "step") != count_at(history.figures, "step")) {
       history.figures = event;
+      history.samples.reset();
+    }
+    if (event.contains("samples")) history.samples = count_at(event, "samples");
   }
   if (const auto cost = cost_at(event)) history.cost = cost;
 }

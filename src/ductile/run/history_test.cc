@@ -220,6 +220,22 @@ TEST(History, TheDigestIsOfTheStateAtTheEnd) {
   EXPECT_EQ(read_history(run).digest, "");
 }
 
+// A worker that was stuck at the end did not sum up what the second part did.
+TEST(History, FiguresOfAnEarlierPartAreNotThoseOfALaterEnd) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  MetricsWriter writer(run);
+  writer.event("start", {{"step", 0}});
+  writer.event("summary", {{"step", 3}, {"updates", 3}, {"samples", 96}, {"flops", 7}});
+  writer.event("end", {{"step", 3}, {"status", "interrupted"}});
+  EXPECT_EQ(read_history(run).figures["flops"], 7);
+  EXPECT_EQ(read_history(run).samples, 96);
+  writer.event("resume", {{"step", 3}});
+  writer.event("end", {{"step", 5}, {"status", "interrupted"}});
+  EXPECT_FALSE(read_history(run).figures.contains("flops"));
+  EXPECT_EQ(read_history(run).samples, std::nullopt);
+}
+
 TEST(History, TakesFieldsOfAnyType) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");

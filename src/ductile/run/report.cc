@@ -102,14 +102,18 @@ void add_quality(std::vector<Tile>& tiles, const History& history) {
   }
 }
 
-// A run may go on with another target than the one that it reached.
-bool has_reached(const History& history, const spec::TargetOptions& want) {
-  return history.target && (want.metric.empty() || (history.target->metric == want.metric &&
-                                                    history.target->threshold == want.value));
+// A run may go on with another target than the one that it reached, or with none. Of a job that
+// nobody can read it is not known.
+bool has_reached(const History& history, const Job& job) {
+  if (!history.target) return false;
+  if (!job.is_job || !job.error.empty()) return true;
+  const spec::TargetOptions& want = job.options.target;
+  return history.target->metric == want.metric && history.target->threshold == want.value;
 }
 
-void add_target(std::vector<Tile>& tiles, const History& history, const spec::TargetOptions& want) {
-  if (has_reached(history, want)) {
+void add_target(std::vector<Tile>& tiles, const History& history, const Job& job) {
+  const spec::TargetOptions& want = job.options.target;
+  if (has_reached(history, job)) {
     const TargetReached& t = *history.target;
     std::string note = fmt::format("{} {} at step {}", t.metric, page::as_metric(t.metric, t.value),
                                    with_thousands(static_cast<double>(t.step)));
@@ -198,7 +202,7 @@ std::string tiles_html(const History& history, const Job& job) {
   std::vector<Tile> tiles;
   add_quality(tiles, history);
   report::add_classes(tiles, history.figures);
-  add_target(tiles, history, job.options.target);
+  add_target(tiles, history, job);
   add_cost(tiles, history);
   report::add_work(tiles, history.figures);
   report::add_noise(tiles, history.figures);
@@ -479,7 +483,7 @@ json report_json(const RunFolder& folder) {
   Job job;
   read_job(job, job_text(folder));
   History history = read_history(folder);
-  if (!has_reached(history, job.options.target)) history.target.reset();
+  if (!has_reached(history, job)) history.target.reset();
   return to_json(history);
 }
 

@@ -34,6 +34,11 @@ TEST(Report, ATargetThatTheJobHasNoMoreIsNotShown) {
   write_report(run);
   EXPECT_EQ(read_file(run.report_file()).find("not reached"), std::string::npos);
   EXPECT_EQ(report_json(run).at("target").at("threshold"), 0.9);
+  job.target.metric = "";
+  write_file_atomic(run.job_file(), OptionSet(job).to_toml());
+  write_report(run);
+  EXPECT_EQ(read_file(run.report_file()).find("Time to target"), std::string::npos);
+  EXPECT_TRUE(report_json(run).at("target").is_null());
 }
 
 TEST(Report, SaysNothingOfAJobWhereThereIsNone) {

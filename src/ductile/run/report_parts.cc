@@ -351,7 +351,9 @@ json chart_data(const History& history, const spec::JobOptions& job) {
     count = count.is_null() ? 1 : count.get<int64_t>() + 1;
     const bool is_plain = row.tone == "plain";
     const size_t each = ((is_plain ? plain : events.size() - plain) + kMarks - 1) / kMarks;
-    if (seen[is_plain ? 1 : 0]++ % each != 0) continue;
+    // The bands of the strip begin where the run does.
+    const bool begins = row.kind == "start" || row.kind == "resume";
+    if (seen[is_plain ? 1 : 0]++ % each != 0 && !begins) continue;
     json mark = {{"kind", row.kind}, {"tone", row.tone}, {"text", row.text}};
     for (const char* key : {"step", "epoch", "seconds"}) {
       const double value = number_at(*event, key);
