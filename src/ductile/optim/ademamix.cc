@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "ductile/optim/adam_impl.h"
@@ -68,7 +69,8 @@ class Ademamix final : public FlatOptimizer {
     if (risen >= 1 || beta1 <= 0 || beta1 >= 1 || options_.beta3 <= 0 || options_.beta3 >= 1) {
       return options_.beta3;
     }
-    return decay_of((1 - risen) * half_life(beta1) + risen * half_life(options_.beta3));
+    const double now = decay_of((1 - risen) * half_life(beta1) + risen * half_life(options_.beta3));
+    return std::min(now, options_.beta3);
   }
 
   double eps_;

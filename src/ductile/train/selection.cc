@@ -91,7 +91,8 @@ double half_resolution_cost(const spec::JobOptions& job, Ingredients& ingredient
 void share_losses(RankContext& rank, const at::Tensor& losses) {
   const std::span<float> shared = rank.shared();
   const auto first = static_cast<size_t>(rank.first());
-  const at::Tensor values = losses.detach().contiguous();
+  // A model of one's own may give the losses of a look in bf16 as bf16.
+  const at::Tensor values = losses.detach().to(at::kFloat).contiguous();
   const std::span<const float> own(values.data_ptr<float>(), static_cast<size_t>(values.numel()));
   DUCTILE_CHECK(first + own.size() <= shared.size(), "{} losses from {} on, of {} that are shared",
                 own.size(), first, shared.size());
