@@ -300,6 +300,21 @@ def processor():
     return f"{names[0] if names else os.uname().machine}, {len(os.sched_getaffinity(0))} cores for this process"
 
 
+def place_of(args):
+    """Where the results of a folder are made, and with which build: one place for all, since they stand in one table."""
+    file = args.out / "place.json"
+    then = json.loads(file.read_text()) if file.exists() else None
+    if args.table_only:
+        return then or {"processor": "a processor that is not recorded", "build": "not recorded"}
+    now = {"processor": processor(), "build": trials.hash_of(args.build)}
+    if then is None:
+        file.write_text(json.dumps({**now, "date": str(datetime.date.today())}) + "\n")
+    elif any(then[key] != value for key, value in now.items()):
+        raise Wrong(f"{args.out} has results of {then['processor']}, build {then['build']}, and here are "
+                    f"{now['processor']}, build {now['build']}; name another folder, or use --table-only")
+    return json.loads(file.read_text())
+
+
 def markdown(title, target, sides, found, where):
     """The page: one row for each side, how they compare, and one row for each run."""
     lines = [f"## {title}", "", where, ""]
@@ -343,7 +358,9 @@ def parse(words):
 
 
 def record(args):
-    where = f"{processor()}, {args.threads} threads. {datetime.date.today()}."
+    place = place_of(args)
+    where = (f"{place['processor']}, {args.threads} threads, build {place['build']} of Ductile, begun "
+             f"{place.get('date', 'on a day that is not recorded')}.")
     sides = [] if args.rival_only else [Ours(args)]
     if not args.ours_only:
         job = job_of(args.example, args.set, args.build)
