@@ -22,10 +22,6 @@ constexpr double kClocksOfAFirstRun = 10;
 constexpr double kBeforeAClock = 0.1;  // when the loss before any training is said to be seen
 constexpr double kAround[] = {1, 10, 0.1, 100, 0.01};  // learning rates that are tried first
 constexpr int64_t kSideBySide = 3;                     // trials of the shortest length
-// What a search has even where no trial converges: so many trials for each dimension, and this
-// share of tune.budget. After both the best one is trained on.
-constexpr int64_t kLeastTrials = 6;
-constexpr double kSearchShare = 0.4;
 const std::string kApart(kTunerPart);
 const std::string kRoot = "root";         // the state from which a search begins
 const std::string kGood = "good";         // after a search: the state to go back to
@@ -232,8 +228,6 @@ std::unique_ptr<tune::TrialPolicy> OnlineTuner::make_policy(const Json& memory) 
   policy.total_budget = std::max(memory.at("budget").get<double>(), clock_);
   policy.mltuner.trial_bound = std::max(1.0, policy.least_budget);
   policy.mltuner.side_by_side = kSideBySide;
-  policy.mltuner.least_trials = kLeastTrials * std::ssize(space_.dimensions());
-  policy.mltuner.search_share = kSearchShare;
   auto out = tune::make_trial_policy(
       "mltuner", tune::make_searcher(job_.tune.searcher, space_now(memory), searcher), policy);
   if (!memory.at("policy").is_null()) out->restore(memory.at("policy"));

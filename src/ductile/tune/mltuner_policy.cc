@@ -111,10 +111,7 @@ class MlTunerPolicy final : public TrialPolicy {
     const bool is_crowd = options().mltuner.side_by_side > 1;  // of which only the best goes on
     Sloped unstable = best_of_live(false);
     if (is_crowd && unstable.trial < 0) unstable.trial = furthest(false);
-    // A crowd of which none converges would go on for the whole budget.
-    const bool is_cut = is_crowd && m_.count > 0 && !may_search();
-    if (is_cut || (is_exhausted && m_.time >= bound_) ||
-        (m_.previous > 0 && m_.count >= m_.previous)) {
+    if ((is_exhausted && m_.time >= bound_) || (m_.previous > 0 && m_.count >= m_.previous)) {
       if (unstable.trial < 0) {
         m_.phase = Phase::over;
       } else {
@@ -135,8 +132,8 @@ class MlTunerPolicy final : public TrialPolicy {
     }
     m_.live = std::move(kept);
     m_.time = std::min(rounded(2 * m_.time), bound_);
-    const PolicyOptions::MlTuner& o = options().mltuner;
-    m_.to_start = m_.count < std::max(o.least_trials, 2 * o.side_by_side) ? o.side_by_side : 1;
+    const int64_t side_by_side = options().mltuner.side_by_side;
+    m_.to_start = m_.count < 2 * side_by_side ? side_by_side : 1;
     return std::nullopt;
   }
 
@@ -169,9 +166,7 @@ class MlTunerPolicy final : public TrialPolicy {
 
   // Else what is left of the budget is for the best trial.
   bool may_search() const {
-    const PolicyOptions::MlTuner& o = options().mltuner;
-    return m_.count < o.least_trials ||
-           spent() < o.search_share * options().total_budget * (1 - kRounding);
+    return spent() < options().mltuner.search_share * options().total_budget * (1 - kRounding);
   }
 
   // A trial that took over the state of the best one goes on with its line of values.

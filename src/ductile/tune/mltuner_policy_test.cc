@@ -17,9 +17,8 @@ namespace {
 class MlTunerTest : public ::testing::Test {
  protected:
   void begin(double full, double bound, double total = 1e9, int64_t side_by_side = 1,
-             double search_share = 1, bool forks = true, int64_t least_trials = 0) {
+             double search_share = 1, bool forks = true) {
     PolicyOptions options;
-    options.mltuner.least_trials = least_trials;
     options.mltuner.forks = forks;
     options.mltuner.search_share = search_share;
     options.full_budget = full;
@@ -193,25 +192,6 @@ TEST_F(MlTunerTest, FromTheThirdLengthOnOneTrialBeginsWithEachDoubling) {
   for (int64_t t = 3; t <= 5; ++t) expect(MoveKind::start, t, 4, rises);
   expect(MoveKind::start, 6, 8, rises);
   expect(MoveKind::start, 7, 16, rises);
-}
-
-// Noise above each gain: the search ends once it has had its trials and its share.
-TEST_F(MlTunerTest, ASearchWhereNothingConvergesEndsWithItsLeastTrialsAndItsShare) {
-  const auto unsteady = [](double b) { return b == 3 ? 9.5 : 10 - b; };
-  for (const double total : {40.0, 400.0}) {
-    begin(64, 8, total, 3, 0.4, true, 6);
-    for (int64_t t = 0; t < 3; ++t) expect(MoveKind::start, t, 2, rises);
-    expect(MoveKind::start, 3, 4, unsteady);
-    expect(MoveKind::start, 4, 4, rises);
-    expect(MoveKind::start, 5, 4, rises);
-    if (total == 40) {  // 18 of 40 are spent, and six trials are compared
-      expect(MoveKind::resume, 3, 5, falls);
-      EXPECT_FALSE(policy_->is_searching());
-    } else {
-      expect(MoveKind::resume, 3, 8, [](double) { return 9.0; });
-      expect(MoveKind::start, 6, 8, rises);
-    }
-  }
 }
 
 // As where the noise of the losses exceeds what is gained in so short a time.

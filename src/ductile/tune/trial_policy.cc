@@ -76,9 +76,6 @@ void describe(Describer& d, PolicyOptions::MlTuner& o) {
        "trials that begin together, and with the first doubling, after which one begins with each; "
        "above 1, of those that do not converge only the best goes on")
       .range(1, 1e6);
-  d.field("least_trials", o.least_trials,
-          "a search has so many, whatever its share of the budget, and side by side until then")
-      .range(0, 1e6);
   d.field("search_share", o.search_share,
           "share of the total budget after which the best trial is trained on, without new ones")
       .range(0.01, 1);

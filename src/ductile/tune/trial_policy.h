@@ -76,7 +76,6 @@ struct PolicyOptions {
     int64_t patience = 4;
     int64_t retunings = 1000;
     int64_t side_by_side = 1;
-    int64_t least_trials = 0;
     double search_share = 1;
     bool forks = true;
   } mltuner;
