@@ -132,8 +132,7 @@ class MlTunerPolicy final : public TrialPolicy {
     }
     m_.live = std::move(kept);
     m_.time = std::min(rounded(2 * m_.time), bound_);
-    const int64_t side_by_side = options().mltuner.side_by_side;
-    m_.to_start = m_.count < 2 * side_by_side ? side_by_side : 1;
+    m_.to_start = options().mltuner.side_by_side;
     return std::nullopt;
   }
 

@@ -186,14 +186,6 @@ TEST_F(MlTunerTest, OfSeveralThatDoNotConvergeOnlyTheBestGoesOn) {
   expect(MoveKind::start, 6, 8, falls);  // trial 4 converged: its time holds
 }
 
-TEST_F(MlTunerTest, FromTheThirdLengthOnOneTrialBeginsWithEachDoubling) {
-  begin(64, 16, 1e9, 3);
-  for (int64_t t = 0; t <= 2; ++t) expect(MoveKind::start, t, 2, rises);
-  for (int64_t t = 3; t <= 5; ++t) expect(MoveKind::start, t, 4, rises);
-  expect(MoveKind::start, 6, 8, rises);
-  expect(MoveKind::start, 7, 16, rises);
-}
-
 // As where the noise of the losses exceeds what is gained in so short a time.
 TEST_F(MlTunerTest, WhereNoneOfSeveralHasASlopeWhatGainedMostGoesOn) {
   const auto gains = [](double b) { return b == 2 ? 18.0 : 10 - b; };

@@ -73,8 +73,8 @@ void describe(Describer& d, PolicyOptions::MlTuner& o) {
   d.field("retunings", o.retunings, "how often it searches again at most").range(0, 1e6);
   d.field(
        "side_by_side", o.side_by_side,
-       "trials that begin together, and with the first doubling, after which one begins with each; "
-       "above 1, of those that do not converge only the best goes on")
+       "trials that begin together, and with each doubling; above 1, of those that do not converge "
+       "only the best goes on")
       .range(1, 1e6);
   d.field("search_share", o.search_share,
           "share of the total budget after which the best trial is trained on, without new ones")
