@@ -34,6 +34,24 @@ spec::JobOptions small_job() {
   return job;
 }
 
+// Trials of so few samples are noisy: of four seeds one may end with a rate that is ten times off.
+TEST(OnlineTuner, FindsARateWhereTheJobsOwnIsFarOff) {
+  int64_t good = 0;
+  for (const int64_t seed : {0, 1, 2, 3}) {
+    spec::JobOptions job = small_job();
+    job.seed = seed;
+    job.optimizer.lr = 1e-5;
+    job.tune.online = true;
+    job.tune.lr = {1e-5, 10};
+    job.tune.budget = 1;
+    Replica tuned(job);
+    testing::run_to_end(tuned);
+    EXPECT_GT(tuned.last()->accuracy, 0.4) << seed;
+    if (tuned.last()->accuracy > 0.6) ++good;
+  }
+  EXPECT_GE(good, 3);
+}
+
 TEST(OnlineTuner, TrainsFromALearningRateThatIsFarOff) {
   spec::JobOptions job = small_job();
   job.optimizer.lr = 1e-5;
@@ -45,7 +63,7 @@ TEST(OnlineTuner, TrainsFromALearningRateThatIsFarOff) {
   Replica tuned(job);
   testing::run_to_end(tuned);
   EXPECT_LT(untuned.last()->accuracy, 0.3);
-  EXPECT_GT(tuned.last()->accuracy, 0.5);
+  EXPECT_GT(tuned.last()->accuracy, 0.4);
   EXPECT_GT(tuned.hyper().lr, 1e-3);
   EXPECT_TRUE(tuned.state().branches().empty());
   // Trials are steps, but the job ends where it was to end; their samples are counted.
