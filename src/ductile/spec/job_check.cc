@@ -13,6 +13,7 @@
 #include "ductile/spec/job.h"
 #include "ductile/spec/job_check_impl.h"
 #include "ductile/spec/live_options.h"
+#include "ductile/spec/methods.h"
 #include "ductile/spec/models.h"
 #include "ductile/spec/name_rules.h"
 #include "ductile/spec/optimizers.h"
@@ -50,14 +51,13 @@ void check_betas(const OptimizerOptions& optimizer, const Bad& bad) {
 }
 
 void check_selection(const JobOptions& job, const Bad& bad) {
-  const bool selects = job.train.method == "selective" || job.train.method == "stale_selective";
-  if (selects && job.train.bn_group > 1) {
+  if (selects_samples(job) && job.train.bn_group > 1) {
     bad(
         fmt::format("train.method = \"{}\" needs train.bn_group = 1, and it is {}: the last batch "
                     "of an epoch does not fill all members of a group",
                     job.train.method, job.train.bn_group));
   }
-  if (selects && job.train.selective.start > job.train.selective.end) {
+  if (selects_samples(job) && job.train.selective.start > job.train.selective.end) {
     bad(fmt::format("train.selective.start = {} is after train.selective.end = {}",
                     job.train.selective.start, job.train.selective.end));
   }
@@ -160,12 +160,8 @@ void check_schedule(const JobOptions& job, const Bad& bad) {
 }
 
 // Whether train.noise.max_batch counts.
-bool may_enlarge(const TrainOptions& o) {
-  return o.rate_control == "noise" || o.rate_control == "goodput";
-}
-
 void check_noise_control(const JobOptions& job, const Bad& bad) {
-  if (!may_enlarge(job.train)) return;
+  if (!may_enlarge(job)) return;
   if (job.train.virtual_ranks < 2) {
     bad(fmt::format(
         "train.rate_control = \"{}\" needs train.virtual_ranks of at least 2: the noise "
@@ -185,12 +181,11 @@ void check_noise_control(const JobOptions& job, const Bad& bad) {
 // of a run is refused before the run.
 void check_batch_stays(const JobOptions& job, const Bad& bad) {
   const TrainOptions& o = job.train;
-  const bool chooses = o.method == "selective" || o.method == "stale_selective";
   // A run that counts updates would be at another epoch with another batch.
-  const bool at_most = chooses && o.selective.length != "updates";
-  const bool the_same = chooses != at_most || o.method == "infobatch" || o.method == "graded";
+  const bool at_most = selects_samples(job) && !counts_updates(job);
+  const bool the_same = counts_updates(job) || o.method == "infobatch" || o.method == "graded";
   if (!at_most && !the_same) return;
-  if (may_enlarge(o) && o.noise.max_batch != o.batch_size) {
+  if (may_enlarge(job) && o.noise.max_batch != o.batch_size) {
     bad(fmt::format(
         "train.rate_control = \"{}\" enlarges the batch, and train.method = \"{}\" "
         "needs train.batch_size = {} {}; choose another rate control or another method",
@@ -344,8 +339,19 @@ bool is_pipelined(const JobOptions& job) { return job.train.method == "pipelined
 
 bool looks_otherwise(const JobOptions& job) {
   const std::string& own = job.train.selective.precision;
-  return (job.train.method == "selective" || job.train.method == "stale_selective") &&
-         own != "training" && own != job.train.precision;
+  return selects_samples(job) && own != "training" && own != job.train.precision;
+}
+
+bool selects_samples(const JobOptions& job) {
+  return job.train.method == "selective" || job.train.method == "stale_selective";
+}
+
+bool counts_updates(const JobOptions& job) {
+  return selects_samples(job) && job.train.selective.length == "updates";
+}
+
+bool may_enlarge(const JobOptions& job) {
+  return job.train.rate_control == "noise" || batch_is_ordered(job);
 }
 
 bool batch_is_ordered(const JobOptions& job) { return job.train.rate_control == "goodput"; }

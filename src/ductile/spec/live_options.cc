@@ -10,6 +10,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/options.h"
+#include "ductile/spec/methods.h"
 #include "ductile/spec/optimizers.h"
 
 namespace ductile::spec {
@@ -36,9 +37,7 @@ bool reads_muon(Job job) { return is_rule(job, {"muon"}); }
 bool reads_muon_sgd(Job job) { return reads_muon(job) && job.optimizer.muon.rest == "sgd"; }
 bool reads_neumann(Job job) { return is_rule(job, {"neumann"}); }
 bool reads_nlcg(Job job) { return is_rule(job, {"nlcg"}); }
-bool reads_selective(Job job) {
-  return job.train.method == "selective" || job.train.method == "stale_selective";
-}
+bool reads_selective(Job job) { return selects_samples(job); }
 bool reads_infobatch(Job job) { return job.train.method == "infobatch"; }
 bool reads_graded(Job job) { return job.train.method == "graded"; }
 

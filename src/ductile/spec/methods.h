@@ -35,6 +35,13 @@ Table<Named> step_methods();
 Table<Named> rate_controls();
 
 struct JobOptions;
+// Whether the method trains on samples that a look has chosen (train.method = "selective" or
+// "stale_selective"), and whether the epochs of such a run count its updates in place of the
+// samples that it looks at (train.selective.length = "updates").
+bool selects_samples(const JobOptions& job);
+bool counts_updates(const JobOptions& job);
+// Whether the rate control may choose larger batches than train.batch_size.
+bool may_enlarge(const JobOptions& job);
 // Whether somebody outside the job chooses its batches (train.rate_control = "goodput"), and the
 // largest one: train.noise.max_batch, or eight times train.batch_size.
 bool batch_is_ordered(const JobOptions& job);

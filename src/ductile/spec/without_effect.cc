@@ -142,11 +142,7 @@ constexpr Reader kReaders[] = {
     {"schedule.trapezoid", [](Given j) { return j.schedule.name == "trapezoid"; },
      "schedule.name = \"trapezoid\""},
 
-    {"train.selective",
-     [](Given j) {
-       return is_one(j.train.method, {"selective", "stale_selective"});
-     },
-     "train.method = \"selective\" or \"stale_selective\""},
+    {"train.selective", selects_samples, "train.method = \"selective\" or \"stale_selective\""},
     {"train.selective.precision",
      [](Given j) { return j.train.selective.precision != j.train.precision; },
      "a train.precision other than that"},
@@ -242,7 +238,7 @@ void add_late_choices(Given job, std::vector<std::string>& out) {
           o.method, end, o.epochs));
     }
   }
-  if (o.method != "selective" && o.method != "stale_selective") return;
+  if (!selects_samples(job)) return;
   if (o.selective.length == "epochs" && o.selective.first_epochs >= o.epochs) {
     every_sample(fmt::format("train.selective.first_epochs = {} and train.epochs = {}",
                              o.selective.first_epochs, o.epochs));

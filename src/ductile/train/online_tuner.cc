@@ -11,6 +11,7 @@
 #include "ductile/base/error.h"
 #include "ductile/base/json.h"
 #include "ductile/spec/live_options.h"
+#include "ductile/spec/methods.h"
 #include "ductile/tune/progress.h"
 
 namespace ductile::train {
@@ -94,8 +95,8 @@ Json setting_of(const spec::JobOptions& job) {
 }
 
 // Whether an epoch of the run is one of samples that are looked at, not of those that are trained.
-bool counts_stream(const spec::TrainOptions& train) {
-  return train.method != "plain" && train.selective.length != "updates";
+bool counts_stream(const spec::JobOptions& job) {
+  return job.train.method != "plain" && !spec::counts_updates(job);
 }
 
 std::string branch_of(int64_t trial) { return std::to_string(trial); }
@@ -116,7 +117,7 @@ bool is_lost(const Json& memory) {
   const Json& seen = memory.at("seen");
   if (seen.empty() || !memory.contains("start")) return false;
   const double start = memory.at("start").get<double>();
-  return seen.back()[1].get<double>() - start > 9 * std::abs(start);
+  return tune::is_ten_times(seen.back()[1].get<double>() - start, start);
 }
 
 // Pairs of epochs and loss for the report: what a picture has room for.
@@ -351,7 +352,7 @@ void OnlineTuner::note(Json& memory, const JobState& state, double loss) const {
   // A method that chooses samples comes further in the stream with an update than it trains, or
   // not at all while it trains on what waits. Samples are counted, since the share of an epoch that
   // a sample is depends on the batch, which trials may change.
-  if (counts_stream(job_.train)) {
+  if (counts_stream(job_)) {
     const int64_t now = state.counters.cursor;
     after = before + static_cast<double>(now - memory.value("cursor", now));
     memory["cursor"] = now;
@@ -432,7 +433,7 @@ bool OnlineTuner::move_on(JobState& state, Json& memory, tune::TrialPolicy& poli
     memory["until"] = move.budget;
     // Not less than its clocks took, or the last of them would end once more.
     memory["samples"] = std::ceil(trial.budget() * train_size_ - 1e-6);
-    if (counts_stream(job_.train)) memory["cursor"] = state.counters.cursor;
+    if (counts_stream(job_)) memory["cursor"] = state.counters.cursor;
     memory["sum"] = 0.0;
     memory["count"] = 0;
     memory["seen"] = Json::array();

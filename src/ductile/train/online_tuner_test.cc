@@ -34,42 +34,33 @@ spec::JobOptions small_job() {
   return job;
 }
 
-// Trials of so few samples are noisy: of four seeds one may end with a rate that is ten times off.
-TEST(OnlineTuner, FindsARateWhereTheJobsOwnIsFarOff) {
-  int64_t good = 0;
-  for (const int64_t seed : {0, 1, 2, 3}) {
+// Trials of so few samples are noisy: one seed may end with a rate that is ten times off.
+TEST(OnlineTuner, TrainsFromALearningRateThatIsFarOff) {
+  constexpr int64_t kSeeds = 4;
+  double sum = 0;
+  for (int64_t seed = 0; seed < kSeeds; ++seed) {
+    SCOPED_TRACE(seed);
     spec::JobOptions job = small_job();
     job.seed = seed;
     job.optimizer.lr = 1e-5;
+    Replica untuned(job);
+    testing::run_to_end(untuned);
     job.tune.online = true;
     job.tune.lr = {1e-5, 10};
     job.tune.budget = 1;
     Replica tuned(job);
     testing::run_to_end(tuned);
-    EXPECT_GT(tuned.last()->accuracy, 0.4) << seed;
-    if (tuned.last()->accuracy > 0.6) ++good;
+    EXPECT_LT(untuned.last()->accuracy, 0.3);
+    EXPECT_GT(tuned.last()->accuracy, 0.4);
+    sum += tuned.last()->accuracy;
+    EXPECT_GT(tuned.hyper().lr, 1e-3);
+    EXPECT_TRUE(tuned.state().branches().empty());
+    // Trials are steps, but the job ends where it was to end; their samples are counted.
+    EXPECT_EQ(tuned.updates(), untuned.updates());
+    EXPECT_GT(tuned.step(), tuned.updates());
+    EXPECT_EQ(tuned.state().counters.samples_backward, tuned.step() * 16);
   }
-  EXPECT_GE(good, 3);
-}
-
-TEST(OnlineTuner, TrainsFromALearningRateThatIsFarOff) {
-  spec::JobOptions job = small_job();
-  job.optimizer.lr = 1e-5;
-  Replica untuned(job);
-  testing::run_to_end(untuned);
-  job.tune.online = true;
-  job.tune.lr = {1e-5, 10};
-  job.tune.budget = 1;
-  Replica tuned(job);
-  testing::run_to_end(tuned);
-  EXPECT_LT(untuned.last()->accuracy, 0.3);
-  EXPECT_GT(tuned.last()->accuracy, 0.4);
-  EXPECT_GT(tuned.hyper().lr, 1e-3);
-  EXPECT_TRUE(tuned.state().branches().empty());
-  // Trials are steps, but the job ends where it was to end; their samples are counted.
-  EXPECT_EQ(tuned.updates(), untuned.updates());
-  EXPECT_GT(tuned.step(), tuned.updates());
-  EXPECT_EQ(tuned.state().counters.samples_backward, tuned.step() * 16);
+  EXPECT_GT(sum / kSeeds, 0.6);
 }
 
 // A method that looks at samples, or skips some, comes further with an update than it trains: a

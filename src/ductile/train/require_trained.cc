@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ductile/base/error.h"
+#include "ductile/spec/methods.h"
 
 namespace ductile::train {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 // there, in the smallest batches.
 double last_step_of(const spec::JobOptions& job, int64_t train_size) {
   int64_t batch = job.train.batch_size;
-  bool may_change = job.train.rate_control == "noise" || job.train.rate_control == "goodput";
+  bool may_change = spec::may_enlarge(job);
   if (job.tune.online) {
     for (const int64_t size : job.tune.batch_size) {
       may_change = may_change || size != batch;

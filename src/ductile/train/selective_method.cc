@@ -2,6 +2,7 @@
 
 #include "ductile/base/error.h"
 #include "ductile/base/json_value.h"
+#include "ductile/spec/methods.h"
 #include "ductile/train/selective_impl.h"
 
 namespace ductile::train {
@@ -53,7 +54,7 @@ SelectiveMethod::SelectiveMethod(const spec::JobOptions& job)
       num_ranks_(job.train.virtual_ranks),
       epochs_(job.train.epochs),
       max_steps_(job.train.max_steps),
-      by_updates_(job.train.selective.length == "updates") {}
+      by_updates_(spec::counts_updates(job)) {}
 
 void SelectiveMethod::prepare(const spec::JobOptions& job, Ingredients& ingredients) {
   order_ = StreamOrder::of(job, ingredients);

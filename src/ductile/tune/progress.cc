@@ -19,6 +19,8 @@ std::string_view to_string(Verdict verdict) {
   return "";
 }
 
+bool is_ten_times(double gain, double start) { return gain > 9 * std::abs(start); }
+
 Progress progress_of(Observation start, std::span<const Observation> clocks) {
   Progress out;
   // First, because a value that is not finite passes every comparison.
@@ -41,8 +43,7 @@ Progress progress_of(Observation start, std::span<const Observation> clocks) {
     last = sample;
   }
   out.gain = last - start.value;
-  // y_last > 10 y_first, written so that it says the same of measures below 0.
-  if (out.gain > 9 * std::abs(start.value)) {
+  if (is_ten_times(out.gain, start.value)) {
     out.verdict = Verdict::diverged;
   } else {
     const bool is_steady = out.gain < 0 && out.noise <= 0.1 * std::abs(out.gain);

@@ -39,6 +39,10 @@ Progress progress_of(Observation start, std::span<const Observation> clocks);
 // `slopes` in any order.
 bool has_settled(std::span<const double> slopes);
 
+// Whether a loss that rose by `gain` is above ten times what it was at the start, written so that
+// it says the same of measures below 0.
+bool is_ten_times(double gain, double start);
+
 // How many of the latest values are no new minimum; ties are none.
 int64_t values_without_best(std::span<const double> values);
 
