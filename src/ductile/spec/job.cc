@@ -102,8 +102,10 @@ void describe(Describer& d, AugmentOptions& o) {
   d.field("max_ratio", o.max_ratio, "largest aspect ratio of a random-resized crop").range(1, 10);
   d.field("resize", o.resize,
           "length of the short side before the crop, in evaluations and, without "
-          "random_resized_crop, in training; 0 = crop * 8 / 7 if sizes differ or "
-          "random_resized_crop is set, otherwise images are not resized")
+          "random_resized_crop, in training; 0 = crop * 8 / 7 if the training images differ in "
+          "size; otherwise training resizes none, and evaluations resize to the short side of the "
+          "training images, or to crop * 8 / 7 if random_resized_crop is set and that side is not "
+          "crop")
       .range(0, 8192);
   d.field("cutout", o.cutout, "side of a random square set to the mean (training); 0 = none")
       .range(0, 1024);
