@@ -485,6 +485,12 @@ class Data(Trained):
         after = held_out()
         self.assertEqual(after.shape, (3, 3, 8, 8))
         self.assertTrue(numpy.array_equal(after[:2], before))
+        # As a run refuses it: only training pads, and images are not made larger unless that is asked for.
+        for pad in (0, 1):
+            self.refused(ductile.RefusalError, "augment.crop = 10 is larger than the training images, 8 x 8", ductile.data.Loader, train, 3,
+                         train=train, training=False, augment={"crop": 10, "pad": pad})
+        asked = ductile.data.Loader(train, 3, train=train, training=False, augment={"crop": 10, "resize": 10})
+        self.assertEqual(next(asked).input.shape, (3, 3, 10, 10))
 
     def test_of_tokens_is_numbers(self):
         tokens = numpy.arange(1000, dtype="<u2") % 50

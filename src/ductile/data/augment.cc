@@ -94,6 +94,15 @@ std::string size_warning(const spec::AugmentOptions& options, const DatasetInfo&
       kDefaultCrop);
 }
 
+void check_crop(const spec::AugmentOptions& resolved, const DatasetInfo& train) {
+  const int64_t side = std::min(train.height, train.width);
+  if (resolved.random_resized_crop || resolved.resize > 0 || resolved.crop <= side) return;
+  fail(ErrorCode::invalid_argument,
+       "augment.crop = {} is larger than the training images, {} x {}, and only training pads "
+       "them; choose a crop of at most {}, or set augment.resize = {} in place of augment.pad",
+       resolved.crop, train.height, train.width, side, resolved.crop);
+}
+
 spec::AugmentOptions evaluation_augment(spec::AugmentOptions resolved, int64_t short_side) {
   resolved.pad = 0;  // only training pads
   if (resolved.resize > 0) return resolved;

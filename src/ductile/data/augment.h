@@ -21,6 +21,10 @@ spec::AugmentOptions resolve_augment(const spec::AugmentOptions& options, const 
 // say what they are to become; empty: nothing.
 std::string size_warning(const spec::AugmentOptions& options, const DatasetInfo& train);
 
+// A crop may be larger than the images where training pads them, but evaluations pad nothing:
+// throws invalid_argument for such options, `resolved` against the training set.
+void check_crop(const spec::AugmentOptions& resolved, const DatasetInfo& train);
+
 // How images of any size are evaluated: each in a way that depends on its own size alone, and one
 // as large as those of the training set as these are. `resolved` against the training set;
 // `short_side` of its images, or 0 if they have several (or nobody knows).

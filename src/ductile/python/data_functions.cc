@@ -202,6 +202,7 @@ std::unique_ptr<data::Loader> make_loader(const OpenDataset& set, const std::str
       const data::DatasetInfo& trained_on = train.data->info();
       task.height = trained_on.height;
       task.width = trained_on.width;
+      data::check_crop(options, trained_on);
       options = data::evaluation_augment(options, std::min(task.height, task.width));
     }
     return std::make_unique<data::Loader>(

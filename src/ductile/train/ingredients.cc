@@ -44,16 +44,6 @@ void check_test_set(const spec::JobOptions& job, const data::DatasetInfo& train,
        text(test), text(train));
 }
 
-// A crop may be larger than the images where training pads them, but evaluations pad nothing.
-void check_crop(const spec::AugmentOptions& augment, const data::DatasetInfo& train) {
-  const int64_t side = std::min(train.height, train.width);
-  if (augment.random_resized_crop || augment.resize > 0 || augment.crop <= side) return;
-  fail(ErrorCode::invalid_argument,
-       "augment.crop = {} is larger than the training images, {} x {}, and only training pads "
-       "them; choose a crop of at most {}, or set augment.resize = {} in place of augment.pad",
-       augment.crop, train.height, train.width, side, augment.crop);
-}
-
 // Samples from all over the training set, which may be sorted.
 void initialize(nn::Model& model, const Ingredients& given, const spec::JobOptions& job) {
   const int64_t size = given.train_set->info().size;
@@ -168,7 +158,7 @@ Ingredients complete(Ingredients given, const spec::JobOptions& job) {
   check_test_set(job, info, given.test_set->info());
   if (info.images()) {
     given.augment = data::resolve_augment(job.augment, info);
-    check_crop(given.augment, info);
+    data::check_crop(given.augment, info);
   }
   check_size(job, info);
   const DataForm form = DataForm::of(job, info, given.augment);
