@@ -201,9 +201,10 @@ TEST(Router, LosesNothingWhileReplicasAreKilledAddedAndTakenAway) {
 }
 
 TEST(Router, ARequestThatEndsReplicasGoesToNoFourth) {
-  Rig rig(3, {"--dies-of", "12345"});
+  Rig rig(4, {"--dies-of", "12345"});
   Client client(rig.address);
   EXPECT_EQ(client.post(kInfer, body_of(std::vector<float>(16, 12345)))->status, 502);
+  EXPECT_EQ(rig.on_loop([&] { return rig.router->load().retried; }), 3) << "replicas that ended";
   EXPECT_EQ(client.post(kInfer, body_of(image(2)))->status, 200);  // by one that replaces them
 }
 
@@ -518,8 +519,7 @@ TEST(Router, ALoadMayTakeLongerThanARequest) {
   EXPECT_EQ(clients.versions(), std::set<int64_t>{3});
 }
 
-// Clients of the weights that are wanted: a replica that cannot load them now is asked again at the
-// pace of the questions about its health, and not as fast as the loop can.
+// It is asked at the pace of the questions about its health, and not as fast as the loop can.
 TEST(Router, AReplicaThatCannotLoadNowIsAskedAgainInTime) {
   net::LoopThread thread;
   std::atomic<int> loads = 0;
