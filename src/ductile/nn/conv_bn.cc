@@ -491,6 +491,9 @@ at::Tensor conv_bn_act(const at::Tensor& x, const at::Tensor& w, int64_t stride,
 at::Tensor conv_bn_act_pool(const at::Tensor& x, const at::Tensor& w, int64_t stride,
                             int64_t padding, const BatchNorm& bn, Activation act, bool training,
                             int64_t kernel) {
+  if (kernel < 1)
+    fail(ErrorCode::invalid_argument, "conv_bn_act_pool: a window of {0} x {0} holds no pixel",
+         kernel);
   const bool covered = current_spatial_split() == nullptr && !is_smooth(act_of(act)) &&
                        norm_covered(x, w.size(0), bn) && conv_covered(x, w, stride, padding);
   if (covered) {

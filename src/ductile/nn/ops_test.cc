@@ -350,6 +350,15 @@ TEST(BnAct, RefusesVectorsOfAnotherLength) {
   EXPECT_ANY_THROW(conv_bn_act(o.x, o.w, 1, 1, o.bn, smaller, Activation::relu, true));
 }
 
+TEST(BnAct, RefusesPoolsWithoutAPixel) {
+  const Operands o = operands(2, 16, 16, 6, 6, 3, 1, 1);
+  for (const bool training : {true, false}) {
+    for (const int64_t window : {0, -2}) {
+      EXPECT_ANY_THROW(conv_bn_act_pool(o.x, o.w, 1, 1, o.bn, Activation::relu, training, window));
+    }
+  }
+}
+
 TEST(Conv2d, EqualsAtenWithAndWithoutBias) {
   for (const int64_t out : {16, 10}) {
     for (const bool biased : {false, true}) {
