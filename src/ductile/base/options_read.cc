@@ -1,6 +1,9 @@
 // The textual ways in: TOML files, "key=value" assignments, environment variables.
 #include <algorithm>
 #include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
 #include <map>
 #include <optional>
 #include <sstream>
@@ -101,6 +104,16 @@ void require_kept(const std::optional<LostNumber>& lost, const std::string& wher
        lost->text);
 }
 
+// The TOML reader says of a number that is too large for a double that it is none.
+void require_finite(const std::string& text, const std::string& where) {
+  char* end = nullptr;
+  const bool is_too_large = std::isinf(std::strtod(text.c_str(), &end)) && *end == 0 &&
+                            text.find_first_of("0123456789") != std::string::npos;
+  if (is_too_large)
+    fail(ErrorCode::invalid_argument, "{}: {} is too large a number; the largest is {}", where,
+         text, std::numeric_limits<double>::max());
+}
+
 char upper(char c) { return static_cast<char>(std::toupper(static_cast<unsigned char>(c))); }
 char lower(char c) { return static_cast<char>(std::tolower(static_cast<unsigned char>(c))); }
 
@@ -181,6 +194,7 @@ void OptionSet::set(std::string_view assignment, std::string_view origin) {
     Lines lines;
     value = node_to_json(table, "", lines).at("value");
   } catch (const Error&) {
+    require_finite(std::string(text), where);
     value = std::string(text);  // assign then says which type was wanted
   }
   require_kept(lost, where);

@@ -189,6 +189,19 @@ TEST(Options, AssignmentsTakeBareStringsNumbersAndLists) {
   EXPECT_NE(text_of([&] { set.set("novalue"); }).find("write key=value"), std::string::npos);
 }
 
+TEST(Options, ANumberThatIsTooLargeIsRefusedAsSuch) {
+  Outer o;
+  OptionSet set(o);
+  for (const std::string number : {"1e400", "-1e400"}) {
+    EXPECT_EQ(text_of([&] { set.set("inner.rate=" + number); }),
+              "--set inner.rate=" + number + ": " + number +
+                  " is too large a number; the largest is 1.7976931348623157e+308");
+  }
+  EXPECT_NE(text_of([&] { set.set("inner.rate=1e400x"); }).find("must be a number"),
+            std::string::npos);
+  EXPECT_EQ(o.inner.rate, 0.5);
+}
+
 TEST(Options, ANumberThatWouldBecomeZeroIsRefused) {
   Outer o;
   OptionSet set(o);
