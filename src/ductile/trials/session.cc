@@ -363,8 +363,10 @@ void Session::launch(int64_t trial, const Environment& environment) {
   launch.folder = trial_folder(trial);
   launch.log = folder_ / "trials" / fmt::format("{:04}.log", trial);
   launch.mask = environment.mask;
-  // The last run is alone, and has all cores where the result does not depend on their number.
-  const bool is_alone = finishing_ && has_built_in_model(job_);
+  // A run that is alone, as the last one is, has all cores where the result does not depend on
+  // their number.
+  const bool is_alone =
+      (finishing_ || (policy_->runs_one() && running_.empty())) && has_built_in_model(job_);
   const size_t shares = is_alone ? 1 : std::max<size_t>(1, std::min(at_once, cores.size()));
   launch.cpus =
       core_share(static_cast<int64_t>(place % shares), static_cast<int64_t>(shares), cores);

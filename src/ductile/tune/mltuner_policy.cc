@@ -48,6 +48,8 @@ class MlTunerPolicy final : public TrialPolicy {
 
   bool is_searching() const override { return m_.phase == Phase::first || m_.phase == Phase::rest; }
 
+  bool runs_one() const override { return m_.phase == Phase::rest || m_.phase == Phase::training; }
+
   int64_t kept() const override {
     if (m_.phase == Phase::first) {
       const int64_t converging = best_of_live(true, m_.time).trial;

@@ -65,7 +65,9 @@ TEST_F(MlTunerTest, DoublesTheTimeUntilATrialConvergesThenComparesOneAtATime) {
   expect(MoveKind::start, 0, 2, rises);
   expect(MoveKind::resume, 0, 4, rises);  // nothing converges: twice the time, and one more trial
   expect(MoveKind::start, 1, 4, falls);
+  EXPECT_FALSE(policy_->runs_one());
   expect(MoveKind::start, 2, 4, falls_fast);  // trial 1 converges: its time holds
+  EXPECT_TRUE(policy_->runs_one());
   EXPECT_TRUE(dropped_.contains(0));
   expect(MoveKind::start, 3, 4, falls);  // not better
   EXPECT_TRUE(dropped_.contains(1));
@@ -76,6 +78,7 @@ TEST_F(MlTunerTest, DoublesTheTimeUntilATrialConvergesThenComparesOneAtATime) {
   expect(MoveKind::start, 7, 4, falls_a_little);
   // The best five slopes are within a tenth: the best trial is trained.
   expect(MoveKind::resume, 2, 5, falls_fast);
+  EXPECT_TRUE(policy_->runs_one());
   EXPECT_EQ(parents_[0], -1);
   // A plateau of four values begins another search, whose trials take over its state.
   for (double b = 6; b <= 9; ++b) expect(MoveKind::resume, 2, b, [](double) { return 0.5; });

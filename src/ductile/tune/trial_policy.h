@@ -105,6 +105,8 @@ class TrialPolicy {
 
   // False once what is left is to train the best trial on.
   virtual bool is_searching() const { return true; }
+  // Whether there is no other move until the trial of the last one is told.
+  virtual bool runs_one() const { return false; }
   // The trial to go on with if the search ends here, of those that were not dropped; -1 for none.
   virtual int64_t kept() const;
 

@@ -79,6 +79,8 @@ Log drive(TrialPolicy& policy, int moves, size_t at_once = 1) {
       log.asked +=
           move.budget - policy.searcher().trials()[static_cast<size_t>(move.trial)].budget();
       running.push_back(move);
+      const size_t most = policy.runs_one() ? 1 : at_once;
+      EXPECT_LE(running.size(), most) << policy.name();
     }
     if (move.kind == MoveKind::wait) {
       EXPECT_FALSE(running.empty());
