@@ -83,15 +83,15 @@ constexpr LiveOption kOptions[] = {
     {"optimizer.neumann.gamma", kLogToOne, kNeumann, reads_neumann},
     {"optimizer.neumann.mu_start", kLinear, kNeumann, reads_neumann},
     {"optimizer.nlcg.threshold", kLinear, kNlcg, reads_nlcg},
-    {"train.label_smoothing", kLinear, kOwnLoss, has_our_loss},
-    {"train.selective.beta", kLinear, kSelective, reads_selective},
+    {"train.label_smoothing", kLinear, kOwnLoss, has_our_loss, false, true},
+    {"train.selective.beta", kLinear, kSelective, reads_selective, false, true},
     {"train.infobatch.ratio", kLinear, kInfobatch, reads_infobatch, true},
     {"train.infobatch.end", kLinear, kInfobatch, reads_infobatch, true},
     {"train.graded.beta", kLinear, kGraded, reads_graded, true},
     {"train.graded.floor", kLinear, kGraded, reads_graded, true},
-    {"train.graded.unbias", kLinear, kGraded, reads_graded, true},
+    {"train.graded.unbias", kLinear, kGraded, reads_graded, true, true},
     {"train.graded.end", kLinear, kGraded, reads_graded, true},
-    {"model.dropout", kLinear, kDropout, has_dropout},
+    {"model.dropout", kLinear, kDropout, has_dropout, false, true},
 };
 
 // ---- What is refused.

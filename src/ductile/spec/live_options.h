@@ -24,7 +24,8 @@ struct LiveOption {
   LiveScale scale;
   std::string_view reader;  // which jobs read it, in words: "optimizer.name = \"lars\""
   bool (*is_read)(const JobOptions&);
-  bool by_epoch = false;  // it is read only as an epoch begins
+  bool by_epoch = false;     // it is read only as an epoch begins
+  bool shapes_loss = false;  // the training loss by which trials are judged is another one with it
 };
 
 // The table. A row is all that registers an option whose reader takes its group of options anew:

@@ -2,12 +2,33 @@
 
 #include <fmt/format.h>
 
+#include "ductile/spec/live_options.h"
 #include "ductile/spec/optimizers.h"
 
 namespace ductile::spec {
+namespace {
+
+// The least training loss is not the best setting of what changes that loss itself.
+void warn_of_shaped_losses(const JobOptions& job, std::vector<std::string>& out) {
+  if (!job.tune.online) return;
+  for (const LiveOption& option : live_options()) {
+    if (!option.shapes_loss) continue;
+    for (const std::string& text : job.tune.options) {
+      if (!text.starts_with(fmt::format("{}:", option.key))) continue;
+      out.push_back(
+          fmt::format("tune.options = \"{}\": trials are judged by their training loss, and {} "
+                      "changes what that loss is; choose it with `ductile tune`, which judges by "
+                      "evaluations",
+                      text, option.key));
+    }
+  }
+}
+
+}  // namespace
 
 std::vector<std::string> start_warnings(const JobOptions& job, const OptionSet& options) {
   std::vector<std::string> out;
+  warn_of_shaped_losses(job, out);
   const RuleTraits* rule = rule_traits(job.optimizer.name);
   if (rule == nullptr || job.train.rate_control == "lrtuner") return out;
   const OptionField* rate = options.find("optimizer.lr");

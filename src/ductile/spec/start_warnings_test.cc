@@ -62,5 +62,24 @@ TEST(StartWarnings, AWarmUpThatARuleNeedsIsAskedFor) {
   EXPECT_EQ(warnings_of({"optimizer.name=schedule_free"}).size(), 2U);
 }
 
+TEST(StartWarnings, OptionsThatChangeTheLossByWhichTheyWouldBeJudgedAreNamed) {
+  const auto warned = [](const char* method, const char* range, bool online = true) {
+    JobOptions job;
+    job.train.method = method;
+    job.tune.online = online;
+    job.tune.options = {range};
+    return start_warnings(job, OptionSet(job));
+  };
+  const Lines lines = warned("selective", "train.selective.beta:0:3");
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_NE(lines[0].find("train.selective.beta changes what that loss is"), std::string::npos)
+      << lines[0];
+  EXPECT_EQ(warned("plain", "train.label_smoothing:0:0.2").size(), 1U);
+  EXPECT_EQ(warned("graded", "train.graded.unbias:0:1").size(), 1U);
+  EXPECT_EQ(warned("graded", "train.graded.unbias:0:1", false), Lines{}) << "nobody reads it";
+  EXPECT_EQ(warned("graded", "train.graded.floor:0.1:1"), Lines{});
+  EXPECT_EQ(warned("infobatch", "train.infobatch.ratio:0:0.9"), Lines{});
+}
+
 }  // namespace
 }  // namespace ductile::spec

@@ -109,7 +109,7 @@ TEST(InfoBatch, TrainsWhatTheAuthorsLoopTrainsAtTheRatesOfItsOwnEpochs) {
     const int64_t size = twin.parts.train_set->info().size, batch = 12, per_epoch = size / batch;
     std::vector<float> scores(static_cast<size_t>(size), std::numeric_limits<float>::infinity());
     std::vector<Indices> trained;
-    std::vector<double> rates;
+    std::vector<double> rates, means;
     for (int64_t epoch = 0; epoch < job.train.epochs; ++epoch) {
       std::vector<float> weights(scores.size(), 1.0F);
       weigh_infobatch(job.train.infobatch, 1, job.train.epochs, epoch, scores, weights);
@@ -128,10 +128,19 @@ TEST(InfoBatch, TrainsWhatTheAuthorsLoopTrainsAtTheRatesOfItsOwnEpochs) {
         const auto losses = twin.train(samples, epoch, rates.back(), own);
         for (size_t i = 0; i < samples.size(); ++i)
           scores[static_cast<size_t>(samples[i])] = losses[i];
+        means.push_back(std::inner_product(own.begin(), own.end(), losses.begin(), 0.0) /
+                        std::accumulate(own.begin(), own.end(), 0.0));
       }
     }
     WatchedRun run(job);
-    run.finish();
+    std::vector<double> reported;
+    while (!run.replica.done()) {
+      run.step();
+      reported.push_back(run.replica.state().loss);
+    }
+    ASSERT_EQ(reported.size(), means.size()) << end;
+    for (size_t i = 0; i < means.size(); ++i)
+      EXPECT_NEAR(reported[i], means[i], 1e-4 * means[i]) << end << ", update " << i;
     EXPECT_EQ(run.story->trained(), trained) << end;
     for (size_t i = 0; i < rates.size(); ++i) EXPECT_EQ(run.story->steps.at(i).lr, rates[i]) << i;
     expect_same_weights(run.replica, twin);

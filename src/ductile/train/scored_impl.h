@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -28,6 +29,10 @@ class ScoredMethod : public StepMethod {
   std::optional<Samples> samples(const JobState& state, const StepKind& kind) const override;
   Progress progress(const JobState& state, const Progress& by_stream) const override;
   at::Tensor contribute(RankContext& rank) override;
+  // The loss is the mean with the samples' weights, over the sum of these: comparable with that of
+  // plain training, whereas the gradient is of the mean over the samples that are kept.
+  Verdict judge(const JobState& state, const StepKind& kind,
+                const std::map<std::string, double>& sums, int64_t num_ranks) const override;
   void commit(JobState& state, const StepKind& kind, const Outcome& outcome) const override;
 
  protected:

@@ -97,6 +97,19 @@ at::Tensor ScoredMethod::contribute(RankContext& rank) {
   return train_on(rank, batch_size_ / num_ranks_, weights);
 }
 
+Verdict ScoredMethod::judge(const JobState& state, const StepKind& kind,
+                            const std::map<std::string, double>& sums, int64_t num_ranks) const {
+  Verdict out = StepMethod::judge(state, kind, sums, num_ranks);
+  const ExtraPart* part = part_of(state);
+  if (part == nullptr) return out;
+  const std::span<const float> weight = array_of(*part, "weight");
+  double total = 0;
+  const std::vector<int64_t> indices = samples(state, kind)->indices;
+  for (const int64_t index : indices) total += weight[static_cast<size_t>(index)];
+  out.loss *= static_cast<float>(static_cast<double>(indices.size()) / total);
+  return out;
+}
+
 void ScoredMethod::commit(JobState& state, const StepKind&, const Outcome& outcome) const {
   const int64_t size = order_.num_samples();
   const bool first = part_of(state) == nullptr;
