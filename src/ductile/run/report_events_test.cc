@@ -23,6 +23,13 @@ std::vector<std::string> texts_of(const RunFolder& run, const spec::JobOptions& 
   return out;
 }
 
+TEST(ShownEvents, WorkersThatTakeOverGoOnWithARunAndDoNotStartIt) {
+  EXPECT_EQ(report::describe_event({{"kind", "start"}, {"step", 0}, {"workers", 2}}).text,
+            "Started with 2 workers");
+  EXPECT_EQ(report::describe_event({{"kind", "start"}, {"step", 109}, {"workers", 1}}).text,
+            "Went on with 1 worker");
+}
+
 TEST(ShownEvents, TellWhichHyperparametersAreOthersThanBefore) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");

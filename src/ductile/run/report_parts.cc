@@ -249,10 +249,11 @@ Row describe_event(const json& event) {
   const std::string step = count_text(number_at(event, "step"));
   if (kind == "start") {
     const double workers = number_at(event, "workers");
+    const char* how = number_at(event, "step") > 0 ? "Went on" : "Started";  // with other workers
     return {kind, "plain",
             std::isfinite(workers)
-                ? fmt::format("Started with {:.0f} worker{}", workers, workers == 1 ? "" : "s")
-                : "Started"};
+                ? fmt::format("{} with {:.0f} worker{}", how, workers, workers == 1 ? "" : "s")
+                : how};
   }
   if (kind == "resume") return {kind, "notice", "Resumed from the state after step " + step};
   if (kind == "checkpoint") return {kind, "plain", checkpoint_text(event)};

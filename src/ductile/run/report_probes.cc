@@ -91,7 +91,8 @@ std::string probe_rounds_html(const History& history) {
   if (rounds.empty()) return {};
   return table.html() +
          "<p class=\"empty\">Each round looks up the loss on the straight way that the updates "
-         "since the last round went together: a = 0 is where the weights are, a = 1 as far again. "
+         "since the last round went together: a = 0 is where it began, a = 1 where the weights "
+         "are, a = 2 as far again. "
          "The minimum is that of the parabola: its a times the learning rate of the last update. "
          "There is none where it bends down, or rises from the start.</p>\n";
 }

@@ -79,6 +79,8 @@ void Recorder::started(int64_t num_workers) {
   }
   note_hyper();
   begin_ = window_begin_ = left_begin_ = Clock::now();
+  begin_samples_ = window_begin_samples_ = replica_.state().counters.samples_backward;
+  eval_seconds_ = 0;
   left_begin_updates_ = replica_.updates();
 }
 

@@ -85,7 +85,7 @@ class Recorder {
   run::CostMeter cost_;
   const bool resumed_;
   optim::Hyper noted_hyper_;  // of the last event that notes a change; the job's before any
-  const int64_t begin_samples_;
+  int64_t begin_samples_;
   int64_t num_workers_ = 1;
   int64_t bad_samples_ = 0;  // of this worker's loader, that were noted
   int64_t window_begin_samples_;
