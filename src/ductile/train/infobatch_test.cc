@@ -136,7 +136,7 @@ TEST(InfoBatch, TrainsWhatTheAuthorsLoopTrainsAtTheRatesOfItsOwnEpochs) {
     std::vector<double> reported;
     while (!run.replica.done()) {
       run.step();
-      reported.push_back(run.replica.state().loss);
+      reported.push_back(run.replica.state().loss.value());
     }
     ASSERT_EQ(reported.size(), means.size()) << end;
     for (size_t i = 0; i < means.size(); ++i)
