@@ -71,6 +71,7 @@ class HyperChanges {
     }
     for (const auto& [key, value] : others) tell(key, key, value_before(key));
     last_ = now;
+    last_step_ = number_at(event, "step");
     return out.empty() ? "Hyperparameters as before" : "From the next step on: " + out;
   }
 
@@ -111,21 +112,27 @@ class HyperChanges {
   }
 
   // A schedule moves the rate between two such events, so it is compared with that of the last
-  // metric line; NaN: there is none.
+  // metric line, or of the last such event, which may be later: lines of trials that a tuner
+  // dropped are in no curve. NaN: there is none.
   double lr_before(const json& event) const {
     const double step = number_at(event, "step");
-    double out = NAN;
-    if (lr_ == nullptr) return out;
-    for (const Point& p : lr_->points) {
-      if (static_cast<double>(p.step) <= step) out = p.value;
+    double out = NAN, at = -INFINITY;
+    if (lr_ != nullptr) {
+      for (const Point& p : lr_->points) {
+        if (static_cast<double>(p.step) > step) continue;
+        out = p.value;
+        at = static_cast<double>(p.step);
+      }
     }
-    return out;
+    const auto told = last_.find("optimizer.lr");
+    return told != last_.end() && last_step_ >= at ? told->second : out;
   }
 
   spec::JobOptions job_;
   OptionSet options_{job_};
   const Curve* lr_;
-  std::map<std::string, double> last_;  // by key, as the last such event has them
+  std::map<std::string, double> last_;  // by key, as the last such event has them,
+  double last_step_ = NAN;              // at this step
 };
 
 bool is_probe_round(const json& event) {

@@ -59,6 +59,11 @@ TEST(ShownEvents, TellWhichHyperparametersAreOthersThanBefore) {
     writer.event("hyper", {{"step", 40}, {"hyper", hyper}});
     writer.event("hyper", {{"step", 50}, {"hyper", hyper}});
     writer.event("hyper", {{"step", 60}, {"hyper", "other"}});
+    // As of trials of a tuner, whose metric lines are in no curve if they were dropped.
+    hyper["lr"] = 0.75;
+    writer.event("hyper", {{"step", 70}, {"hyper", hyper}});
+    hyper["lr"] = 0.01;
+    writer.event("hyper", {{"step", 80}, {"hyper", hyper}});
   }
   const std::string first = "From the next step on: ";
   EXPECT_EQ(texts_of(run, job), (std::vector<std::string>{
@@ -68,6 +73,8 @@ TEST(ShownEvents, TellWhichHyperparametersAreOthersThanBefore) {
                                     first + "model.dropout 0.5 \u2192 0",
                                     "Hyperparameters as before",
                                     "hyper other",
+                                    first + "learning rate 0.5 \u2192 0.75",
+                                    first + "learning rate 0.75 \u2192 0.01",
                                 }));
 }
 

@@ -397,6 +397,35 @@ TEST(Report, ShowsWhatATunerTriedAndKept) {
   EXPECT_EQ(report::tuning_html(History{}), "");
 }
 
+TEST(Report, SaysOfEachTrialOfASearchThatIsOverWhatBecameOfIt) {
+  const auto table_of = [](int chosen) {
+    const TempFolder temp;
+    const RunFolder run = RunFolder::create(temp.path(), "job");
+    write_job(run, "tuned");
+    {
+      MetricsWriter writer(run);
+      writer.event("tune", {{"step", 20},
+                            {"what", "search_over"},
+                            {"moves",
+                             {{{"what", "ran"}, {"trial", 0}, {"epochs", 0.25}, {"loss", 2.0}},
+                              {{"what", "ran"}, {"trial", 1}, {"epochs", 0.25}, {"loss", 3.0}},
+                              {{"what", "chosen"},
+                               {"trial", chosen},
+                               {"setting", {{"lr", 0.1}}},
+                               {"why", "the total budget is spent"}}}}});
+    }
+    return report::tuning_html(read_history(run));
+  };
+  const std::string first = table_of(0), none = table_of(-1);
+  EXPECT_NE(first.find("dropped</td><td>the search was over, and another trial was better"),
+            std::string::npos)
+      << first;
+  EXPECT_NE(first.find("chosen</td>"), std::string::npos) << first;
+  EXPECT_EQ(none.find("chosen"), std::string::npos) << none;
+  EXPECT_EQ(none.find("-1"), std::string::npos) << none;
+  EXPECT_NE(none.find("no trial was better than the setting before it"), std::string::npos) << none;
+}
+
 // As a run that went on after a kill leaves them: what was done again is no other search.
 TEST(Report, ShowsWhatTuningCostBesideTheWholeRun) {
   const TempFolder temp;

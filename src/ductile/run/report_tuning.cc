@@ -97,13 +97,30 @@ page::Cell picture(const Trial& trial, const Frame& frame) {
                   kWidth, kHeight, page::escape_html(label), points));
 }
 
+// A search that ends by its budget decides nothing more of a trial that it did not choose.
+void drop_the_rest(Trials& trials, const std::map<int, bool>& searches_over) {
+  for (auto& [key, trial] : trials) {
+    const auto over = searches_over.find(key.first);
+    const bool is_open =
+        trial.state == "started" || trial.state == "resumed" || trial.state == "ran";
+    if (over == searches_over.end() || trial.is_chosen || !is_open) continue;
+    trial.state = "dropped";
+    trial.why = over->second ? "the search was over, and another trial was better"
+                             : "the search was over, and no trial was better than the setting "
+                               "before it, which was kept";
+  }
+}
+
 Trials trials_of(const TuningRecord& record) {
   Trials trials;
+  std::map<int, bool> searches_over;  // whether one of their trials was chosen
   for (const auto& [event, search] : record.entries) {
     for (const json& move : event->at("moves")) {
       const double number = move.is_object() ? number_at(move, "trial") : NAN;
       if (!(std::abs(number) < 1e9)) continue;
       const std::string what = text_at(move, "what");
+      if (what == "chosen") searches_over[search] = number >= 0;
+      if (number < 0) continue;  // what there was before the search
       Trial& trial = trials[{search, static_cast<int64_t>(number)}];
       if (trial.setting.empty()) {
         trial.first_step = number_at(*event, "step");
@@ -121,6 +138,7 @@ Trials trials_of(const TuningRecord& record) {
       trial.is_chosen |= what == "chosen";
     }
   }
+  drop_the_rest(trials, searches_over);
   return trials;
 }
 
