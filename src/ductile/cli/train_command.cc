@@ -31,6 +31,7 @@
 #include "ductile/cli/plan_placement.h"
 #include "ductile/cli/replan.h"
 #include "ductile/cli/run_summary.h"
+#include "ductile/cli/saved_job.h"
 #include "ductile/cli/trust.h"
 #include "ductile/cli/weights_import.h"
 #include "ductile/cli/worker_process.h"
@@ -524,6 +525,8 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
     check_unchanged(folder, resumed, command.plan.has_value());
     original = kept(folder);
     if (command.plan) check_may_change(folder, other, original.has_value());
+    if (!command.plan && !link::PlanChange::left_open(folder))
+      check_saved_job(folder, config.job);
     if (original)
       for (const auto& [name, text] : files_of(*original))
         write_file_atomic(folder.path() / name, text);

@@ -1,0 +1,51 @@
+#include "ductile/cli/saved_job.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "ductile/base/error.h"
+#include "ductile/base/options.h"
+#include "ductile/ckpt/checkpoint.h"
+#include "ductile/spec/changed_options.h"
+#include "ductile/trials/setup.h"
+
+namespace ductile::cli {
+namespace {
+
+// Of the newest checkpoint; the defaults stand for options that are newer than it.
+std::optional<spec::JobOptions> saved_job(const run::RunFolder& folder) {
+  try {
+    const auto saved = ckpt::list(folder.checkpoints());
+    if (saved.empty()) return std::nullopt;
+    const auto newest = ckpt::Checkpoint::open(folder.checkpoints(), saved.front().step);
+    spec::JobOptions then;
+    OptionSet(then).read_json(newest.state().at("job"), "the checkpoint's job", Moved::follow);
+    return then;
+  } catch (const Error&) {
+    return std::nullopt;
+  } catch (const nlohmann::json::exception&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+void check_saved_job(const run::RunFolder& folder, const spec::JobOptions& job) {
+  std::optional<spec::JobOptions> then = saved_job(folder);
+  if (!then) return;
+  spec::JobOptions now = job;
+  const std::vector<std::string> changed = spec::changed_options(
+      OptionSet(*then).to_json(), OptionSet(now).to_json(), trials::has_built_in_model(job));
+  if (changed.empty()) return;
+  fail(ErrorCode::invalid_argument,
+       "{} was changed since the run began in what shapes the result: {}; put the old values back, "
+       "or start a new run",
+       folder.job_file().string(), fmt::join(changed, ", "));
+}
+
+}  // namespace ductile::cli
