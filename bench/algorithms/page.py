@@ -78,7 +78,7 @@ def workload_part(workload, submissions, found, profiles):
     there = Scores(workload, submissions, found, source).groups
     names = [s.name for s in submissions if s.baseline and s.name in there]
     out = [f"## {workload.title}", "",
-           f"Targets: the least median of {' and '.join(f'`{n}`' for n in names)} ({source}) is "
+           f"Targets: the best median of {' and '.join(f'`{n}`' for n in names)} ({source}) is "
            f"{workload.shown(baseline)}; the others allow its error times "
            f"{', '.join(f'{m:g}' for m in workload.targets[1:])}. Of each target: seeds that reached it, then the "
            "medians over all seeds of the CPU seconds of training and of steps (passes over a batch: looks and "
@@ -263,19 +263,44 @@ def told_of_load(found):
     return f"at most {' or '.join(map(str, numbers))} trial{'s' if numbers[-1] > 1 else ''} at a time"
 
 
-def command_of(args, found, tried):
-    """The one that makes these results, by what is there and not by what the report was asked for."""
+def by_scored_seeds(names, found):
+    """Submissions by the seeds that are scored of them; those without one are among the first."""
+    groups = {}
+    for name in names:
+        seeds = sorted({r["seed"] for r in found if r["submission"] == name and r["stage"] != "tuning"})
+        groups.setdefault(tuple(seeds), []).append(name)
+    without = groups.pop((), [])
+    if not groups:
+        return {(): without}
+    first = next(iter(groups))
+    return {**groups, first: [n for n in names if n in groups[first] + without]}
+
+
+def commands_of(args, found, tried):
+    """Those that make these results, by what is there and not by what the report was asked for."""
     stages = {r["stage"] for r in found}
-    seeds = [r["seed"] for r in found if r["stage"] != "tuning"]
     rulesets = ["fixed"] * ("fixed" in stages) + ["tuned"] * bool(stages & {"tuning", "tuned"})
-    words = ["bench/algorithms/sweep.py", "run", "OUT", "--data", "DATA", "--workloads", args.workloads, "--submissions",
-             args.submissions, "--rulesets", ",".join(rulesets)]
-    if seeds:
-        words += ["--seeds", str(max(seeds) - experiment.FIRST_SEED + 1)]
-    if "tuned" in rulesets:
-        words += ["--trials", str(tried or args.trials), "--draw-seed", str(args.draw_seed)]
     numbers = [n for r in found for n in r.get("at_once", [])]
-    return shlex.join(words + (["--at-once", str(max(numbers))] if numbers else []))
+    out = []
+    for seeds, names in by_scored_seeds(args.submissions.split(","), found).items():
+        words = ["bench/algorithms/sweep.py", "run", "OUT", "--data", "DATA", "--workloads", args.workloads,
+                 "--submissions", ",".join(names), "--rulesets", ",".join(rulesets)]
+        if seeds:
+            words += ["--seeds", str(seeds[-1] - experiment.FIRST_SEED + 1)]
+        if "tuned" in rulesets:
+            words += ["--trials", str(tried or args.trials), "--draw-seed", str(args.draw_seed)]
+        out.append(f"`{shlex.join(words + (['--at-once', str(max(numbers))] if numbers else []))}`")
+    return " and ".join(out)
+
+
+def told_of_seeds(args, found):
+    groups = by_scored_seeds(args.submissions.split(","), found)
+    told = [(f"{seeds[0]} to {seeds[-1]}", names) for seeds, names in groups.items() if seeds]
+    if not told:
+        return ""
+    if len(told) > 1:
+        told = [(f"{seeds} (" + ", ".join(f"`{n}`" for n in names) + ")", names) for seeds, names in told]
+    return f"Seeds {' and '.join(seeds for seeds, _ in told)} change initial weights and data order. "
 
 
 def as_json(found):
@@ -297,11 +322,10 @@ def write(args, workloads, submissions, found):
         path.write_text(svg)
         return path.name
 
-    seeds = sorted({r["seed"] for r in found if r["stage"] != "tuning"})
     tried = max((r["number"] for r in found if r["stage"] == "tuning"), default=0)
-    out = [f"# {args.title}", "", f"{datetime.date.today()}. `{command_of(args, found, tried)}`", "",
+    out = [f"# {args.title}", "", f"{datetime.date.today()}. {commands_of(args, found, tried)}", "",
            f"{told_of_hosts(found)}. {told_of_programs(found)}. One compute thread per trial, {told_of_load(found)}. "
-           + (f"Seeds {seeds[0]} to {seeds[-1]} change initial weights and data order. " if seeds else "") +
+           f"{told_of_seeds(args, found)}"
            "CPU seconds of training are without start and evaluations, core-seconds in all are with them. "
            + (f"Tuned ruleset: {tried} quasi-random points for each submission on another seed, of which the best at "
               "its end is scored. " if tried else "") +

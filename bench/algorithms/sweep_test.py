@@ -420,10 +420,18 @@ class Pages(Folder):
         found = [self.result(t, (1, 0.5)) for t in experiment.tuning_trials(self.workload, [self.sgd], 2)]
         self.assertNotIn("Seeds", self.write(found))
 
+    def test_submissions_with_other_seeds_have_a_command_of_their_own(self):
+        found = self.fixed(3) + [self.result(t, (1, 0.7)) for t in
+                                 experiment.fixed_trials(self.workload, [self.adam], 2)]
+        told = self.write(found)
+        self.assertIn("--submissions sgd --rulesets fixed --seeds 3` and `bench/algorithms/sweep.py run ", told)
+        self.assertIn("--submissions adam --rulesets fixed --seeds 2`\n", told)
+        self.assertIn(" Seeds 11 to 13 (`sgd`) and 11 to 12 (`adam`) change initial weights", told)
+
     def test_a_baseline_without_results_is_not_named_as_one(self):
         baselines = [self.sgd, dataclasses.replace(self.adam, baseline=True)]
         told = page.workload_part(self.workload, baselines, self.fixed(2), {})
-        self.assertIn("the least median of `sgd` (fixed) is 90.00 %", told[2])
+        self.assertIn("the best median of `sgd` (fixed) is 90.00 %", told[2])
 
     def test_a_ruleset_without_results_has_no_table(self):
         found = [self.result(experiment.trial(self.workload, self.sgd, "tuned", 1, seed), (1, 0.5), (2, 0.9))
