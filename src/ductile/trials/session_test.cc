@@ -482,6 +482,12 @@ TEST(Session, NamesTheFieldOfAStateThatIsOtherwise) {
   expect_named("/trials/1/setting", nlohmann::json::array(), "trial 1 is not that of the search");
   expect_named("/trials/1/setting/0", 7, "trial 1 is not that of the search");
   expect_named("/planned", {{2, 1.0}}, "planned");
+  expect_named("/planned", {{1, 1.0}, {1, 2.0}}, "planned");
+  expect_named("/trials", nlohmann::json::array(), "trials has 0, and the search knows 2");
+  expect_named("/trials", nlohmann::json::array({whole["trials"][0]}), "trials has 1");
+  expect_named("/trials/1/status", "zzz", "status");
+  expect_named("/trials/1/later_status", "qq", "later_status");
+  expect_named("/trials/1/seen", {{2, 0.5}, {1, 0.5}}, "seen");
   expect_named("/first", -1, "first");
   expect_named("/first", nlohmann::json::array({7}), "first");
   expect_named("/first", nlohmann::json::array({1}), "first is not the setting of trial 0");
