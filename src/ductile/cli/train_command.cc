@@ -83,6 +83,10 @@ void settle_threads(JobConfig& config, Console& console) {
 }
 
 [[noreturn]] void refuse_existing(const fs::path& out) {
+  if (run::may_become_run(out))
+    fail(ErrorCode::conflict,
+         "--out {}: exists already, and another process may be making a run there; name another",
+         out.string());
   if (kind_of(out / "job.toml") == FileKind::none)
     fail(ErrorCode::conflict, "--out {}: exists already, and is no run; remove it, or name another",
          out.string());
