@@ -1,4 +1,5 @@
 // `ductile tune` as a user runs it: to its end, interrupted, killed, refused.
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <string>
@@ -233,9 +234,14 @@ choices = [0.1, 0.05]
   ASSERT_EQ(run(tune("a", space)), 0) << read_file(output());
   EXPECT_EQ(result().at("trials"), 1);
   std::vector<std::string> more = resume("a");
+  const std::string folder = (root_.path() / "a").string();
+  std::ranges::replace(more, folder, fs::relative(folder).string());
   more.insert(more.end(), {"--tune", "budget=8"});
   ASSERT_EQ(run(more), 0) << read_file(output());
   EXPECT_EQ(result().at("trials"), 2);
+  for (const char* key : {"session", "report"})
+    EXPECT_TRUE(fs::path(result().at(key).get<std::string>()).is_absolute()) << result();
+  EXPECT_TRUE(fs::path(result().at("best").at("run").get<std::string>()).is_absolute());
   const Json whole = story("a");
   ASSERT_EQ(run(tune("b", space, {"--tune", "budget=8"})), 0) << read_file(output());
   EXPECT_EQ(story("b"), whole);

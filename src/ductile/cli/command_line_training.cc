@@ -328,9 +328,9 @@ void add_minima(CLI::App& app, Parsed& parsed) {
                   "all weights)")
       ->option_text("P")
       ->check(Range(int64_t{0}, int64_t{10'000}));
-  sub->add_option("--steps", m.steps, "gradients of each ascent (default 20)")
+  sub->add_option("--steps", m.steps, "gradients of each ascent, 2 or more (default 20)")
       ->option_text("N")
-      ->check(Range(int64_t{1}, int64_t{1'000'000}));
+      ->check(Range(int64_t{2}, int64_t{1'000'000}));
   sub->add_option("--lanczos", m.lanczos,
                   "products with the Hessian at most; 0: no eigenvalues (default 40)")
       ->option_text("N")

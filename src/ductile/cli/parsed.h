@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <functional>
-#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -55,8 +54,14 @@ class Range : public CLI::Range {
     };
   }
 };
-inline Range positive_number() {
-  return {std::numeric_limits<double>::min(), std::numeric_limits<double>::max()};
+inline CLI::Validator positive_number() {
+  const auto check = [](std::string& text) {
+    double value = 0;
+    const bool is_right =
+        CLI::detail::lexical_cast(text, value) && value > 0 && std::isfinite(value);
+    return is_right ? std::string() : fmt::format("Value {} must be above 0 and finite", text);
+  };
+  return {check, ""};
 }
 
 void add_set(CLI::App& app, std::vector<std::string>& assignments);

@@ -24,6 +24,7 @@
 #include "ductile/ckpt/digest.h"
 #include "ductile/cli/commands.h"
 #include "ductile/cli/elastic_run.h"
+#include "ductile/cli/existing_run.h"
 #include "ductile/cli/other_plan.h"
 #include "ductile/cli/own_plan.h"
 #include "ductile/cli/pipeline_plan.h"
@@ -81,21 +82,6 @@ void settle_threads(JobConfig& config, Console& console) {
   console.say(
       "train.threads = 1 for the life of the job: the results of model.library may depend on the "
       "number; --workers uses more cores");
-}
-
-[[noreturn]] void refuse_existing(const fs::path& out) {
-  if (kind_of(out / "job.toml") == FileKind::none)
-    fail(ErrorCode::conflict, "--out {}: exists already, and is no run; remove it, or name another",
-         out.string());
-  if (kind_of(out / "tune.json") != FileKind::none)
-    fail(
-        ErrorCode::conflict,
-        "--out {0}: a tuning session, which `ductile tune --resume {0}` goes on with; name another "
-        "folder",
-        out.string());
-  fail(ErrorCode::conflict,
-       "--out {0}: exists already; name another folder, or go on with `ductile train --resume {0}`",
-       out.string());
 }
 
 // The run directory of a new run, with these files and the resolved job in it.
@@ -334,6 +320,10 @@ class GivenWeights {
 };
 
 std::unique_ptr<GivenWeights> given_weights(const TrainCommand& command, const JobConfig& config) {
+  if (command.weights && config.job.tune.online)
+    fail(ErrorCode::invalid_argument,
+         "--weights {}: a run that begins with given weights cannot have tune.online = true",
+         command.weights->string());
   std::optional<fs::path> file = command.weights;
   if (command.replay) {
     file = run::initial_weights_of(run::RunFolder::open(*command.replay));

@@ -65,16 +65,17 @@ bool is_there(const fs::path& run) { return kind_of(run / "job.toml") != FileKin
 
 Json result_of(const trials::Session& session, bool is_over) {
   const int64_t best = session.best();
+  const fs::path folder = fs::absolute(session.folder());  // --resume takes a relative one
   Json out = {{"status", is_over ? "done" : "interrupted"},
-              {"session", session.folder().string()},
-              {"report", (session.folder() / "report.html").string()},
+              {"session", folder.string()},
+              {"report", (folder / "report.html").string()},
               {"trials", session.trials().size()},
               {"epochs", session.epochs_spent()},
               {"wall_seconds", session.wall_seconds()},
               {"core_seconds", session.core_seconds()}};
   if (best < 0) return out;
   const auto& winner = session.trials()[static_cast<size_t>(best)];
-  const fs::path run = session.trial_folder(best);
+  const fs::path run = fs::absolute(session.trial_folder(best));
   out["best"] = {{"trial", best},
                  {"run", is_there(run) ? Json(run.string()) : Json()},
                  {session.tuning().setup.metric, *session.value_of(best)},

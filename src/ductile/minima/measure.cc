@@ -70,7 +70,8 @@ void describe(Describer& d, Options& o) {
   d.field("epsilon", o.epsilon, "sides of the boxes in which the loss's maximum is sought");
   d.field("subspace", o.subspace, "dimensions of the random subspace of the boxes; 0 = all weights")
       .range(0, 10'000);
-  d.field("steps", o.steps, "gradients of each ascent").range(1, 1e6);
+  d.field("steps", o.steps, "gradients of each ascent, the first of which is at its start")
+      .range(2, 1e6);
   d.field("lanczos", o.lanczos, "products with the Hessian at most; 0 = no eigenvalues")
       .range(0, 300);
   d.field("slices", o.slices, "slices of the loss along random directions")
@@ -115,7 +116,8 @@ Measurement measure(Surface& surface, const Options& options,
   const auto seed = static_cast<uint64_t>(options.seed);
   for (const double epsilon : options.epsilon) {
     if (!(epsilon > 0) || !std::isfinite(epsilon))
-      fail(ErrorCode::invalid_argument, "epsilon = {}: the side of a box is above 0", epsilon);
+      fail(ErrorCode::invalid_argument,
+           "epsilon = {}: the side of a box must be above 0 and finite", epsilon);
     out.sharpness.push_back(
         sharpness(counted, out.loss, {epsilon, options.subspace, options.steps, kStarts, seed}));
   }

@@ -118,6 +118,7 @@ TEST(MeasureOptions, TravelAsJson) {
   EXPECT_EQ(got.epsilon, sent.epsilon);
   EXPECT_EQ(got.slices, "2d");
   EXPECT_THROW(OptionSet(got).read_json({{"slices", "3d"}}, "options"), Error);
+  EXPECT_THROW(OptionSet(got).read_json({{"steps", 1}}, "options"), Error);  // it climbs nowhere
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "ductile/base/json.h"
 #include "ductile/base/json_value.h"
 #include "ductile/base/paths.h"
+#include "ductile/run/checkpoints.h"
 #include "ductile/run/new_folder.h"
 
 namespace ductile::run {
@@ -69,6 +70,11 @@ std::string file_name_of(std::string_view job_name) {
 
 namespace {
 
+// What a run may have before it has its job.toml, which filled() writes last.
+constexpr std::string_view kBeforeJob[] = {"checkpoints", "tensorboard",   "job.toml",
+                                           "run.lock",    kInitialWeights, "plan.json",
+                                           "replay.json", "batch.json"};
+
 // Of a folder that was just made: a run, or nothing.
 RunFolder filled(const fs::path& path, std::string_view job, std::span<const FirstFile> files) {
   try {
@@ -118,6 +124,21 @@ bool is_unfinished(std::string_view name, std::string_view whole) {
   constexpr std::string_view kMark = ".tmp";
   if (!name.starts_with(whole) || !name.substr(whole.size()).starts_with(kMark)) return false;
   return name.find_first_not_of("0123456789", whole.size() + kMark.size()) == std::string::npos;
+}
+
+bool may_become_run(const fs::path& path) {
+  if (kind_of(path) != FileKind::folder || kind_of(path / "job.toml") != FileKind::none)
+    return false;
+  std::error_code error;
+  for (auto it = fs::directory_iterator(path, error); !error && it != fs::directory_iterator();
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    const auto is_first = [&](std::string_view first) {
+      return name == first || is_unfinished(name, first);
+    };
+    if (std::ranges::none_of(kBeforeJob, is_first)) return false;
+  }
+  return !error;
 }
 
 void remove_half_made(const fs::path& path) {

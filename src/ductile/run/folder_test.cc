@@ -212,6 +212,22 @@ TEST(RunFolder, SweepsWhatAKilledDriverLeftAndNothingElse) {
   for (const std::string& name : others) EXPECT_TRUE(fs::exists(run.path() / name)) << name;
 }
 
+TEST(NewFolder, WhatHasOnlyTheBeginningsOfARunMayBecomeOne) {
+  const TempFolder temp;
+  const fs::path path = temp.path() / "run";
+  EXPECT_FALSE(may_become_run(path));
+  fs::create_directories(path / "checkpoints");
+  EXPECT_TRUE(may_become_run(path));
+  for (const char* name : {"run.lock", "plan.json", "initial.safetensors.tmp12", "job.toml.tmp12"})
+    write_file_atomic(path / name, "x");
+  EXPECT_TRUE(may_become_run(path));
+  write_file_atomic(path / "notes.txt", "x");
+  EXPECT_FALSE(may_become_run(path));
+  fs::remove(path / "notes.txt");
+  write_file_atomic(path / "job.toml", "x");
+  EXPECT_FALSE(may_become_run(path));
+}
+
 TEST(FileNameOf, KeepsPlainNamesAndTamesTheRest) {
   EXPECT_EQ(file_name_of("cifar10_resnet-20.v2"), "cifar10_resnet-20.v2");
   EXPECT_EQ(file_name_of("../../etc/passwd"), "etc-passwd");

@@ -27,6 +27,10 @@ RunFolder create_folder_at(const fs::path& path, std::string_view job,
 // Whether `name` is a file `whole` that did not get its name, as write_file_atomic() calls it.
 bool is_unfinished(std::string_view name, std::string_view whole);
 
+// Whether the folder `path` has nothing but what a run has before its job.toml: a process may be
+// making a run there, or it was killed meanwhile.
+bool may_become_run(const fs::path& path);
+
 // Removes what a process that was killed while it made the run `path` has left: empty folders, and
 // job.toml before it got its name. Anything else stays, and is then in the way.
 void remove_half_made(const fs::path& path);

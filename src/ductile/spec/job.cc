@@ -395,7 +395,9 @@ void describe(Describer& d, LrtunerOptions& o) {
           "would lower the loss further; after it, it falls to 0 along a line")
       .range(0, 1);
   d.field("every_epochs", o.every_epochs,
-          "the most epochs between two rounds of probes; the first ones are 2 to 8 updates apart")
+          "the most epochs between two rounds of probes, but at least four updates; the first ones "
+          "are "
+          "2 to 8 updates apart")
       .range(1e-6, kMostEpochs);
   d.field("batches", o.batches, "mini-batches per virtual rank that each probe evaluates")
       .range(1, 1024);

@@ -32,12 +32,25 @@ std::vector<std::string> start_warnings(const JobOptions& job, const OptionSet& 
   const RuleTraits* rule = rule_traits(job.optimizer.name);
   if (rule == nullptr || job.train.rate_control == "lrtuner") return out;
   const OptionField* rate = options.find("optimizer.lr");
-  if (rule->adam && !(job.tune.online && !job.tune.lr.empty()) && rate != nullptr &&
-      rate->origin.is_default()) {
+  const bool is_rate_left =
+      !(job.tune.online && !job.tune.lr.empty()) && rate != nullptr && rate->origin.is_default();
+  if (rule->adam && is_rate_left) {
     out.push_back(
         fmt::format("optimizer.lr = {} is the default, which is meant for sgd and far too large "
                     "for optimizer.name = \"{}\"; begin with optimizer.lr = {}",
                     job.optimizer.lr, rule->name, rule->start_lr));
+  }
+  // LARS multiplies the rate by a trust ratio that is the coefficient times a quotient of norms.
+  const LarsOptions& lars = job.optimizer.lars;
+  if (job.optimizer.name == "lars" && !lars.trust_clip && is_rate_left &&
+      job.optimizer.lr * lars.trust_coefficient <
+          rule->start_lr * LarsOptions().trust_coefficient / 5) {
+    out.push_back(
+        fmt::format("optimizer.lr = {} is the default, which is meant for sgd and far too small "
+                    "for optimizer.name = \"lars\" with optimizer.lars.trust_coefficient = {}; "
+                    "begin with optimizer.lr = {:g}",
+                    job.optimizer.lr, lars.trust_coefficient,
+                    rule->start_lr * LarsOptions().trust_coefficient / lars.trust_coefficient));
   }
   // The schedule one_cycle rises by itself.
   if (rule->warm_up && job.schedule.warmup_epochs == 0 && job.schedule.name != "one_cycle") {

@@ -36,8 +36,20 @@ TEST(StartWarnings, TheDefaultRateIsNamedForRulesThatNeedASmallOne) {
                   "optimizer.name = \"adamw\"; begin with optimizer.lr = 0.001"});
   for (const char* rule : {"adam", "nadamw", "ademamix", "lamb"})
     EXPECT_EQ(warnings_of({std::string("optimizer.name=") + rule}).size(), 1U) << rule;
-  for (const char* rule : {"sgd", "lars", "muon", "neumann", "nlcg", "python"})
+  for (const char* rule : {"sgd", "muon", "neumann", "nlcg", "python"})
     EXPECT_EQ(warnings_of({std::string("optimizer.name=") + rule}), Lines{}) << rule;
+}
+
+TEST(StartWarnings, TheDefaultRateIsTooSmallForTheTrustRatioOfLars) {
+  EXPECT_EQ(warnings_of({"optimizer.name=lars"}),
+            Lines{"optimizer.lr = 0.1 is the default, which is meant for sgd and far too small for "
+                  "optimizer.name = \"lars\" with optimizer.lars.trust_coefficient = 0.001; begin "
+                  "with optimizer.lr = 10"});
+  EXPECT_EQ(warnings_of({"optimizer.name=lars", "optimizer.lars.trust_coefficient=0.01"}).size(),
+            1U);
+  for (const char* enough : {"optimizer.lr=0.1", "optimizer.lars.trust_coefficient=0.1",
+                             "optimizer.lars.trust_clip=true", "train.rate_control=lrtuner"})
+    EXPECT_EQ(warnings_of({"optimizer.name=lars", enough}), Lines{}) << enough;
 }
 
 TEST(StartWarnings, ARateThatIsGivenOrFoundIsNotSpokenOf) {

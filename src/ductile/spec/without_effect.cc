@@ -211,6 +211,13 @@ void add_late_schedules(Given job, std::vector<std::string>& out) {
   }
   if (o.name == "trapezoid" && o.trapezoid.decay == 0)
     out.push_back("schedule.trapezoid.decay = 0: the learning rate does not fall");
+  const double room = 1 - o.warmup_epochs / epochs;  // a share of the run, as the decay is
+  if (o.name == "trapezoid" && o.trapezoid.decay > room + 1e-9) {
+    out.push_back(fmt::format(
+        "schedule.trapezoid.decay = {} begins before the end of schedule.warmup_epochs = {}: the "
+        "learning rate falls in the last {:g} of the run only",
+        o.trapezoid.decay, o.warmup_epochs, std::max(room, 0.0)));
+  }
   if (o.name != "step") return;
   for (const int64_t milestone : o.step.milestones) {
     if (milestone < job.train.epochs) continue;

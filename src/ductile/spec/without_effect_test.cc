@@ -137,6 +137,8 @@ TEST(WithoutEffect, APartOfTheRunBehindItsEndIsNamed) {
   expect({"schedule.name=knee", "schedule.knee.explore_share=0.8", "schedule.warmup_epochs=1.9"},
          "schedule.warmup_epochs=2", "does not fall");
   expect({"schedule.name=trapezoid"}, "schedule.trapezoid.decay=0", "does not fall");
+  expect({"schedule.name=trapezoid", "schedule.warmup_epochs=3", "schedule.trapezoid.decay=0.7"},
+         "schedule.trapezoid.decay=0.8", "begins before the end of schedule.warmup_epochs = 3");
   expect({"schedule.name=step", "schedule.step.milestones=[5, 9]"},
          "schedule.step.milestones=[5, 10]", "milestones has 10");
   expect({"train.method=infobatch"}, "train.epochs=2", "trains on every sample");

@@ -61,10 +61,11 @@ class Reader {
     }
     if (found->dtype != DType::f32 || found->shape != entry.shape)
       fail(ErrorCode::invalid_argument,
-           "{}: tensor {} is {} [{}], and in the model it is f32 [{}]; `ductile ckpt import` makes "
-           "other types f32",
-           path_.string(), entry.name, to_string(found->dtype), fmt::join(found->shape, ", "),
-           fmt::join(entry.shape, ", "));
+           "{}: tensor {} is {} [{}], and in the model it is f32 [{}]; {}", path_.string(),
+           entry.name, to_string(found->dtype), fmt::join(found->shape, ", "),
+           fmt::join(entry.shape, ", "),
+           found->shape != entry.shape ? "they are weights of another model"
+                                       : "`ductile ckpt import` makes other types f32");
     const std::span<const std::byte> bytes = file_.bytes(*found);
     for (const parallel::FloatRange& r : ranges) {
       const int64_t begin = std::max(r.begin, entry.offset);

@@ -442,9 +442,10 @@ void Session::ended(int64_t trial, const TrialProcess& process, const Environmen
   const std::string log = process.said(5);
   if (process.exit_status() == 2) return refused(trial, log);
   // What a killed session left behind still saves.
-  if (process.exit_status() == 4 && run::lock_holder(trial_folder(trial))) {
-    std::this_thread::sleep_for(kBusy);
-    return retry(trial, log, waits_, kBusyTries, environment);
+  if (process.exit_status() == 4) {
+    std::this_thread::sleep_for(kBusy);  // on another host, too, whose lock is not seen here
+    if (run::lock_holder(trial_folder(trial)))
+      return retry(trial, log, waits_, kBusyTries, environment);
   }
   retry(trial,
         end.status == "failed" && process.has_events() ? end.message
@@ -521,7 +522,9 @@ void Session::retry(int64_t trial, const std::string& why, std::map<int64_t, int
          "anew), go on with `ductile tune --resume {}`",
          trial, most, why, trial_folder(trial).string(), folder_.string());
   }
-  say(environment, trial, "failed and is tried again: " + why);
+  std::string& told = told_[trial];
+  if (told != why) say(environment, trial, "failed and is tried again: " + why);
+  told = why;
   launch(trial, environment);
 }
 
@@ -549,6 +552,7 @@ void Session::tell(int64_t trial, bool is_over, bool has_diverged, const Environ
   planned_.erase(trial);
   failures_.erase(trial);  // what was mended since is no reason to end the session later
   waits_.erase(trial);
+  told_.erase(trial);
   record.seen.insert(record.seen.end(), seen.begin(), seen.end());
   record.status = has_diverged ? "diverged" : is_over || planned >= full() ? "finished" : "paused";
   const double epochs = record.seen.empty() ? 0 : record.seen.back().budget;

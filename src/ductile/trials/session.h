@@ -139,6 +139,7 @@ class Session {
   std::map<int64_t, std::string> refused_;  // of these: why, until it is known what that means
   size_t earlier_ = 0;  // trials that were there when this session was begun or went on
   std::map<int64_t, int> failures_, waits_;  // and how often its run was another process's
+  std::map<int64_t, std::string> told_;      // why it failed last
   std::string over_;
   bool finishing_ = false;  // the best trial runs to its end
   double wall_seconds_ = 0;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -29,13 +30,25 @@ Json to_json(const tune::Observation& o) {
 
 constexpr double kMost = std::numeric_limits<double>::max();
 
+constexpr std::string_view kStatuses[] = {"waiting",  "running", "paused", "finished",
+                                          "diverged", "refused", "dropped"};
+
+// What became of a trial, as TrialRecord has it.
+std::string status_from(const JsonFields& fields, const char* key) {
+  std::string out = fields.text(key);
+  const bool is_later = key == std::string_view("later_status");
+  if (!(is_later && out.empty()) && std::ranges::find(kStatuses, out) == std::end(kStatuses))
+    fields.wrong(key, "what may become of a trial", fields.at(key));
+  return out;
+}
+
 // As tune.json has it, of a job of so many epochs.
 TrialRecord trial_from(const Json& json, double full, const std::string& where) {
   const JsonFields fields(json, where);
   TrialRecord out;
   for (const Json& v : fields.array("setting"))
     out.setting.push_back(fields.as_number(v, "setting", -kMost, kMost));
-  out.status = fields.text("status");
+  out.status = status_from(fields, "status");
   out.reason = fields.text("reason");
   const auto read = [&](const char* key, std::vector<tune::Observation>& observations) {
     for (const Json& o : fields.array(key)) {
@@ -43,11 +56,16 @@ TrialRecord trial_from(const Json& json, double full, const std::string& where) 
       observations.push_back({fields.as_number(o[0], key, 0, full),
                               o[1].is_null() ? NAN : fields.as_number(o[1], key, -kMost, kMost)});
     }
+    const auto rises = [](const tune::Observation& a, const tune::Observation& b) {
+      return a.budget < b.budget;
+    };
+    if (std::ranges::adjacent_find(observations, std::not_fn(rises)) != observations.end())
+      fields.wrong(key, "a list of pairs whose epochs rise", fields.at(key));
   };
   read("seen", out.seen);
   if (fields.has("later")) {  // not in a session of an earlier version
     read("later", out.later);
-    out.later_status = fields.text("later_status");
+    out.later_status = status_from(fields, "later_status");
   }
   out.core_seconds = fields.number("core_seconds", 0, kMost);
   out.wall_seconds = fields.number("wall_seconds", 0, kMost);
@@ -234,10 +252,15 @@ void Session::restore(const Json& state) {
     if (number >= known.size() || trials_.back().setting != known[number].setting)
       fail(ErrorCode::data_loss, "{}: trial {} is not that of the search", file, number);
   }
+  if (trials_.size() != known.size())
+    fail(ErrorCode::data_loss, "{}: trials has {}, and the search knows {}", file, trials_.size(),
+         known.size());
   for (const Json& p : fields.array("planned")) {
     if (!p.is_array() || p.size() != 2) fields.wrong("planned", "a list of pairs", p);
-    planned_[fields.as_integer(p[0], "planned", 0, std::ssize(trials_) - 1)] =
-        fields.as_number(p[1], "planned", 0, full());
+    const int64_t trial = fields.as_integer(p[0], "planned", 0, std::ssize(trials_) - 1);
+    const double epochs = fields.as_number(p[1], "planned", 0, full());
+    if (!planned_.emplace(trial, epochs).second)
+      fields.wrong("planned", "a list with each trial once", fields.at("planned"));
   }
   over_ = fields.text("over");
   finishing_ = fields.boolean("finishing");

@@ -1,5 +1,6 @@
 #include "ductile/trials/session.h"
 
+#include <chrono>
 #include <cmath>
 #include <iterator>
 #include <string>
@@ -161,6 +162,25 @@ TEST(Session, ARunThatNoProcessHasIsNotWaitedFor) {
                                 place.path().string()));
   EXPECT_NE(text.find("trial 0 failed 3 times: 0000: exists already\n"), std::string::npos) << text;
   EXPECT_EQ(read_file(place.path() / "calls").size(), 3);
+}
+
+// Nor is it tried again at once: what another host has may be over in a moment.
+TEST(Session, WaitsBetweenTriesOfARunThatIsTakenAndSaysWhyOnce) {
+  const TempFolder place;
+  const fs::path program = place.path() / "program";
+  write_file_atomic(program, "#!/bin/sh\necho another host has it\nexit 4\n");
+  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
+  Tuning tuning = default_tuning({});
+  tuning.setup.at_once = 1;
+  Session session = Session::create(place.path() / "session", job_toml(), tuning);
+  int said = 0;
+  const auto count = [&](const std::string& text) {
+    said += text.find("tried again: another host has it") != std::string::npos ? 1 : 0;
+  };
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THROW(session.run({.program = program, .on_news = count}), Error);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+  EXPECT_EQ(said, 1);
 }
 
 // The log goes on through all sessions.
@@ -482,6 +502,12 @@ TEST(Session, NamesTheFieldOfAStateThatIsOtherwise) {
   expect_named("/trials/1/setting", nlohmann::json::array(), "trial 1 is not that of the search");
   expect_named("/trials/1/setting/0", 7, "trial 1 is not that of the search");
   expect_named("/planned", {{2, 1.0}}, "planned");
+  expect_named("/planned", {{1, 1.0}, {1, 2.0}}, "planned");
+  expect_named("/trials", nlohmann::json::array(), "trials has 0, and the search knows 2");
+  expect_named("/trials", nlohmann::json::array({whole["trials"][0]}), "trials has 1");
+  expect_named("/trials/1/status", "zzz", "status");
+  expect_named("/trials/1/later_status", "qq", "later_status");
+  expect_named("/trials/1/seen", {{2, 0.5}, {1, 0.5}}, "seen");
   expect_named("/first", -1, "first");
   expect_named("/first", nlohmann::json::array({7}), "first");
   expect_named("/first", nlohmann::json::array({1}), "first is not the setting of trial 0");

@@ -23,11 +23,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What a trial is measured by has to be the same for all of them.
-constexpr std::string_view kFixed[] = {"name",         "seed",         "runs",
-                                       "data.",        "train.epochs", "train.max_steps",
-                                       "target.",      "checkpoint.",  "train.eval_every_epochs",
-                                       "train.threads"};
+// What a trial is measured by has to be the same for all of them, and a trial that looked for
+// hyperparameters of its own would train more than the epochs that it counts.
+constexpr std::string_view kFixed[] = {"name",          "seed",         "runs",
+                                       "data.",         "train.epochs", "train.max_steps",
+                                       "target.",       "checkpoint.",  "train.eval_every_epochs",
+                                       "train.threads", "eval.",        "tune."};
 
 bool is_fixed(std::string_view option) {
   return std::ranges::any_of(kFixed, [&](std::string_view f) {

@@ -125,6 +125,11 @@ TEST(Setup, NamesWhatCannotBeTuned) {
   EXPECT_NE(refusal("[space.\"train.epochs\"]" + range).find("same in all trials"),
             std::string::npos);
   EXPECT_NE(refusal("[space.seed]" + range).find("same in all trials"), std::string::npos);
+  for (const char* dimension : {"\"tune.online\"]\nchoices = [true, false]\n",
+                                "\"eval.views\"]\nkind = \"integer\"\nlow = 1\nhigh = 2\n"})
+    EXPECT_NE(refusal(std::string("[space.") + dimension).find("same in all trials"),
+              std::string::npos)
+        << dimension;
   EXPECT_NE(refusal("[space.\"train.batch_size\"]" + range).find("kind = \"integer\""),
             std::string::npos);
   EXPECT_NE(
