@@ -196,8 +196,9 @@ void check_batch_stays(const JobOptions& job, const Bad& bad) {
     if (size == o.batch_size || (at_most && size < o.batch_size)) continue;
     bad(fmt::format(
         "tune.batch_size: {} does not fit train.method = \"{}\", which needs train.batch_size = {} "
-        "{}; leave tune.batch_size empty, or choose another method",
-        size, o.method, o.batch_size, at_most ? "as the largest one" : "in every step"));
+        "{}; leave tune.batch_size empty, or choose another method{}",
+        size, o.method, o.batch_size, at_most ? "as the largest one" : "in every step",
+        counts_updates(job) ? ", or train.selective.length = \"epochs\"" : ""));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "ductile/base/options.h"
 #include "ductile/nn/whitening.h"
 #include "ductile/run/folder.h"
+#include "ductile/spec/methods.h"
 #include "ductile/train/initial_weights.h"
 #include "ductile/train/replica.h"
 
@@ -128,14 +129,58 @@ TEST(Frozen, TheLastStepIsCountedAsTheRunCountsIt) {
 }
 
 // Four steps of the job's own batch are an epoch; larger ones come further.
-TEST(Frozen, WhereTheBatchMayChangeTheWholeRunIsCounted) {
+TEST(Frozen, WhereTheBatchMayGrowStepsAreCountedInTheLargestOnes) {
   spec::JobOptions job = job_of("mlp");
   job.optimizer.freeze = {"fc1", "fc2:1"};
   job.train.max_steps = 4;
   job.train.rate_control = "noise";
   EXPECT_THROW(Replica{job}, Error);
+  job.train.noise.max_batch = job.train.batch_size;
+  EXPECT_NO_THROW(Replica{job}) << "it may not grow";
+  job.train.noise.max_batch = 0;
+  job.train.max_steps = 1;
+  EXPECT_NO_THROW(Replica{job}) << "one step begins where the run does";
+  job.train.max_steps = 4;
   job.train.rate_control = "schedule";
   EXPECT_NO_THROW(Replica{job});
+}
+
+// Their epochs have fewer updates, so as many updates are more epochs.
+TEST(Frozen, MethodsThatSkipSamplesAreCountedByTheirEpochs) {
+  for (const char* method : {"infobatch", "graded", "selective", "stale_selective"}) {
+    spec::JobOptions job = job_of("mlp");
+    job.optimizer.freeze = {"fc1", "fc2:1"};
+    job.train.max_steps = 4;
+    job.train.method = method;
+    EXPECT_THROW(Replica{job}, Error) << method;
+    job.train.selective.length = "updates";
+    if (spec::counts_updates(job)) {
+      EXPECT_NO_THROW(Replica{job}) << method;
+    }
+  }
+}
+
+TEST(Frozen, WhatIsAdvisedIsAllowed) {
+  spec::JobOptions job = job_of("mlp");
+  const auto refusal = [&] {
+    try {
+      Replica replica(job);
+    } catch (const Error& e) {
+      return e.message();
+    }
+    return std::string();
+  };
+  job.optimizer.freeze = {"fc1", "fc2:2.5"};
+  job.train.epochs = 4;
+  job.train.max_steps = 14;
+  EXPECT_NE(
+      refusal().find("train.max_steps = 14; train one of them longer, or set train.epochs = 2"),
+      std::string::npos)
+      << refusal();
+  job.train.epochs = 2;
+  EXPECT_EQ(refusal(), "");
+  job.optimizer.freeze = {"fc1", "fc2:0.5"};
+  EXPECT_TRUE(refusal().ends_with("train one of them longer")) << refusal();
 }
 
 TEST(Frozen, ANameThatNoParameterHasIsRefused) {

@@ -1,6 +1,9 @@
 #include "ductile/train/require_trained.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include <fmt/format.h>
 
 #include "ductile/base/error.h"
 #include "ductile/spec/methods.h"
@@ -8,22 +11,30 @@
 namespace ductile::train {
 namespace {
 
-// Where the last step begins, in epochs, as the run will say it. With other batches in mid-run
-// train.max_steps come further or less far than with the job's own, so the whole run is counted
-// there, in the smallest batches.
+// Whether an epoch of the method has fewer updates than one without a choice of samples.
+bool shortens_epochs(const spec::JobOptions& job) {
+  const std::string& method = job.train.method;
+  return (spec::selects_samples(job) && !spec::counts_updates(job)) || method == "infobatch" ||
+         method == "graded";
+}
+
+// Where the last step begins at the latest, in epochs, as the run will say it: train.max_steps may
+// all be in the largest batches, and the last epoch in the smallest ones.
 double last_step_of(const spec::JobOptions& job, int64_t train_size) {
-  int64_t batch = job.train.batch_size;
-  bool may_change = spec::may_enlarge(job);
+  const int64_t batch = job.train.batch_size;
+  int64_t smallest = batch, largest = spec::may_enlarge(job) ? spec::most_batch(job) : batch;
   if (job.tune.online) {
     for (const int64_t size : job.tune.batch_size) {
-      may_change = may_change || size != batch;
-      batch = std::min(batch, size);
+      smallest = std::min(smallest, size);
+      largest = std::max(largest, size);
     }
   }
-  const int64_t steps = std::max<int64_t>(1, train_size / batch);
-  int64_t last = job.train.epochs * steps - 1;
-  if (job.train.max_steps > 0 && !may_change) last = std::min(last, job.train.max_steps - 1);
-  return static_cast<double>(last) / static_cast<double>(steps);
+  const auto steps = [&](int64_t of) {
+    return static_cast<double>(std::max<int64_t>(1, train_size / of));
+  };
+  const double last = static_cast<double>(job.train.epochs) - 1 / steps(smallest);
+  if (job.train.max_steps == 0 || shortens_epochs(job)) return last;
+  return std::min(last, static_cast<double>(job.train.max_steps - 1) / steps(largest));
 }
 
 }  // namespace
@@ -40,10 +51,15 @@ void require_trained(const spec::JobOptions& job, const optim::ParamLayout& layo
          "all parameters are frozen (by the model, or by optimizer.freeze), so there is nothing to "
          "train; leave one of them out");
   }
-  fail(ErrorCode::invalid_argument,
-       "all parameters are frozen after {0:g} epochs (by the model, or by optimizer.freeze), and "
-       "the run has train.epochs = {1}; train one of them longer, or set train.epochs = {0:g}",
-       longest, job.train.epochs);
+  const bool is_cut = job.train.max_steps > 0 && !shortens_epochs(job);
+  const double whole = std::floor(longest);
+  fail(
+      ErrorCode::invalid_argument,
+      "all parameters are frozen after {:g} epochs (by the model, or by optimizer.freeze), and the "
+      "run has train.epochs = {}{}; train one of them longer{}",
+      longest, job.train.epochs,
+      is_cut ? fmt::format(" and train.max_steps = {}", job.train.max_steps) : "",
+      whole >= 1 ? fmt::format(", or set train.epochs = {:g}", whole) : "");
 }
 
 }  // namespace ductile::train

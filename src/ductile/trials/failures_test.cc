@@ -154,6 +154,34 @@ TEST(SessionFailures, ASearchEndsWhereAllIsRefused) {
   EXPECT_GE(session.trials().size(), begun + 50);
 }
 
+// An interruption changes nothing of that: with one trial at a time a session is a function of its
+// job, tuning and seed.
+TEST(SessionFailures, SettingsThatAreRefusedAreCountedOverInterruptions) {
+  const TempFolder place;
+  const fs::path program = place.path() / "refusing";
+  const std::string lines = accuracies("0.5", "0.6");
+  fs::create_directory(place.path() / "told");
+  const fs::path told = told_runs(place.path() / "told", lines, lines);
+  write_file_atomic(program, fmt::format("#!/bin/sh\nmkdir {0}/first 2>/dev/null || exit 2\n"
+                                         "exec {1} \"$@\"\n",
+                                         place.path().string(), told.string()));
+  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
+  Tuning tuning = default_tuning({});
+  tuning.setup.policy = "full";
+  tuning.setup.searcher = "random";
+  tuning.setup.at_once = 1;
+  const fs::path folder = place.path() / "session";
+  {
+    Session session = Session::create(folder, job_of_two_epochs(), tuning);
+    const auto is_half_way = [&] { return session.trials().size() > 30; };
+    EXPECT_FALSE(session.run({.program = program, .interrupted = is_half_way}));
+  }
+  Session session = Session::open(folder);
+  EXPECT_TRUE(session.run({.program = program}));
+  EXPECT_EQ(session.state_of_search(), "the job refused the last 50 settings");
+  EXPECT_EQ(session.trials().size(), 51U);
+}
+
 // Each piece of a trial has its tries: two that fail, in the first one and in the last one.
 TEST(SessionFailures, ATrialThatGotOnHasAllItsTriesAgain) {
   const TempFolder place;

@@ -218,7 +218,6 @@ bool Session::run(const Environment& environment) {
   };
   try {
     refused_.clear();
-    earlier_ = trials_.size();
     const std::map<int64_t, double> under_way = planned_;
     for (const auto& [trial, epochs] : under_way) launch(trial, environment);
     while (true) {
@@ -490,8 +489,8 @@ bool Session::is_job_right() const {
                              [&](const auto& running) { return !values(running.first).empty(); });
 }
 
-// Of the latest trials, without those of which nothing is known yet. Those before a session went on
-// do not count: it was asked to go on with others.
+// Of the latest trials, without those of which nothing is known yet. Those before the budget was
+// changed do not count: the session was asked to go on with others.
 int64_t Session::refused_in_a_row() const {
   int64_t out = 0;
   for (size_t i = trials_.size(); i-- > earlier_;) {

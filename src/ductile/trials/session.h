@@ -137,7 +137,7 @@ class Session {
   std::vector<TrialRecord> trials_;
   std::map<int64_t, double> planned_;       // trials under way and their budgets
   std::map<int64_t, std::string> refused_;  // of these: why, until it is known what that means
-  size_t earlier_ = 0;  // trials that were there when this session was begun or went on
+  size_t earlier_ = 0;  // trials that were there when the session got its present budget
   std::map<int64_t, int> failures_, waits_;  // and how often its run was another process's
   std::map<int64_t, std::string> told_;      // why it failed last
   std::string over_;

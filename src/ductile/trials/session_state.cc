@@ -157,7 +157,10 @@ void Session::change(const std::vector<std::string>& assignments) {
   const bool has_other_budget = setup.budget != old.budget;
   const bool is_finishing = finishing_ && !planned_.empty();
   if (has_other_budget || (is_finishing && !setup.finish)) set_aside_the_end();
-  if (has_other_budget) over_.clear();
+  if (has_other_budget) {
+    over_.clear();
+    earlier_ = trials_.size();
+  }
   const Json policy = policy_->save();
   make_policy();
   policy_->restore(policy);
@@ -235,6 +238,7 @@ void Session::save() const {
                       {"planned", planned},
                       {"over", over_},
                       {"finishing", finishing_},
+                      {"earlier", earlier_},
                       {"wall_seconds", wall_seconds_}};
   write_file_atomic(folder_ / "tune.json", dump_json(state));
 }
@@ -264,6 +268,8 @@ void Session::restore(const Json& state) {
   }
   over_ = fields.text("over");
   finishing_ = fields.boolean("finishing");
+  if (fields.has("earlier"))  // not in a session of an earlier version
+    earlier_ = static_cast<size_t>(fields.integer("earlier", 0, std::ssize(trials_)));
   wall_seconds_ = fields.number("wall_seconds", 0, kMost);
 }
 

@@ -205,6 +205,7 @@ class AshaPolicy final : public TrialPolicy {
   }
 
   void learn(const Result& result) override {
+    if (result.refused) return;  // it came as far as no rung
     const double reached = trials()[static_cast<size_t>(result.trial)].budget();
     for (size_t k = 0; k < budgets_.size(); ++k) {
       const bool is_there =

@@ -61,28 +61,43 @@ TEST(HalvingTest, ARefusedTrialLeavesItsPlaceToAnother) {
 
 // They have not come to the second rung, of which trial 0 is the only one then.
 TEST(AshaTest, ThoseThatAreLostInTheFirstRungDoNotCountInTheNext) {
-  for (const bool refused : {false, true}) {
-    PolicyOptions options;
-    options.full_budget = 9;
-    const auto policy = make_trial_policy(
-        "asha", make_searcher("random", testing::cube(2), {.full_budget = 9}), options);
-    for (int64_t t = 0; t < 3; ++t) {
-      const Move move = policy->next();
-      ASSERT_EQ(move.kind, MoveKind::start);
-      ASSERT_EQ(move.trial, t);
-      Result result;
-      result.trial = t;
-      result.refused = refused && t > 0;
-      if (!result.refused) result.seen = {{1, t == 0 ? 0.5 : kLost}};
-      policy->tell(result);
-    }
-    const Move second = policy->next();
-    ASSERT_EQ(second.kind, MoveKind::resume);
-    ASSERT_EQ(second.budget, 3);
-    policy->tell({second.trial, {{2, 0.4}, {3, 0.3}}});
+  PolicyOptions options;
+  options.full_budget = 9;
+  const auto policy = make_trial_policy(
+      "asha", make_searcher("random", testing::cube(2), {.full_budget = 9}), options);
+  for (int64_t t = 0; t < 3; ++t) {
     const Move move = policy->next();
-    EXPECT_EQ(to_string(move.kind), to_string(MoveKind::start)) << move.reason;
+    ASSERT_EQ(move.kind, MoveKind::start);
+    ASSERT_EQ(move.trial, t);
+    policy->tell({t, {{1, t == 0 ? 0.5 : kLost}}});
   }
+  const Move second = policy->next();
+  ASSERT_EQ(second.kind, MoveKind::resume);
+  ASSERT_EQ(second.budget, 3);
+  policy->tell({second.trial, {{2, 0.4}, {3, 0.3}}});
+  const Move move = policy->next();
+  EXPECT_EQ(to_string(move.kind), to_string(MoveKind::start)) << move.reason;
+}
+
+// One goes on once three have trained, however many were refused before.
+TEST(AshaTest, ThoseThatAreRefusedAreNoRivals) {
+  PolicyOptions options;
+  options.full_budget = 9;
+  const auto policy = make_trial_policy(
+      "asha", make_searcher("random", testing::cube(2), {.full_budget = 9}), options);
+  int trained = 0;
+  Move move = policy->next();
+  for (; move.kind == MoveKind::start; move = policy->next()) {
+    ASSERT_LT(move.trial, 20);
+    Result result;
+    result.trial = move.trial;
+    result.refused = move.trial % 3 != 0;
+    if (!result.refused) result.seen = {{1, static_cast<double>(move.trial)}};
+    trained += !result.refused;
+    policy->tell(result);
+  }
+  EXPECT_EQ(move.kind, MoveKind::resume);
+  EXPECT_EQ(trained, 3);
 }
 
 }  // namespace
