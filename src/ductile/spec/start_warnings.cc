@@ -9,6 +9,10 @@ namespace ductile::spec {
 std::vector<std::string> start_warnings(const JobOptions& job, const OptionSet& options) {
   std::vector<std::string> out;
   const RuleTraits* rule = rule_traits(job.optimizer.name);
+  if (job.optimizer.name == "muon" && job.optimizer.momentum == 1)
+    out.emplace_back(
+        "optimizer.momentum = 1 takes nothing of a gradient, so optimizer.name = \"muon\" trains "
+        "no matrix; choose a value below 1, for example 0.95");
   if (rule == nullptr || job.train.rate_control == "lrtuner") return out;
   const OptionField* rate = options.find("optimizer.lr");
   if (rule->adam && !(job.tune.online && !job.tune.lr.empty()) && rate != nullptr &&
