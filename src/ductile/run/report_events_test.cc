@@ -148,6 +148,20 @@ TEST(ShownEvents, ARoundOfProbesThatIsDoneAgainCountsOnce) {
   EXPECT_EQ(table.find("lost"), std::string::npos);
 }
 
+TEST(ChartData, DrawsBatchesAsCounts) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  {
+    MetricsWriter writer(run);
+    writer.log(10, 0.5, {{kBatchSize, 32}, {kLearningRate, 0.1}});
+    writer.log(20, 1, {{kBatchSize, 64}, {kLearningRate, 0.1}});
+  }
+  const json panels = chart_data(run)["panels"];
+  ASSERT_EQ(panels.size(), 2U);
+  EXPECT_EQ(panels[0]["unit"], "number") << panels[0]["title"];
+  EXPECT_EQ(panels[1]["unit"], "count") << panels[1]["title"];
+}
+
 // Before the first line, between two, at one and after the last.
 TEST(ChartData, AnEventWithoutAnEpochHasTheOneBetweenThoseOfTheMetrics) {
   const TempFolder temp;

@@ -337,9 +337,9 @@ json chart_data(const History& history, const spec::JobOptions& job) {
     json& panel = panels[{rank_of(name.what), name.what}];
     if (panel.is_null()) {
       panel = {{"title", title_of(name.what)},
-               {"unit", name.what == "accuracy" || name.what == "calibration_error" ? "percent"
-                        : name.what == "samples_per_second"                         ? "count"
-                                                                                    : "number"},
+               {"unit", name.what == "accuracy" || name.what == "calibration_error"    ? "percent"
+                        : name.what == "samples_per_second" || name.what == kBatchSize ? "count"
+                                                                                       : "number"},
                {"log", name.what == "loss" || name.what == "perplexity"},
                {"zero", name.what == "samples_per_second"},
                {"series", json::array()}};
