@@ -72,7 +72,9 @@
     if (unit === "count") return withThousands(v);
     if (unit === "step") return `step ${withThousands(v)}`;
     if (unit === "epoch") return `epoch ${v.toFixed(2)}`;
-    return asNumber(v);
+    // Of a number that is large and whole the digits behind the point say nothing.
+    const isLarge = Math.abs(v) >= 1e3 && Math.abs(v) < 1e6;
+    return isLarge && Number.isInteger(v) ? withThousands(v) : asNumber(v);
   }
 
   // Maps [lo, hi] to the pixels [from, to], and back.

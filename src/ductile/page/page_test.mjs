@@ -42,6 +42,11 @@ test("every number has a text", () => {
   }
 });
 
+test("a legend shows a large whole number as one", () => {
+  assert.deepEqual([31908, -4096, 31908.5, 64, 2e6].map(v => d.valueText(v, "number")),
+    ["31,908", "-4,096", "31908.50", "64.00", "2.00e+06"]);
+});
+
 test("ticks are round, even, inside, and tell each other apart", () => {
   times(2000, () => {
     const lo = (random() - 0.3) * Math.pow(10, whole(-3, 5));

@@ -77,7 +77,7 @@ struct TargetReached {
 struct History {
   Status status = Status::unfinished;
   std::string error;          // of a failed run
-  std::vector<Curve> curves;  // in order of first appearance; without trials that were dropped
+  std::vector<Curve> curves;  // in order of first appearance; without TuningRecord::dropped
   std::vector<nlohmann::json> events;
   int64_t bad_lines = 0;  // the number of lines of both files that could not be read
   int64_t steps = 0;      // the highest step seen in metrics or in the end

@@ -138,6 +138,11 @@ TEST(History, LeavesOutTheLinesOfTrialsThatWereDropped) {
   EXPECT_EQ(steps(), (std::vector<int64_t>{10, 30, 40}));
   EXPECT_EQ(read_history(run).find(kTrainLoss)->lowest->value, 1.0);
   EXPECT_EQ(read_history(run).steps, 40);
+  writer.log(50, 2, {{kTrainLoss, 900.0}});
+  tune(55, "trial", json::array({{{"what", "went_back"}, {"step", 40}}, move("started", 0)}));
+  writer.log(60, 1.75, {{kTrainLoss, 0.9}});
+  EXPECT_EQ(steps(), (std::vector<int64_t>{10, 30, 40, 60}));
+  EXPECT_EQ(read_history(run).find(kTrainLoss)->highest->value, 3.0);
 }
 
 TEST(History, SumsUpARun) {

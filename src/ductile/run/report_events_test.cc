@@ -162,5 +162,35 @@ TEST(ShownEvents, ARoundOfProbesThatIsDoneAgainCountsOnce) {
   EXPECT_EQ(table.find("lost"), std::string::npos);
 }
 
+TEST(ChartData, DrawsBatchesAsCounts) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  {
+    MetricsWriter writer(run);
+    writer.log(10, 0.5, {{kBatchSize, 32}, {kLearningRate, 0.1}});
+    writer.log(20, 1, {{kBatchSize, 64}, {kLearningRate, 0.1}});
+  }
+  const json panels = chart_data(run)["panels"];
+  ASSERT_EQ(panels.size(), 2U);
+  EXPECT_EQ(panels[0]["unit"], "number") << panels[0]["title"];
+  EXPECT_EQ(panels[1]["unit"], "count") << panels[1]["title"];
+}
+
+// Before the first line, between two, at one and after the last.
+TEST(ChartData, AnEventWithoutAnEpochHasTheOneBetweenThoseOfTheMetrics) {
+  const TempFolder temp;
+  const RunFolder run = RunFolder::create(temp.path(), "job");
+  {
+    MetricsWriter writer(run);
+    writer.event("start", {{"step", 0}, {"workers", 1}});
+    for (int step = 10; step <= 30; step += 10) writer.log(step, step / 20.0, {{kTrainLoss, 1.0}});
+    for (int step : {4, 25, 30, 33})
+      writer.event("resize", {{"step", step}, {"from", 1}, {"to", step}});
+  }
+  const json workers = chart_data(run)["panels"].back();
+  EXPECT_EQ(workers["title"], "Workers");
+  EXPECT_EQ(workers["series"][0]["epoch"], json({0.0, 0.2, 1.25, 1.5, 1.5, 1.5}));
+}
+
 }  // namespace
 }  // namespace ductile::run

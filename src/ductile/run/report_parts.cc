@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 
 #include <fmt/format.h>
@@ -138,9 +139,34 @@ int rank_of(const std::string& what) {
                           std::begin(kOrder));
 }
 
+// The epoch after a step, between those that the metrics tell: the events of whoever leads the
+// workers know their step alone.
+class EpochOfStep {
+ public:
+  explicit EpochOfStep(const History& history) {
+    for (const Curve& curve : history.curves)
+      for (const Point& p : curve.points) told_[static_cast<double>(p.step)] = p.epoch;
+  }
+
+  // What the event says itself, if it does; NaN of one that says no step either.
+  double of(const json& event) const {
+    const double own = number_at(event, "epoch"), step = number_at(event, "step");
+    if (std::isfinite(own) || !std::isfinite(step)) return own;
+    const auto after = told_.upper_bound(step);
+    if (after == told_.begin()) return 0;
+    const auto before = std::prev(after);
+    if (after == told_.end()) return before->second;
+    const double share = (step - before->first) / (after->first - before->first);
+    return before->second + share * (after->second - before->second);
+  }
+
+ private:
+  std::map<double, double> told_ = {{0, 0}};
+};
+
 // The number of workers over the run, a step curve: from the first event that says, changed by each
 // resize. Empty when it never changes.
-json workers_curve(const History& history) {
+json workers_curve(const History& history, const EpochOfStep& epochs) {
   std::vector<Point> points;
   bool resized = false;
   for (const json& event : history.events) {
@@ -149,8 +175,9 @@ json workers_curve(const History& history) {
     if (kind != "start" && kind != "resume" && kind != "resize") continue;
     if (!std::isfinite(workers)) continue;
     resized |= kind == "resize";
+    const double epoch = epochs.of(event);
     Point p{.step = static_cast<int64_t>(number_at(event, "step", 0)),
-            .epoch = number_at(event, "epoch", 0),
+            .epoch = std::isfinite(epoch) ? epoch : 0,
             .seconds = number_at(event, "seconds", 0),
             .value = workers};
     points.push_back(p);
@@ -311,9 +338,9 @@ json chart_data(const History& history, const spec::JobOptions& job) {
     json& panel = panels[{rank_of(name.what), name.what}];
     if (panel.is_null()) {
       panel = {{"title", title_of(name.what)},
-               {"unit", name.what == "accuracy" || name.what == "calibration_error" ? "percent"
-                        : name.what == "samples_per_second"                         ? "count"
-                                                                                    : "number"},
+               {"unit", name.what == "accuracy" || name.what == "calibration_error"    ? "percent"
+                        : name.what == "samples_per_second" || name.what == kBatchSize ? "count"
+                                                                                       : "number"},
                {"log", name.what == "loss" || name.what == "perplexity"},
                {"zero", name.what == "samples_per_second"},
                {"series", json::array()}};
@@ -334,7 +361,8 @@ json chart_data(const History& history, const spec::JobOptions& job) {
   }
   json list = json::array();
   for (auto& [key, panel] : panels) list.push_back(std::move(panel));
-  if (json workers = workers_curve(history); !workers.is_null()) {
+  const EpochOfStep epochs(history);
+  if (json workers = workers_curve(history, epochs); !workers.is_null()) {
     workers["name"] = "";
     list.push_back({{"title", "Workers"},
                     {"unit", "count"},
@@ -357,7 +385,8 @@ json chart_data(const History& history, const spec::JobOptions& job) {
     if (seen[is_plain ? 1 : 0]++ % each != 0 && !begins) continue;
     json mark = {{"kind", row.kind}, {"tone", row.tone}, {"text", row.text}};
     for (const char* key : {"step", "epoch", "seconds"}) {
-      const double value = number_at(*event, key);
+      const bool is_epoch = std::string_view(key) == "epoch";
+      const double value = is_epoch ? epochs.of(*event) : number_at(*event, key);
       if (std::isfinite(value)) mark[key] = value;
     }
     marks.push_back(std::move(mark));

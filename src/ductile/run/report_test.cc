@@ -111,6 +111,11 @@ TEST(Report, ShowsWhatARunDid) {
   EXPECT_EQ(data["panels"][1]["target"], 0.9);
   EXPECT_EQ(data["panels"][1]["unit"], "percent");
   EXPECT_EQ(data["panels"][4]["series"][0]["value"], json({4.0, 2.0, 2.0}));
+  EXPECT_EQ(data["panels"][4]["series"][0]["epoch"], json({0.0, 1.4, 2.0}));
+  for (const json& mark : data["marks"]) {
+    if (mark["kind"] != "resize") continue;
+    EXPECT_DOUBLE_EQ(mark.at("epoch").get<double>(), 1.4);
+  }
 }
 
 // What the `end` of a run says beyond its cost.

@@ -133,9 +133,27 @@ class TuningReader {
     }
   }
 
+  // All after the step to which the run went back, of earlier trials as well. Events of earlier
+  // versions do not say which it is.
+  void add_undone(const json& event) {
+    std::vector<std::pair<double, double>>& dropped = record_.dropped;
+    for (const json& move : event.at("moves")) {
+      if (!move.is_object() || word_at(move, "what") != "went_back") continue;
+      const double end = number_at(event, "step");
+      double begin = number_at(move, "step", kNotKnown);
+      if (!(begin < end) || (!dropped.empty() && end < dropped.back().second)) continue;
+      while (!dropped.empty() && dropped.back().second >= begin) {
+        begin = std::min(begin, dropped.back().first);
+        dropped.pop_back();
+      }
+      dropped.emplace_back(begin, end);
+    }
+  }
+
   void add_dropped() {
     const std::optional<Trial> last = trial_of_last();
     for (size_t i = 0; i < record_.entries.size(); ++i) {
+      add_undone(*record_.entries[i].event);
       const std::optional<Trial> trial = trial_of(record_.entries[i]);
       if (!trial || trial == last || record_.kept.contains(*trial)) continue;
       const double begin = number_at(*record_.entries[i].event, "step");

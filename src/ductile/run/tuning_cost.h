@@ -33,8 +33,9 @@ struct TuningRecord {
   std::map<Trial, TrialCost> costs;
   std::set<Trial> kept;  // whose work the run went on from
 
-  // Steps, after the first and up to the second, of the other trials: they are no part of the way
-  // to the state that the run has. Of a search that is not over, the trial under way is. Ascending.
+  // Steps, after the first and up to the second, of the other trials, and those that the run went
+  // back from when it diverged: they are no part of the way to the state that the run has. Of a
+  // search that is not over, the trial under way is. Ascending.
   std::vector<std::pair<double, double>> dropped;
   bool is_dropped(double step) const;
 };

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -74,6 +75,30 @@ TEST(TuningCost, IsWhatPassedBetweenTheEventsOfTrials) {
   EXPECT_TRUE(told.at("kept").is_null()) << "the job's own setting";
   EXPECT_TRUE(tuning_json({}).is_null());
   EXPECT_TRUE(tuning_json({end(5, 50, 5, 5)}).is_null());
+}
+
+// The run goes back twice: to step 40, after its only search, and to step 25, in the trial that it
+// kept. It says no step in an earlier version, or one that makes no sense.
+TEST(TuningCost, DropsWhatTheRunWentBackFrom) {
+  using Steps = std::vector<std::pair<double, double>>;
+  const auto back = [](int64_t at, const json& to) {
+    const json move = {{"what", "went_back"}, {"step", to}, {"setting", nullptr}};
+    return tune(at, 10.0 * static_cast<double>(at), 150, 300, json::array({move, started(0)}));
+  };
+  std::vector<json> events = one_search();
+  events.push_back(back(100, 40));
+  EXPECT_EQ(read_tuning(events).dropped, (Steps{{0, 10}, {40, 100}}));
+  EXPECT_TRUE(read_tuning(events).is_dropped(100));
+  EXPECT_FALSE(read_tuning(events).is_dropped(40));
+  events.push_back(tune(110, 1100, 160, 320, json::array({ran(0), started(1)})));
+  events.push_back(tune(120, 1200, 170, 340, json::array({ran(1), chosen(1)})));
+  EXPECT_EQ(read_tuning(events).dropped, (Steps{{0, 10}, {40, 100}, {100, 110}}));
+  events.push_back(back(130, 25));
+  EXPECT_EQ(read_tuning(events).dropped, (Steps{{0, 10}, {25, 130}}));
+  for (const json& to : {json(), json("x"), json(1e300)}) {
+    events.back() = back(130, to);
+    EXPECT_EQ(read_tuning(events).dropped, (Steps{{0, 10}, {40, 100}, {100, 110}}));
+  }
 }
 
 TEST(TuningCost, TellsWhatTheLastSearchKept) {

@@ -35,10 +35,6 @@ void check_paths(const JobOptions& job, const Bad& bad) {
 
 // Bias corrections divide by 1 - beta^t.
 void check_betas(const OptimizerOptions& optimizer, const Bad& bad) {
-  if (optimizer.name == "muon" && optimizer.momentum == 1) {
-    bad("optimizer.momentum = 1 takes nothing of a gradient, so optimizer.name = \"muon\" would "
-        "train no matrix; choose a value below 1, for example 0.95");
-  }
   if (!reads_adam(optimizer)) return;
   const auto refuse = [&](const char* name) {
     bad(

@@ -158,9 +158,9 @@ TEST(Job, ABetaOfOneIsRefusedWhereARuleDividesByItsRest) {
     expect_refused(job + "beta2 = 1}}\n", "optimizer.adam.beta2 = 1");
     if (rule != "schedule_free") expect_refused(job + "beta1 = 1}}\n", "optimizer.adam.beta1 = 1");
   }
-  expect_refused("optimizer = {name = \"muon\", momentum = 1}\n", "optimizer.momentum = 1");
   for (const std::string toml : {"optimizer = {adam = {beta1 = 1, beta2 = 1}}\n",  // sgd
                                  "optimizer = {name = \"lars\", momentum = 1}\n",
+                                 "optimizer = {name = \"muon\", momentum = 1}\n",  // a warning
                                  "optimizer = {name = \"schedule_free\", adam = {beta1 = 1}}\n"}) {
     JobOptions job;
     OptionSet(job).read_toml_text(toml, "t");

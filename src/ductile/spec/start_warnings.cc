@@ -30,6 +30,10 @@ std::vector<std::string> start_warnings(const JobOptions& job, const OptionSet& 
   std::vector<std::string> out;
   warn_of_shaped_losses(job, out);
   const RuleTraits* rule = rule_traits(job.optimizer.name);
+  if (job.optimizer.name == "muon" && job.optimizer.momentum == 1)
+    out.emplace_back(
+        "optimizer.momentum = 1 takes nothing of a gradient, so optimizer.name = \"muon\" trains "
+        "no matrix; choose a value below 1, for example 0.95");
   if (rule == nullptr || job.train.rate_control == "lrtuner") return out;
   const OptionField* rate = options.find("optimizer.lr");
   const bool is_rate_left =

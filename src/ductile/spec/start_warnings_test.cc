@@ -60,6 +60,20 @@ TEST(StartWarnings, ARateThatIsGivenOrFoundIsNotSpokenOf) {
   EXPECT_EQ(warnings_of({"optimizer.name=adamw", "train.rate_control=noise"}).size(), 1U);
 }
 
+// Whatever chooses the rate. Runs that an earlier version accepted go on, so it is no error.
+TEST(StartWarnings, AMomentumOfOneTrainsNoMatrixOfMuon) {
+  for (const char* control : {"schedule", "lrtuner"}) {
+    const Lines job = {"optimizer.name=muon", std::string("train.rate_control=") + control};
+    Lines one = job;
+    one.emplace_back("optimizer.momentum=1");
+    EXPECT_EQ(warnings_of(job), Lines{}) << control;
+    EXPECT_EQ(warnings_of(one),
+              Lines{"optimizer.momentum = 1 takes nothing of a gradient, so optimizer.name = "
+                    "\"muon\" trains no matrix; choose a value below 1, for example 0.95"})
+        << control;
+  }
+}
+
 TEST(StartWarnings, AWarmUpThatARuleNeedsIsAskedFor) {
   const Lines job = {"optimizer.name=schedule_free", "optimizer.lr=0.0025"};
   EXPECT_EQ(warnings_of(job),

@@ -15,6 +15,7 @@
 #include "ductile/base/files.h"
 #include "ductile/ckpt/safetensors.h"
 #include "ductile/train/evaluate.h"
+#include "ductile/train/initial_weights.h"
 #include "ductile/train/replica.h"
 #include "ductile/train/testing/watched_run.h"
 
@@ -167,7 +168,9 @@ class OnlyAModel final : public Task {
 // A task has no data of ours to compute statistics from. Rules differ in when they begin to mean
 // other weights.
 TEST(EvaluatedWeights, OfATaskWithRunningStatisticsAreRefusedBeforeTheFirstStep) {
-  const auto refusal = [](const char* model, const char* rule, int64_t batches) -> std::string {
+  const TempFolder temp;
+  const run::RunFolder folder = run::RunFolder::create(temp.path(), "job");
+  const auto refusal = [&](const char* model, const char* rule, int64_t batches) -> std::string {
     spec::JobOptions job = job_of(model, rule);
     job.train.statistics_batches = batches;
     const Recipe recipe = [&] {
@@ -175,8 +178,9 @@ TEST(EvaluatedWeights, OfATaskWithRunningStatisticsAreRefusedBeforeTheFirstStep)
       given.task = std::make_shared<OnlyAModel>(model);
       return complete(std::move(given), job);
     };
+    Replica replica(job, recipe);  // as of a run that goes on, which an earlier version accepted
     try {
-      Replica replica(job, recipe);
+      begin_with_initial_weights(replica, job, folder);
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
       return e.what();

@@ -16,6 +16,7 @@
 #include "ductile/optim/rate_control.h"
 #include "ductile/optim/schedule.h"
 #include "ductile/train/replica.h"
+#include "ductile/train/task.h"
 
 namespace ductile::train {
 namespace {
@@ -115,6 +116,66 @@ TEST(GrowingBatch, TheEpochNeverFallsAndTheLastOneIsTheLast) {
     EXPECT_EQ(next_epoch(replica, 100), 2) << "all samples were trained that fill a batch";
     EXPECT_EQ(replica.epoch(), 2);
     EXPECT_EQ(values_of(replica, "fc1.weight"), frozen);
+  }
+}
+
+// A job with a task that writes down which epoch it is told.
+class Listening final : public Task {
+ public:
+  explicit Listening(spec::JobOptions job) : job_(std::move(job)) {}
+
+  const data::DatasetInfo& train_info() const override { return info_; }
+  const data::DatasetInfo& test_info() const override { return info_; }
+  SampleOrder order() const override { return SampleOrder::sequential; }
+  const std::vector<std::string>& metrics() const override { return metrics_; }
+  std::unique_ptr<nn::Model> make_model(uint64_t) override {
+    auto model = complete({}, job_).model;
+    weights_.clear();
+    for (const nn::NamedTensor& p : model->parameters()) weights_.push_back(p.tensor);
+    return model;
+  }
+  void host(const comm::LeafRange&) override {}
+  TaskLoss loss(const RankSamples& samples) override {
+    told = samples.epoch_done;
+    at::Tensor loss;
+    for (const at::Tensor& w : weights_) {
+      const at::Tensor mean = w.square().mean();
+      loss = loss.defined() ? loss.add(mean) : mean;
+    }
+    return {.loss = std::move(loss), .metrics = {}};
+  }
+  Evaluation evaluate(const std::function<void(int64_t)>&) override { return {}; }
+  void take_weights(std::span<const ckpt::TensorView>, const std::string&) override {}
+
+  double told = 0;
+
+ private:
+  spec::JobOptions job_;
+  std::vector<at::Tensor> weights_;
+  data::DatasetInfo info_ = {.size = 100};
+  std::vector<std::string> metrics_;
+};
+
+// In the middle of an epoch, of which 12 batches of 4 are trained, and over the end of others.
+TEST(GrowingBatch, ATaskIsToldTheEpochThatTheRunSaysAfterTheStep) {
+  for (const int64_t batch : {4, 52, 30, 96}) {
+    SCOPED_TRACE(batch);
+    const spec::JobOptions job = job_of(100, 4, 3);
+    const auto task = std::make_shared<Listening>(job);
+    Replica replica(job, [&] {
+      Ingredients given;
+      given.task = task;
+      given.rate_control = std::make_unique<Orders>(job, Batches{{12, batch}});
+      return complete(std::move(given), job);
+    });
+    replica.host_all();
+    while (replica.updates() < replica.total_updates()) {
+      train_step(replica);
+      const int64_t next = replica.state().hyper.batch_size;
+      if (next != replica.hyper().batch_size) continue;  // from then on epochs are counted by it
+      EXPECT_DOUBLE_EQ(task->told, replica.epoch()) << replica.updates();
+    }
+    EXPECT_EQ(task->told, 3);
   }
 }
 

@@ -128,6 +128,19 @@ void read_weights(Replica& replica, const fs::path& path) {
   for (const parallel::FloatRange& r : held) flat.refresh_half_weights(r);
 }
 
+// A task has no data of ours to compute them from.
+void require_own_statistics(Replica& replica, const spec::JobOptions& job) {
+  const JobState& state = replica.state();
+  if (replica.task() == nullptr || job.train.statistics_batches == 0 ||
+      state.flat.buffers().empty() || !state.optimizer->means_others())
+    return;
+  fail(ErrorCode::invalid_argument,
+       "optimizer.name = \"{}\" evaluates weights that were never trained, and the running "
+       "statistics that belong to them are not computed for a model of your own; choose another "
+       "optimiser, or set train.statistics_batches = 0 to evaluate with those of training",
+       job.optimizer.name);
+}
+
 }  // namespace
 
 void begin_with_initial_weights(Replica& replica, const spec::JobOptions& job,
@@ -135,6 +148,7 @@ void begin_with_initial_weights(Replica& replica, const spec::JobOptions& job,
   std::vector<std::string> names;
   for (const FlatModel::Entry& p : replica.state().flat.parameters()) names.push_back(p.name);
   optim::require_named(job.optimizer, names);
+  require_own_statistics(replica, job);
   const fs::path path = run::initial_weights_of(folder);
   if (kind_of(path) != FileKind::none) read_weights(replica, path);
   replica.make_blanks();

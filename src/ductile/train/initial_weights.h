@@ -13,9 +13,10 @@ namespace ductile::train {
 // Call it for a state in which nothing was trained, and which holds what the worker is to hold: of
 // parameters no more is read, or, where the folder has no weights, drawn (Replica::make_blanks).
 // Throws data_loss for a damaged file, and
-// invalid_argument for weights of another model, naming the tensor, and for a name in the
-// optimizer's options that no parameter has. A run that goes on is not refused for that: it did
-// without, and its options may not change.
+// invalid_argument for weights of another model, naming the tensor, for a name in the optimizer's
+// options that no parameter has, and for a task whose evaluated weights would have the running
+// statistics of others. A run that goes on is not refused for the last two: it did without, and its
+// options may not change.
 void begin_with_initial_weights(Replica& replica, const spec::JobOptions& job,
                                 const run::RunFolder& folder);
 

@@ -485,12 +485,15 @@ void OnlineTuner::keep(JobState& state, const Json& memory) const {
 // The run diverged after a search.
 void OnlineTuner::go_back(JobState& state, Json& memory) const {
   const double lr = state.last_hyper.lr;
+  // What was done after that step is no part of the run any more.
+  const Json step = state.branches().at(kGood).values().at("step");
   state.take_branch(kGood, kApart);
   double largest = job_.optimizer.lr;
   if (!memory["setting"].is_null() && memory["setting"].contains("lr"))
     largest = memory["setting"]["lr"];
   memory["largest_lr"] = kAfterDivergence * largest;
   memory["moves"].push_back({{"what", "went_back"},
+                             {"step", step},
                              {"setting", memory["setting"]},
                              {"why", fmt::format("the loss was not finite at a learning rate of "
                                                  "{:g}",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -288,7 +289,28 @@ TEST(OnlineTuner, GoesBackAndSearchesBelowTheRateThatDiverged) {
   job.tune.retunings = 20;
   job.tune.patience = 1000;
   Replica replica(job);
-  testing::run_to_end(replica);
+  replica.host_all();
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  std::map<int64_t, double> epochs;  // by the step after which it was
+  int64_t times_back = 0;
+  while (!replica.done()) {
+    if (replica.evaluation_due()) {
+      replica.record(replica.evaluate([](int64_t) {}));
+      continue;
+    }
+    replica.compute(replica.num_ranks(), sum);
+    replica.apply(sum);
+    epochs[replica.step()] = replica.epoch();
+    const auto told = memory_of(replica).find("event");
+    if (told == memory_of(replica).end()) continue;
+    for (const nlohmann::json& move : told->at("moves")) {
+      if (move.at("what") != "went_back") continue;
+      ++times_back;
+      EXPECT_LT(move.at("step"), replica.step());
+      EXPECT_EQ(epochs.at(move.at("step")), replica.epoch());
+    }
+  }
+  EXPECT_GT(times_back, 0);
   const nlohmann::json& memory = memory_of(replica);
   EXPECT_GT(memory.at("searches"), 1);
   EXPECT_LT(memory.at("largest_lr"), 1);

@@ -69,14 +69,6 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe, bool may_be_
     fail(ErrorCode::invalid_argument, "the model has no parameters, so there is nothing to train");
   }
   require_trained(job_, layout(), train_info().size);
-  if (ingredients_.task && job_.train.statistics_batches > 0 && !state_.flat.buffers().empty() &&
-      state_.optimizer->means_others()) {
-    fail(ErrorCode::invalid_argument,
-         "optimizer.name = \"{}\" evaluates weights that were never trained, and the running "
-         "statistics that belong to them are not computed for a model of your own; choose another "
-         "optimiser, or set train.statistics_batches = 0 to evaluate with those of training",
-         job_.optimizer.name);
-  }
   if (job_.train.shard_optimizer && ingredients_.method->runs_stages()) {
     shards_.keep_where_read(runner_.blocks_read());
   }
@@ -403,7 +395,8 @@ JobState::EvaluationWeights Replica::take_gathered() {
 }
 
 void Replica::add_statistics(JobState::EvaluationWeights& evaluated) {
-  if (ingredients_.task) return;  // the constructor has seen that none are needed
+  // A run that needs them is refused as it begins; one of an earlier version has those of training.
+  if (ingredients_.task) return;
   train::add_statistics(state_, evaluated, *ingredients_.model, job_, ingredients_.augment,
                         [&] { return ingredients_.train_set; });
 }

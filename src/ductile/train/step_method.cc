@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "ductile/base/error.h"
+#include "ductile/data/cursor.h"
 
 namespace ductile::train {
 namespace {
@@ -37,9 +38,10 @@ std::map<std::string, double> FigureList::by_name(std::span<const float> tail) c
   return out;
 }
 
-Progress progress_of(const StepMethod& method, const JobState& state, int64_t num_samples,
-                     int64_t epochs) {
-  const int64_t batch = state.hyper.batch_size, cursor = state.counters.cursor;
+namespace {
+
+// Of a run at `cursor` that updates once for each batch of the stream.
+Progress by_stream(int64_t cursor, int64_t batch, int64_t num_samples, int64_t epochs) {
   const int64_t per_epoch = num_samples / batch;
   const int64_t epoch = cursor / num_samples, done = cursor % num_samples;
   // What does not fill a batch is dropped, as samples_of_step() does. The epoch is the samples that
@@ -50,9 +52,22 @@ Progress progress_of(const StepMethod& method, const JobState& state, int64_t nu
                             ? static_cast<double>(per_epoch - left)
                             : static_cast<double>(per_epoch) *
                                   (static_cast<double>(done) / static_cast<double>(used));
-  return method.progress(state,
-                         {static_cast<double>(epoch * per_epoch) + in_epoch,
-                          std::max<int64_t>(0, (epochs - epoch - 1) * per_epoch + left), true});
+  return {static_cast<double>(epoch * per_epoch) + in_epoch,
+          std::max<int64_t>(0, (epochs - epoch - 1) * per_epoch + left), true};
+}
+
+}  // namespace
+
+Progress progress_of(const StepMethod& method, const JobState& state, int64_t num_samples,
+                     int64_t epochs) {
+  return method.progress(
+      state, by_stream(state.counters.cursor, state.hyper.batch_size, num_samples, epochs));
+}
+
+Progress progress_after_batch(const JobState& state, int64_t num_samples, int64_t epochs) {
+  const int64_t batch = state.hyper.batch_size;
+  const int64_t next = data::samples_of_step(state.counters.cursor, batch, num_samples).next;
+  return by_stream(next, batch, num_samples, epochs);
 }
 
 Way way_of(const Progress& progress, const JobState& state, const spec::JobOptions& job,

@@ -204,8 +204,11 @@ class StepMethod {
 // one step to the next, whatever the batch becomes.
 Progress progress_of(const StepMethod& method, const JobState& state, int64_t num_samples,
                      int64_t epochs);
-// The same for the schedule of the job. Where train.max_steps ends the run before its epochs do,
-// the share that is done is that of the updates.
+// Where one that takes the samples of the stream will be after its next batch, as progress_of()
+// says it then if the batch stays what it is.
+Progress progress_after_batch(const JobState& state, int64_t num_samples, int64_t epochs);
+// The position for the schedule of the job. Where train.max_steps ends the run before its epochs
+// do, the share that is done is that of the updates.
 Way way_of(const Progress& progress, const JobState& state, const spec::JobOptions& job,
            int64_t num_samples);
 

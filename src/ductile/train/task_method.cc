@@ -81,11 +81,16 @@ class TaskContext final : public RankContext {
   const std::vector<Ratio>& ratios() const { return ratios_; }
 
  private:
-  // The epoch in which the run is after this step, as the replica will say it.
+  // The epoch in which the run is after this step, as the replica will say it, unless the batch
+  // changes with this very step. An update is not one of `per_epoch` parts of an epoch in which the
+  // batch has changed.
   double epoch_after(const StepMethod& method) const {
-    const Progress now = progress_of(method, state(), train_size(), job().train.epochs);
+    const int64_t epochs = job().train.epochs;
     const int64_t per_epoch = train_size() / state().hyper.batch_size;
-    return (now.position + 1) / static_cast<double>(per_epoch);
+    const double position = samples() == nullptr
+                                ? progress_after_batch(state(), train_size(), epochs).position
+                                : progress_of(method, state(), train_size(), epochs).position + 1;
+    return position / static_cast<double>(per_epoch);
   }
 
   // What the runner would load.
