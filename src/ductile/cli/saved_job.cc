@@ -12,7 +12,6 @@
 #include "ductile/base/options.h"
 #include "ductile/ckpt/checkpoint.h"
 #include "ductile/spec/changed_options.h"
-#include "ductile/trials/setup.h"
 
 namespace ductile::cli {
 namespace {
@@ -42,7 +41,7 @@ void check_saved_job(const run::RunFolder& folder, const spec::JobOptions& job) 
   const std::vector<std::string> changed = spec::changed_options(
       OptionSet(*then).to_json(), OptionSet(now).to_json(), trials::has_built_in_model(job));
   if (changed.empty()) return;
-  fail(ErrorCode::invalid_argument,
+  fail(ErrorCode::conflict,
        "{} was changed since the run began in what shapes the result: {}; put the old values back, "
        "or start a new run",
        folder.job_file().string(), fmt::join(changed, ", "));

@@ -5,9 +5,9 @@
 
 namespace ductile::cli {
 
-// Throws invalid_argument where the job is another one than that of the run's newest checkpoint in
-// what shapes the result: a worker would refuse it as a failure of the run. What cannot be read is
-// left to the worker.
+// Throws conflict where the job is another one than that of the run's newest checkpoint in what
+// shapes the result: a worker would refuse it as a failure of the run. What cannot be read is left
+// to the worker, and so is the number of threads.
 void check_saved_job(const run::RunFolder& folder, const spec::JobOptions& job);
 
 }  // namespace ductile::cli
