@@ -16,6 +16,7 @@
 #include "ductile/optim/param_layout.h"
 #include "ductile/run/checkpoints.h"
 #include "ductile/train/data_form.h"
+#include "ductile/train/require_trained.h"
 #include "ductile/train/task_method.h"
 
 namespace ductile::train {
@@ -149,6 +150,7 @@ void begin_with_initial_weights(Replica& replica, const spec::JobOptions& job,
   for (const FlatModel::Entry& p : replica.state().flat.parameters()) names.push_back(p.name);
   optim::require_named(job.optimizer, names);
   require_own_statistics(replica, job);
+  require_trained(job, replica.layout(), replica.train_info().size);
   const fs::path path = run::initial_weights_of(folder);
   if (kind_of(path) != FileKind::none) read_weights(replica, path);
   replica.make_blanks();

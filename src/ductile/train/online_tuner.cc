@@ -111,13 +111,15 @@ const Json* memory_of(const JobState& state) {
                                                                      : &part->second.values;
 }
 
-// Whether the last clock's loss is ten times what it was before any training: nothing more has to
-// be seen of such a trial (tune/progress.h judges by the end of the piece alone).
+// Whether the last clock's loss is ten times what it was as the search began, and worse than that
+// of weights that were never trained: nothing more has to be seen of such a trial (tune/progress.h
+// judges by the end of the piece alone). Where a net has learnt its samples, one batch's loss may
+// be ten times another one's without any step.
 bool is_lost(const Json& memory) {
   const Json& seen = memory.at("seen");
   if (seen.empty() || !memory.contains("start")) return false;
-  const double start = memory.at("start").get<double>();
-  return tune::is_ten_times(seen.back()[1].get<double>() - start, start);
+  const double start = memory.at("start").get<double>(), last = seen.back()[1].get<double>();
+  return last > memory.value("untrained", start) && tune::is_ten_times(last - start, start);
 }
 
 // Pairs of epochs and loss for the report: what a picture has room for.
@@ -363,6 +365,7 @@ void OnlineTuner::note(Json& memory, const JobState& state, double loss) const {
     // All trials of a search begin in one state. Where batches are tuned it is judged by one sample
     // of it, since smaller batches would have noisier ones of their own.
     if (!memory.contains("start")) memory["start"] = loss;
+    if (!memory.contains("untrained")) memory["untrained"] = loss;  // by the first search
     const double start = job_.tune.batch_size.empty() ? loss : memory["start"].get<double>();
     memory["seen"].push_back({kBeforeAClock * clock_, start});
   }

@@ -277,6 +277,46 @@ TEST(OnlineTuner, TriesEveryStalenessAndKeepsOne) {
 }
 
 // At the milestone the rate becomes a million times as large.
+// Once the samples are learnt, a batch's loss may be ten times another one's by itself.
+TEST(OnlineTuner, ARateThatMovesNothingNeverDiverges) {
+  spec::JobOptions job = small_job();
+  job.data.train_limit = 200;
+  job.train.epochs = 60;
+  job.train.batch_size = 8;
+  job.train.virtual_ranks = 1;
+  job.optimizer.lr = 0.1;
+  job.optimizer.momentum = 0.9;
+  job.tune.online = true;
+  job.tune.lr = {1e-6, 1e-5};
+  job.tune.budget = 0.2;
+  job.tune.patience = 3;
+  job.tune.retunings = 4;
+  Replica replica(job);
+  replica.host_all();
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  int64_t still = 0, diverged = 0;
+  while (!replica.done()) {
+    if (replica.evaluation_due()) {
+      replica.record(replica.evaluate([](int64_t) {}));
+      continue;
+    }
+    replica.compute(replica.num_ranks(), sum);
+    replica.apply(sum);
+    const nlohmann::json& memory = memory_of(replica);
+    const auto told = memory.find("event");
+    if (told == memory.end() || memory.at("searches") < 2) continue;
+    for (const nlohmann::json& move : told->at("moves")) {
+      const auto setting = move.find("setting");
+      if (setting == move.end() || !setting->is_object() || setting->value("lr", 1.0) > 1.1e-5)
+        continue;
+      still += move.at("what") == "ran" ? 1 : 0;
+      diverged += move.at("what") == "diverged" ? 1 : 0;
+    }
+  }
+  EXPECT_GT(still, 5);
+  EXPECT_EQ(diverged, 0);
+}
+
 TEST(OnlineTuner, GoesBackAndSearchesBelowTheRateThatDiverged) {
   spec::JobOptions job = small_job();
   job.optimizer.lr = 0.05;

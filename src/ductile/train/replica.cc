@@ -18,7 +18,6 @@
 #include "ductile/train/data_form.h"
 #include "ductile/train/noise.h"
 #include "ductile/train/probing.h"
-#include "ductile/train/require_trained.h"
 #include "ductile/train/same_job.h"
 #include "ductile/train/staleness.h"
 #include "ductile/train/statistics.h"
@@ -68,7 +67,6 @@ Replica::Replica(const spec::JobOptions& job, const Recipe& recipe, bool may_be_
   if (num_parameters() == 0) {
     fail(ErrorCode::invalid_argument, "the model has no parameters, so there is nothing to train");
   }
-  require_trained(job_, layout(), train_info().size);
   if (job_.train.shard_optimizer && ingredients_.method->runs_stages()) {
     shards_.keep_where_read(runner_.blocks_read());
   }

@@ -33,8 +33,12 @@ double last_step_of(const spec::JobOptions& job, int64_t train_size) {
     return static_cast<double>(std::max<int64_t>(1, train_size / of));
   };
   const double last = static_cast<double>(job.train.epochs) - 1 / steps(smallest);
-  if (job.train.max_steps == 0 || shortens_epochs(job)) return last;
-  return std::min(last, static_cast<double>(job.train.max_steps - 1) / steps(largest));
+  if (job.train.max_steps == 0) return last;
+  const double of_steps = static_cast<double>(job.train.max_steps - 1) / steps(largest);
+  // The first epoch has no choice yet, since it is what shows the losses.
+  const bool has_whole_first = !spec::selects_samples(job) || job.train.selective.first_epochs > 0;
+  if (shortens_epochs(job) && !(has_whole_first && of_steps < 1)) return last;
+  return std::min(last, of_steps);
 }
 
 }  // namespace
@@ -51,14 +55,13 @@ void require_trained(const spec::JobOptions& job, const optim::ParamLayout& layo
          "all parameters are frozen (by the model, or by optimizer.freeze), so there is nothing to "
          "train; leave one of them out");
   }
-  const bool is_cut = job.train.max_steps > 0 && !shortens_epochs(job);
   const double whole = std::floor(longest);
   fail(
       ErrorCode::invalid_argument,
       "all parameters are frozen after {:g} epochs (by the model, or by optimizer.freeze), and the "
       "run has train.epochs = {}{}; train one of them longer{}",
       longest, job.train.epochs,
-      is_cut ? fmt::format(" and train.max_steps = {}", job.train.max_steps) : "",
+      job.train.max_steps > 0 ? fmt::format(" and train.max_steps = {}", job.train.max_steps) : "",
       whole >= 1 ? fmt::format(", or set train.epochs = {:g}", whole) : "");
 }
 

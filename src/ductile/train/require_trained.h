@@ -8,7 +8,8 @@
 namespace ductile::train {
 
 // A step in which nothing is trained has no gradient: throws invalid_argument if all parameters of
-// the layout are frozen before the last step of the run begins.
+// the layout may be frozen before the last step of the run begins. For a run that begins: one that
+// goes on may never come to such a step.
 void require_trained(const spec::JobOptions& job, const optim::ParamLayout& layout,
                      int64_t train_size);
 

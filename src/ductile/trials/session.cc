@@ -442,8 +442,9 @@ void Session::ended(int64_t trial, const TrialProcess& process, const Environmen
   if (process.exit_status() == 2) return refused(trial, log);
   // What a killed session left behind still saves.
   if (process.exit_status() == 4) {
+    const bool was_held = run::lock_holder(trial_folder(trial)).has_value();
     std::this_thread::sleep_for(kBusy);  // on another host, too, whose lock is not seen here
-    if (run::lock_holder(trial_folder(trial)))
+    if (was_held || run::lock_holder(trial_folder(trial)))
       return retry(trial, log, waits_, kBusyTries, environment);
   }
   retry(trial,

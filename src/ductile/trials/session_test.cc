@@ -1,9 +1,12 @@
 #include "ductile/trials/session.h"
 
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <iterator>
+#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -271,6 +274,39 @@ TEST(Session, BeginsATrialAgainWhoseMakingWasCutOff) {
           << error.message();
     }
     EXPECT_EQ(fs::exists(trial / "checkpoints" / "done"), used);
+  }
+}
+
+// Each state that it leaves behind while it runs is one to go on from, as after a power loss.
+TEST(Session, GoesOnFromEachStateThatItSaved) {
+  const TempFolder place;
+  Tuning tuning = default_tuning({});
+  tuning.setup.policy = "mltuner";  // which drops a trial and begins another one in one decision
+  tuning.setup.at_once = 1;
+  tuning.setup.budget = 12;
+  tuning.setup.finish = false;
+  const std::string lines = evaluation(1, R"("accuracy":0.5)") + evaluation(2, R"("accuracy":0.6)");
+  Session session = Session::create(place.path() / "session", job_of_two_epochs(), tuning);
+  std::set<std::string> states;
+  std::atomic<bool> over = false;
+  std::thread watcher([&] {
+    while (!over) {
+      try {
+        states.insert(read_file(place.path() / "session/tune.json"));
+      } catch (const Error&) {  // it is being replaced
+      }
+    }
+  });
+  EXPECT_TRUE(session.run({.program = told_runs(place.path(), lines, lines)}));
+  over = true;
+  watcher.join();
+  EXPECT_GT(states.size(), 5U);
+  const fs::path copy = place.path() / "copy";
+  fs::create_directories(copy / "trials");
+  fs::copy(place.path() / "session/job.toml", copy / "job.toml");
+  for (const std::string& state : states) {
+    write_file_atomic(copy / "tune.json", state);
+    EXPECT_NO_THROW(Session::open(copy)) << state;
   }
 }
 
