@@ -38,8 +38,9 @@ void check_saved_job(const run::RunFolder& folder, const spec::JobOptions& job) 
   std::optional<spec::JobOptions> then = saved_job(folder);
   if (!then) return;
   spec::JobOptions now = job;
+  // The worker alone knows of which models the number of threads changes the result.
   const std::vector<std::string> changed = spec::changed_options(
-      OptionSet(*then).to_json(), OptionSet(now).to_json(), trials::has_built_in_model(job));
+      OptionSet(*then).to_json(), OptionSet(now).to_json(), /*thread_invariant=*/true);
   if (changed.empty()) return;
   fail(ErrorCode::conflict,
        "{} was changed since the run began in what shapes the result: {}; put the old values back, "

@@ -37,13 +37,12 @@ spec::JobOptions job_of(const char* model) {
 }
 
 // What is said to a run that begins; nothing where it may.
-std::string refusal_of_begin(const spec::JobOptions& job) {
+std::string refusal_of_begin(spec::JobOptions job) {
   Replica replica(job);
   const TempFolder place;
   try {
     begin_with_initial_weights(
-        replica, job,
-        run::RunFolder::create(place.path(), "frozen", OptionSet(spec::JobOptions(job)).to_toml()));
+        replica, job, run::RunFolder::create(place.path(), "frozen", OptionSet(job).to_toml()));
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
     return e.message();
