@@ -165,23 +165,18 @@ void FlatModel::set_blank(size_t parameter, const at::Tensor& value) {
 }
 
 void FlatModel::set_epoch(double epoch) {
-  bool has_changed = false;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     at::Tensor& parameter = parameters_[i].tensor;
     const bool trained = epoch < layout_.segments()[i].trained_epochs;
     if (parameter.requires_grad() == trained) continue;
     parameter.set_requires_grad(trained);
     sink_ = nullptr;  // its hooks belong to other parameters
-    has_changed = true;
   }
-  // Which a run may come to that nobody could refuse as it began (require_trained()).
-  const auto is_trained = [](const nn::NamedTensor& p) { return p.tensor.requires_grad(); };
-  if (has_changed && std::ranges::none_of(parameters_, is_trained))
-    fail(ErrorCode::invalid_argument,
-         "all parameters are frozen since epoch {:g} (by the model, or by optimizer.freeze), so "
-         "nothing is trained any more; begin a run that trains one of them longer, or that ends "
-         "before",
-         epoch);
+}
+
+bool FlatModel::is_trained() const {
+  return std::ranges::any_of(parameters_,
+                             [](const nn::NamedTensor& p) { return p.tensor.requires_grad(); });
 }
 
 std::vector<at::Tensor> FlatModel::gradients(const at::Tensor& loss) const {

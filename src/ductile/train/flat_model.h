@@ -55,6 +55,7 @@ class FlatModel {
   // From now on only those parameters have gradients that are trained in a step that begins after
   // so many epochs (Segment::trained_epochs).
   void set_epoch(double epoch);
+  bool is_trained() const;  // whether any parameter is, in this epoch
 
   // The floating-point buffers (running statistics): the model's own tensors are views into this.
   std::span<float> buffer_values() { return buffer_values_.span(); }

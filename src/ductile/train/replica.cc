@@ -187,6 +187,17 @@ void Replica::begin_step() {
   DUCTILE_CHECK(kind_.gradient || !kind_.update, "an update needs a gradient");
 }
 
+void Replica::compute(int64_t count, std::span<float> out, const Ready& ready) {
+  // Which a run may come to that nobody could refuse as it began (require_trained()).
+  if (kind_.gradient && !state_.flat.is_trained())
+    fail(ErrorCode::invalid_argument,
+         "all parameters are frozen since epoch {:g} (by the model, or by optimizer.freeze), so "
+         "nothing is trained any more; begin a run that trains one of them longer, or that ends "
+         "before",
+         epoch());
+  runner_.compute(kind_, samples_ ? &*samples_ : nullptr, count, out, ready);
+}
+
 void Replica::state_changed() {
   runner_.state_changed();
   begin_step();

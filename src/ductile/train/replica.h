@@ -95,9 +95,8 @@ class Replica {
   int64_t sum_begin() const { return kind_.gradient ? 0 : runner_.figures_begin(); }
   // Sums the next `count` hosted virtual ranks of the present step into `out` (rank_runner.h).
   using Ready = RankRunner::Ready;
-  void compute(int64_t count, std::span<float> out, const Ready& ready = {}) {
-    runner_.compute(kind_, samples_ ? &*samples_ : nullptr, count, out, ready);
-  }
+  // Throws invalid_argument for a step with a gradient in which all parameters are frozen.
+  void compute(int64_t count, std::span<float> out, const Ready& ready = {});
   // With python.verify_every, and if the present step is one of these: computes a virtual rank of
   // it here and on another worker (or twice, on one that is alone). Throws conflict if the bits
   // differ, and names what does. All workers of the exchange call it.
