@@ -515,8 +515,7 @@ std::optional<ExitCode> carry_out(TrainCommand& command, Context& context,
     check_unchanged(folder, resumed, command.plan.has_value());
     original = kept(folder);
     if (command.plan) check_may_change(folder, other, original.has_value());
-    if (!command.plan && !link::PlanChange::left_open(folder))
-      check_saved_job(folder, config.job);
+    if (!command.plan && !link::PlanChange::left_open(folder)) check_saved_job(folder, config.job);
     if (original)
       for (const auto& [name, text] : files_of(*original))
         write_file_atomic(folder.path() / name, text);
