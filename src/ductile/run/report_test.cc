@@ -32,6 +32,18 @@ std::vector<std::string> titles_of(const json& data) {
   return out;
 }
 
+// From 4 to 2 workers, between the metric lines around it, in the curve of the workers and in its
+// mark.
+void expect_resize_at(const json& data, double epoch) {
+  EXPECT_EQ(data["panels"][4]["series"][0]["value"], json({4.0, 2.0, 2.0}));
+  EXPECT_EQ(data["panels"][4]["series"][0]["epoch"], json({0.0, epoch, 2.0}));
+  for (const json& mark : data["marks"]) {
+    if (mark["kind"] == "resize") {
+      EXPECT_DOUBLE_EQ(mark.at("epoch").get<double>(), epoch);
+    }
+  }
+}
+
 TEST(Report, ShowsWhatARunDid) {
   const TempFolder temp;
   const RunFolder run = RunFolder::create(temp.path(), "job");
@@ -110,12 +122,7 @@ TEST(Report, ShowsWhatARunDid) {
   EXPECT_EQ(data["panels"][0]["series"][0]["value"].size(), 10u);
   EXPECT_EQ(data["panels"][1]["target"], 0.9);
   EXPECT_EQ(data["panels"][1]["unit"], "percent");
-  EXPECT_EQ(data["panels"][4]["series"][0]["value"], json({4.0, 2.0, 2.0}));
-  EXPECT_EQ(data["panels"][4]["series"][0]["epoch"], json({0.0, 1.4, 2.0}));
-  for (const json& mark : data["marks"]) {
-    if (mark["kind"] != "resize") continue;
-    EXPECT_DOUBLE_EQ(mark.at("epoch").get<double>(), 1.4);
-  }
+  expect_resize_at(data, 1.4);
 }
 
 // What the `end` of a run says beyond its cost.
