@@ -150,7 +150,7 @@ TEST_P(ElasticOnce, ResizedPreemptedMovedAndResumedItIsTheSameJob) {
       std::regex_replace(toml, std::regex(R"((^|\n)lr = (?=\d))"), "$1lr = 1");
   ASSERT_NE(edited, toml);
   write_file_atomic(moved / "job.toml", edited);
-  EXPECT_EQ(command({"-q", "train", "--resume", moved.string()}), 3) << read_file(log_);
+  EXPECT_EQ(command({"-q", "train", "--resume", moved.string()}), 4) << read_file(log_);
   EXPECT_NE(read_file(log_).find("optimizer.lr"), std::string::npos) << read_file(log_);
   write_file_atomic(moved / "job.toml", toml);
   ASSERT_EQ(command({"-q", "train", "--resume", moved.string(), "--workers", "1"}), 0)
