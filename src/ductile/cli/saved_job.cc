@@ -16,15 +16,13 @@
 namespace ductile::cli {
 namespace {
 
-// Of the newest checkpoint; the defaults stand for options that are newer than it.
-std::optional<spec::JobOptions> saved_job(const run::RunFolder& folder) {
+// That of the newest checkpoint.
+std::optional<nlohmann::json> saved_job(const run::RunFolder& folder) {
   try {
     const auto saved = ckpt::list(folder.checkpoints());
     if (saved.empty()) return std::nullopt;
     const auto newest = ckpt::Checkpoint::open(folder.checkpoints(), saved.front().step);
-    spec::JobOptions then;
-    OptionSet(then).read_json(newest.state().at("job"), "the checkpoint's job", Moved::follow);
-    return then;
+    return spec::upgraded_job(newest.state().at("job"), "the checkpoint's job");
   } catch (const Error&) {
     return std::nullopt;
   } catch (const nlohmann::json::exception&) {
@@ -35,12 +33,12 @@ std::optional<spec::JobOptions> saved_job(const run::RunFolder& folder) {
 }  // namespace
 
 void check_saved_job(const run::RunFolder& folder, const spec::JobOptions& job) {
-  std::optional<spec::JobOptions> then = saved_job(folder);
+  const std::optional<nlohmann::json> then = saved_job(folder);
   if (!then) return;
   spec::JobOptions now = job;
   // The worker alone knows of which models the number of threads changes the result.
-  const std::vector<std::string> changed = spec::changed_options(
-      OptionSet(*then).to_json(), OptionSet(now).to_json(), /*thread_invariant=*/true);
+  const std::vector<std::string> changed =
+      spec::changed_options(*then, OptionSet(now).to_json(), /*thread_invariant=*/true);
   if (changed.empty()) return;
   fail(ErrorCode::conflict,
        "{} was changed since the run began in what shapes the result: {}; put the old values back, "

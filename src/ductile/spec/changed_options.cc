@@ -82,4 +82,11 @@ std::vector<std::string> changed_options(const nlohmann::json& saved, const nloh
   return out;
 }
 
+nlohmann::json upgraded_job(const nlohmann::json& saved, const std::string& where) {
+  JobOptions then;
+  OptionSet options(then);
+  options.read_json(saved, where, Moved::follow);
+  return options.to_json();
+}
+
 }  // namespace ductile::spec

@@ -14,4 +14,9 @@ namespace ductile::spec {
 std::vector<std::string> changed_options(const nlohmann::json& saved, const nlohmann::json& now,
                                          bool thread_invariant);
 
+// The job as this version would have saved it, of any earlier one: newer options have their
+// defaults, and those that moved are where they are now. Throws invalid_argument, naming `where`,
+// for what is no job.
+nlohmann::json upgraded_job(const nlohmann::json& saved, const std::string& where);
+
 }  // namespace ductile::spec

@@ -179,7 +179,7 @@ void check_batch_stays(const JobOptions& job, const Bad& bad) {
   const TrainOptions& o = job.train;
   // A run that counts updates would be at another epoch with another batch.
   const bool at_most = selects_samples(job) && !counts_updates(job);
-  const bool the_same = counts_updates(job) || o.method == "infobatch" || o.method == "graded";
+  const bool the_same = counts_updates(job) || weighs_samples(job);
   if (!at_most && !the_same) return;
   if (may_enlarge(job) && o.noise.max_batch != o.batch_size) {
     bad(fmt::format(
@@ -345,6 +345,10 @@ bool selects_samples(const JobOptions& job) {
 
 bool counts_updates(const JobOptions& job) {
   return selects_samples(job) && job.train.selective.length == "updates";
+}
+
+bool weighs_samples(const JobOptions& job) {
+  return job.train.method == "infobatch" || job.train.method == "graded";
 }
 
 bool may_enlarge(const JobOptions& job) {

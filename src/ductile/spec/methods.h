@@ -40,6 +40,9 @@ struct JobOptions;
 // samples that it looks at (train.selective.length = "updates").
 bool selects_samples(const JobOptions& job);
 bool counts_updates(const JobOptions& job);
+// Whether the method skips samples by their last losses, and weighs those that it keeps
+// (train.method = "infobatch" or "graded").
+bool weighs_samples(const JobOptions& job);
 // Whether the rate control may choose larger batches than train.batch_size.
 bool may_enlarge(const JobOptions& job);
 // Whether somebody outside the job chooses its batches (train.rate_control = "goodput"), and the

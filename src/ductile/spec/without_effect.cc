@@ -235,7 +235,7 @@ void add_late_choices(Given job, std::vector<std::string>& out) {
     out.push_back(
         fmt::format("train.method = \"{}\" trains on every sample here: {}", o.method, why));
   };
-  if (o.method == "infobatch" || o.method == "graded") {
+  if (weighs_samples(job)) {
     // The first epoch shows the losses, and the second may skip samples.
     const double end = o.method == "graded" ? o.graded.end : o.infobatch.end;
     if (end * epochs < 2) {

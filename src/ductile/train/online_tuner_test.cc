@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -276,7 +277,22 @@ TEST(OnlineTuner, TriesEveryStalenessAndKeepsOne) {
   EXPECT_TRUE(memory_of(replica).at("policy").is_null());
 }
 
-// At the milestone the rate becomes a million times as large.
+// Trains to the end, and calls `after` for each step with the moves that the tuner told of it.
+void watch_moves(Replica& replica, const std::function<void(const nlohmann::json& moves)>& after) {
+  replica.host_all();
+  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
+  while (!replica.done()) {
+    if (replica.evaluation_due()) {
+      replica.record(replica.evaluate([](int64_t) {}));
+      continue;
+    }
+    replica.compute(replica.num_ranks(), sum);
+    replica.apply(sum);
+    const auto told = memory_of(replica).find("event");
+    after(told == memory_of(replica).end() ? nlohmann::json::array() : told->at("moves"));
+  }
+}
+
 // Once the samples are learnt, a batch's loss may be ten times another one's by itself.
 TEST(OnlineTuner, ARateThatMovesNothingNeverDiverges) {
   spec::JobOptions job = small_job();
@@ -292,31 +308,22 @@ TEST(OnlineTuner, ARateThatMovesNothingNeverDiverges) {
   job.tune.patience = 3;
   job.tune.retunings = 4;
   Replica replica(job);
-  replica.host_all();
-  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
   int64_t still = 0, diverged = 0;
-  while (!replica.done()) {
-    if (replica.evaluation_due()) {
-      replica.record(replica.evaluate([](int64_t) {}));
-      continue;
-    }
-    replica.compute(replica.num_ranks(), sum);
-    replica.apply(sum);
-    const nlohmann::json& memory = memory_of(replica);
-    const auto told = memory.find("event");
-    if (told == memory.end() || memory.at("searches") < 2) continue;
-    for (const nlohmann::json& move : told->at("moves")) {
+  watch_moves(replica, [&](const nlohmann::json& moves) {
+    if (memory_of(replica).at("searches") < 2) return;
+    for (const nlohmann::json& move : moves) {
       const auto setting = move.find("setting");
       if (setting == move.end() || !setting->is_object() || setting->value("lr", 1.0) > 1.1e-5)
         continue;
       still += move.at("what") == "ran" ? 1 : 0;
       diverged += move.at("what") == "diverged" ? 1 : 0;
     }
-  }
+  });
   EXPECT_GT(still, 5);
   EXPECT_EQ(diverged, 0);
 }
 
+// At the milestone the rate becomes a million times as large.
 TEST(OnlineTuner, GoesBackAndSearchesBelowTheRateThatDiverged) {
   spec::JobOptions job = small_job();
   job.optimizer.lr = 0.05;
@@ -329,27 +336,17 @@ TEST(OnlineTuner, GoesBackAndSearchesBelowTheRateThatDiverged) {
   job.tune.retunings = 20;
   job.tune.patience = 1000;
   Replica replica(job);
-  replica.host_all();
-  std::vector<float> sum(static_cast<size_t>(replica.vector_size()));
   std::map<int64_t, double> epochs;  // by the step after which it was
   int64_t times_back = 0;
-  while (!replica.done()) {
-    if (replica.evaluation_due()) {
-      replica.record(replica.evaluate([](int64_t) {}));
-      continue;
-    }
-    replica.compute(replica.num_ranks(), sum);
-    replica.apply(sum);
+  watch_moves(replica, [&](const nlohmann::json& moves) {
     epochs[replica.step()] = replica.epoch();
-    const auto told = memory_of(replica).find("event");
-    if (told == memory_of(replica).end()) continue;
-    for (const nlohmann::json& move : told->at("moves")) {
+    for (const nlohmann::json& move : moves) {
       if (move.at("what") != "went_back") continue;
       ++times_back;
       EXPECT_LT(move.at("step"), replica.step());
       EXPECT_EQ(epochs.at(move.at("step")), replica.epoch());
     }
-  }
+  });
   EXPECT_GT(times_back, 0);
   const nlohmann::json& memory = memory_of(replica);
   EXPECT_GT(memory.at("searches"), 1);

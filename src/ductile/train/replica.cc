@@ -13,6 +13,7 @@
 #include "ductile/nn/threads.h"
 #include "ductile/optim/batch_order.h"
 #include "ductile/optim/elementwise.h"
+#include "ductile/spec/changed_options.h"
 #include "ductile/spec/live_options.h"
 #include "ductile/spec/methods.h"
 #include "ductile/train/data_form.h"
@@ -517,10 +518,8 @@ void Replica::write_model(const fs::path& file, const JobState::Deployed& model)
 }
 
 void Replica::check_same_job(const Json& saved) const {
-  spec::JobOptions job = job_, then;  // options that are newer than the run have their defaults
-  OptionSet earlier(then);
-  earlier.read_json(saved, "the checkpoint's job", Moved::follow);
-  train::check_same_job(earlier.to_json(), OptionSet(job).to_json(),
+  spec::JobOptions job = job_;
+  train::check_same_job(spec::upgraded_job(saved, "the checkpoint's job"), OptionSet(job).to_json(),
                         nn::thread_invariant(job.model));
 }
 

@@ -13,9 +13,7 @@ namespace {
 
 // Whether an epoch of the method has fewer updates than one without a choice of samples.
 bool shortens_epochs(const spec::JobOptions& job) {
-  const std::string& method = job.train.method;
-  return (spec::selects_samples(job) && !spec::counts_updates(job)) || method == "infobatch" ||
-         method == "graded";
+  return (spec::selects_samples(job) && !spec::counts_updates(job)) || spec::weighs_samples(job);
 }
 
 // Where the last step begins at the latest, in epochs, as the run will say it: train.max_steps may

@@ -120,25 +120,33 @@ TEST(SessionFailures, WhereNoTrialGetsAnywhereTheSessionSaysWhatIsRefused) {
   }
 }
 
-// Where hardly any setting is allowed, no budget would end the search.
-TEST(SessionFailures, ASearchEndsWhereAllIsRefused) {
-  const TempFolder place;
-  fs::create_directory(place.path() / "told");
+// A program that trains the first setting that it is given and refuses all others.
+fs::path refusing_all_but_one(const fs::path& place) {
+  fs::create_directory(place / "told");
   const std::string lines = accuracies("0.5", "0.6");
-  const fs::path told = told_runs(place.path() / "told", lines, lines);
-  const fs::path program = place.path() / "refusing";
+  const fs::path told = told_runs(place / "told", lines, lines), program = place / "refusing";
   write_file_atomic(program, fmt::format("#!/bin/sh\nmkdir {0}/first 2>/dev/null || exit 2\n"
                                          "exec {1} \"$@\"\n",
-                                         place.path().string(), told.string()));
-  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
+                                         place.string(), told.string()));
+  EXPECT_EQ(::chmod(program.c_str(), 0700), 0);
+  return program;
+}
+
+Tuning random_whole_runs(int at_once) {
   Tuning tuning = default_tuning({});
   tuning.setup.policy = "full";
   tuning.setup.searcher = "random";
-  tuning.setup.at_once = 8;
-  const fs::path folder = place.path() / "session";
+  tuning.setup.at_once = at_once;
+  return tuning;
+}
+
+// Where hardly any setting is allowed, no budget would end the search.
+TEST(SessionFailures, ASearchEndsWhereAllIsRefused) {
+  const TempFolder place;
+  const fs::path program = refusing_all_but_one(place.path()), folder = place.path() / "session";
   size_t begun = 0;
   {
-    Session session = Session::create(folder, job_of_two_epochs(), tuning);
+    Session session = Session::create(folder, job_of_two_epochs(), random_whole_runs(8));
     EXPECT_TRUE(session.run({.program = program}));
     EXPECT_EQ(session.state_of_search(), "the job refused the last 50 settings");
     begun = session.trials().size();
@@ -158,21 +166,9 @@ TEST(SessionFailures, ASearchEndsWhereAllIsRefused) {
 // job, tuning and seed.
 TEST(SessionFailures, SettingsThatAreRefusedAreCountedOverInterruptions) {
   const TempFolder place;
-  const fs::path program = place.path() / "refusing";
-  const std::string lines = accuracies("0.5", "0.6");
-  fs::create_directory(place.path() / "told");
-  const fs::path told = told_runs(place.path() / "told", lines, lines);
-  write_file_atomic(program, fmt::format("#!/bin/sh\nmkdir {0}/first 2>/dev/null || exit 2\n"
-                                         "exec {1} \"$@\"\n",
-                                         place.path().string(), told.string()));
-  ASSERT_EQ(::chmod(program.c_str(), 0700), 0);
-  Tuning tuning = default_tuning({});
-  tuning.setup.policy = "full";
-  tuning.setup.searcher = "random";
-  tuning.setup.at_once = 1;
-  const fs::path folder = place.path() / "session";
+  const fs::path program = refusing_all_but_one(place.path()), folder = place.path() / "session";
   {
-    Session session = Session::create(folder, job_of_two_epochs(), tuning);
+    Session session = Session::create(folder, job_of_two_epochs(), random_whole_runs(1));
     const auto is_half_way = [&] { return session.trials().size() > 30; };
     EXPECT_FALSE(session.run({.program = program, .interrupted = is_half_way}));
   }

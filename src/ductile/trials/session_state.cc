@@ -85,11 +85,10 @@ std::optional<tune::Setting> first_from(const JsonFields& fields, const tune::Sp
 // What became of job.toml since the session wrote it down, which one of an earlier version did not.
 void check_same_job(const JsonFields& fields, const spec::JobOptions& job, const fs::path& folder) {
   if (!fields.has("job")) return;
-  spec::JobOptions then, now = job;  // options that are newer than the session have their defaults
-  OptionSet saved(then);
-  saved.read_json(fields.at("job"), (folder / "tune.json").string(), Moved::follow);
+  spec::JobOptions now = job;
   const std::vector<std::string> changed =
-      spec::changed_options(saved.to_json(), OptionSet(now).to_json(), has_built_in_model(job));
+      spec::changed_options(spec::upgraded_job(fields.at("job"), (folder / "tune.json").string()),
+                            OptionSet(now).to_json(), has_built_in_model(job));
   if (changed.empty()) return;
   fail(ErrorCode::conflict,
        "{} was changed since the session began in what shapes the result: {}; put the old "
